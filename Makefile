@@ -1,0 +1,34 @@
+# The two commands of a fresh machine are `make demo` and `make test`.
+ACCELERATOR ?= cpu
+export ACCELERATOR PYTHON
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint lock clean
+
+help: ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
+	@echo "ACCELERATOR=cpu (default) or cuda; PYTHON=... names the interpreter for .venv"
+
+setup: ## make .venv with everything in it (at once if it is there)
+	@sh tools/setup.sh
+
+demo: setup ## run the main job: post-train a small model on arithmetic
+	$(BIN)/snakemake --cores all
+
+test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
+	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2)
+
+lint: setup ## check the code and the workflow
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+
+lock: setup ## write the pinned lists of requirements/ anew from the *.in files
+	sh requirements/lock.sh
+
+clean: ## remove what a run and a set-up leave; results/ stays
+	rm -rf .venv .setup.lock .snakemake build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+include: "workflow/Snakefile"
+
+
+# an included file cannot set it
+workflow.default_target = "all"

@@ -1,0 +1,181 @@
+"""`rloo STAGE …`: parses the words, calls the stage, turns errors into one line. Nothing else happens here."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rloo_pipeline import __version__, progress, runtime
+from rloo_pipeline.config import Config, load
+from rloo_pipeline.errors import UserError, explain
+
+Command = Callable[[argparse.Namespace], None]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command `rloo`; exits with 0, with 1 after an error said in one line, or with 2 on unknown words."""
+    words = list(sys.argv[1:] if words is None else words)
+    arguments = _parser().parse_args(words)
+    arguments.words = words
+    runtime.prepare(arguments.log)
+    try:
+        arguments.command(arguments)
+        logging.getLogger("rloo.time").info("took %.1f s", runtime.seconds_since_start())
+    except (Exception, KeyboardInterrupt) as error:
+        logging.getLogger("traceback").debug("", exc_info=error)
+        where = f" (the traceback is in {arguments.log})" if arguments.log and not isinstance(error, UserError) else ""
+        progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
+        raise SystemExit(1) from None
+
+
+def _config(arguments: argparse.Namespace, stage: str) -> Config:
+    """The part of the configuration that the stage may read."""
+    return load(arguments.config).only(stage)
+
+
+def _stage_assets(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.stage_assets import stage_assets
+
+    stage_assets(_config(arguments, "stage-assets"), arguments.output)
+
+
+def _prompts(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.prompts import prompts
+
+    prompts(_config(arguments, "prompts"), arguments.assets, arguments.output)
+
+
+def _warmstart(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "warmstart")
+    if _ranks(arguments, config.deepspeed.processes if config.warmstart.sft else 1, config.deepspeed.threads):
+        from rloo_pipeline.stages.warmstart import warmstart
+
+        warmstart(config, arguments.assets, arguments.prompts, arguments.output)
+
+
+def _checks(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "checks")
+    runtime.use_threads(config.vllm.threads)
+    from rloo_pipeline.stages.checks import checks
+
+    checks(config, arguments.prompts, arguments.policy, arguments.output)
+
+
+def _rollout(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "rollout")
+    runtime.use_threads(config.vllm.threads)
+    from rloo_pipeline.stages.rollout import rollout
+
+    rollout(config, arguments.prompts, arguments.policy, arguments.round, arguments.shard, arguments.output)
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.score import score
+
+    score(_config(arguments, "score"), arguments.prompts, arguments.rollouts, arguments.output)
+
+
+def _reference(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "reference")
+    runtime.use_threads(config.deepspeed.threads)
+    from rloo_pipeline.stages.reference import reference
+
+    reference(config, arguments.policy, arguments.rollouts, arguments.output)
+
+
+def _update(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "update")
+    if _ranks(arguments, config.deepspeed.processes, config.deepspeed.threads):
+        from rloo_pipeline.stages.update import Inputs, Outputs, update
+
+        inputs = Inputs(arguments.rollouts, arguments.scores, arguments.reference)
+        outputs = Outputs(arguments.output_policy, arguments.output_trainer, arguments.metrics, arguments.table)
+        update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
+
+
+def _ranks(arguments: argparse.Namespace, processes: int, threads: int) -> bool:
+    """Whether this process does the work itself; if the stage wants several ranks, starts them, waits, and says no."""
+    from rloo_pipeline.training import ranks
+
+    runtime.use_threads(threads)
+    if processes == 1 or ranks.started_by_torchrun():
+        return True
+    ranks.launch(processes, [word for word in arguments.words if not word.startswith("--log=")])
+    return False
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "evaluate")
+    runtime.use_threads(config.vllm.threads)
+    from rloo_pipeline.stages.evaluate import evaluate
+
+    evaluate(config, arguments.prompts, arguments.policy, arguments.name, arguments.output, arguments.summary)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.report import report
+
+    report(_config(arguments, "report"), arguments.run, arguments.summary, arguments.html)
+
+
+def _build_ops(_: argparse.Namespace) -> None:
+    from rloo_pipeline.training.engine import build_ops
+
+    build_ops()
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser("rloo", description="The stages of an RLOO run; Snakemake calls them, and so can you.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="stages", metavar="STAGE", required=True)
+
+    def stage(name: str, command: Command, about: str, *paths: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        sub.set_defaults(command=command)
+        sub.add_argument("--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included")
+        if name != "build-ops":
+            sub.add_argument("--config", type=Path, required=True, help="the run's configuration, such as results/demo/config.yaml")
+        for path in paths:
+            sub.add_argument(f"--{path}", type=Path, required=True, help=HELP[path])
+        return sub
+
+    stage("stage-assets", _stage_assets, "Put model and datasets in place; the only stage that may use a network.", "output")
+    stage("prompts", _prompts, "Template and tokenize the prompts into Arrow.", "assets", "output")
+    stage("warmstart", _warmstart, "Make policy 0, by SFT on demonstrations or as the model is.", "assets", "prompts", "output")
+    stage("checks", _checks, "Try policy 0 on probe prompts; fails when RLOO could learn nothing.", "prompts", "policy", "output")
+    rollout = stage("rollout", _rollout, "Sample one shard of a round with vLLM.", "prompts", "policy", "output")
+    rollout.add_argument("--round", type=int, required=True, help="number of the round, from 1")
+    rollout.add_argument("--shard", type=int, required=True, help="number of the shard, from 0")
+    stage("score", _score, "Score one shard with the reward functions.", "prompts", "rollouts", "output")
+    stage("reference", _reference, "Log-probs of one shard under the reference policy.", "policy", "rollouts", "output")
+    update = stage("update", _update, "Make the next policy from a round.", "policy", "output-policy", "output-trainer", "metrics", "table")
+    update.add_argument("--round", type=int, required=True, help="number of the round, from 1")
+    update.add_argument("--trainer", type=Path, nargs="?", default=None, help="trainer state of the round before; none in round 1")
+    for shards in ("rollouts", "scores"):
+        update.add_argument(f"--{shards}", type=Path, nargs="+", required=True, help=f"all shards of the round's {shards}, in order")
+    update.add_argument("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, where beta is not 0")
+    evaluate = stage("evaluate", _evaluate, "Sample and score the held-out prompts.", "prompts", "policy", "output", "summary")
+    evaluate.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
+    stage("report", _report, "Write summary.json and report.html of a run.", "run", "summary", "html")
+    stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
+    return parser
+
+
+HELP = {
+    "output": "file or folder to write",
+    "assets": "folder that stage-assets wrote",
+    "prompts": "folder that prompts wrote",
+    "policy": "folder of a policy",
+    "rollouts": "table of rollouts",
+    "output-policy": "folder for the next policy",
+    "output-trainer": "folder for the trainer state",
+    "metrics": "JSON file for the round's metrics",
+    "table": "Parquet file for what the update used of each completion",
+    "summary": "JSON file for the summary",
+    "html": "HTML file for the report",
+    "run": "folder of the run, such as results/demo",
+}

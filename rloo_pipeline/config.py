@@ -1,0 +1,490 @@
+"""The configuration of a run: one pydantic model a section, a docstring under every key.
+
+`load` merges nothing and guesses nothing: an unknown key is an error that names the nearest real one. `STAGES` says
+which sections each stage gets; a stage is given these alone (`Config.only`), and Snakemake reruns it when one that decides
+its result changes, so the two can never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rloo_pipeline.errors import UserError, did_you_mean
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+JSON = dict[str, Any]
+
+
+class Section(BaseModel):
+    """A section: no unknown keys, no changes after loading, docstrings are the descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Model(Section):
+    """The model to train: a folder, a Hub id, or a function that makes one."""
+
+    name_or_path: str | None = None
+    """Hub id or local folder of a causal language model with safetensors weights and a tokenizer."""
+    revision: str | None = None
+    """Commit, tag or branch of a Hub model; what it points to when first staged is kept in assets.json."""
+    build: str | None = None
+    """`module:function` or `file.py:function` that writes a model folder: `f(folder, seed, **options)`."""
+    build_options: JSON = {}
+    """Keyword arguments of `build`."""
+    dtype: Dtype = "bfloat16"
+    """Number format of the weights in the policies and in the sampler; the optimizer keeps float32 master weights."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you have read that code."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.name_or_path is None) == (self.build is None):
+            raise ValueError("give exactly one of name_or_path and build")
+        return self
+
+
+class Source(Section):
+    """Where rows come from: exactly one of name, path and generator."""
+
+    name: str | None = None
+    """Hub id of a dataset, or a folder that `datasets.load_dataset` reads."""
+    path: str | None = None
+    """A .jsonl, .json or .parquet file, relative to `data_dir` where that is set."""
+    generator: str | None = None
+    """`module:function` or `file.py:function` that returns a list of rows: `f(**options)`."""
+    options: JSON = {}
+    """Keyword arguments of `generator`."""
+    config_name: str | None = None
+    """Configuration (subset) of a Hub dataset, such as `main`."""
+    split: str = "train"
+    """Split of a Hub dataset."""
+    revision: str | None = None
+    """Commit, tag or branch of a Hub dataset; what it points to when first staged is kept in assets.json."""
+    max_rows: int | None = Field(None, ge=1)
+    """Use only the first rows."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if sum(source is not None for source in (self.name, self.path, self.generator)) != 1:
+            raise ValueError("give exactly one of name, path and generator")
+        return self
+
+
+class Dataset(Section):
+    """The prompts to train on and to evaluate on, and how a row becomes a prompt."""
+
+    train: Source
+    """Rows whose prompts are trained on."""
+    eval: Source
+    """Held-out rows; a row of `train` with the same prompt as one of these is dropped from `train`."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a list of messages (chat template applied) or a string (passed through as it is)."""
+    user_prompt: str | None = None
+    """Template over the columns, such as `"{question}\\nAnswer:"`, that makes a user message; replaces prompt_column."""
+    system_prompt: str | None = None
+    """System message put before every conversation."""
+    chat_template_kwargs: JSON = {}
+    """Passed to the chat template, such as `{enable_thinking: true}`."""
+    max_prompt_length: int = Field(512, ge=1)
+    """Longest prompt in tokens; longer ones are dropped and counted."""
+
+
+class Sft(Section):
+    """Supervised fine-tuning before RLOO, on demonstrations."""
+
+    demonstrations: Source
+    """Rows with the prompt (as in `dataset`) and a `completion`: text or a list with one assistant message."""
+    completion_column: str = "completion"
+    """Column with the completion to imitate."""
+    steps: int = Field(200, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(32, ge=1)
+    """Demonstrations in an optimizer step."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "cosine"
+    """Course of the learning rate after the warm-up."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+    warmup_steps: int = Field(10, ge=0)
+    """Steps of linear warm-up."""
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's betas."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm to clip to."""
+
+
+class Warmstart(Section):
+    """How policy 0 comes to be."""
+
+    sft: Sft | None = None
+    """Train on demonstrations first; without it the model is taken as it is."""
+
+
+class Checks(Section):
+    """What policy 0 must be able to do before rounds are paid for."""
+
+    probe_prompts: int = Field(64, ge=1)
+    """Training prompts that policy 0 is tried on."""
+    probe_num_generations: int | None = Field(None, ge=2)
+    """Samples a probe prompt; rollout.num_generations where not given."""
+
+
+class Rollout(Section):
+    """Sampling completions with vLLM."""
+
+    num_generations: int = Field(4, ge=2)
+    """K, the completions of one prompt; the other K-1 are each one's baseline."""
+    generation_batch_size: int = Field(256, ge=2)
+    """Completions in a round; a multiple of num_generations."""
+    shards: int = Field(1, ge=1)
+    """Jobs that a round's sampling and scoring are cut into; changes no result."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the trainer's log-probs use the same one."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 is off."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k likeliest tokens; 0 is off."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """Sample among tokens at least this share as likely as the likeliest one."""
+    max_completion_length: int = Field(256, ge=1)
+    """Longest completion in tokens; one that reaches it without an end token is truncated."""
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.generation_batch_size % self.num_generations:
+            raise ValueError(
+                f"generation_batch_size ({self.generation_batch_size}) is not a multiple of num_generations "
+                f"({self.num_generations}): every prompt needs all its K completions"
+            )
+        if self.shards > self.num_prompts:
+            raise ValueError(f"shards ({self.shards}) exceeds the {self.num_prompts} prompts of a round")
+        return self
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in a round."""
+        return self.generation_batch_size // self.num_generations
+
+
+class Vllm(Section):
+    """The sampling engine's place on the machine; changes no result beyond rounding, so a change reruns nothing."""
+
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory that vLLM takes."""
+    kv_cache_gib: int = Field(1, ge=1)
+    """Key-value cache in GiB where vLLM runs on CPUs."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs that hold one model together."""
+    threads: int = Field(2, ge=1)
+    """CPU threads of one sampling job; fixed here and not by the machine, so that sums round alike everywhere."""
+
+
+class Reward(Section):
+    """One reward function."""
+
+    function: str
+    """`module:function` or `file.py:function`, called as TRL calls it."""
+    name: str | None = None
+    """Column and metric name; the function's own name where not given."""
+    weight: float = 1.0
+    """Weight in the sum; 0 makes it a monitor that teaches nothing."""
+    options: JSON = {}
+    """Further keyword arguments of the function."""
+
+    @property
+    def column(self) -> str:
+        """The name under which scores are stored."""
+        return self.name or self.function.rpartition(":")[2]
+
+
+class Algorithm(Section):
+    """RLOO, under TRL's names."""
+
+    advantage: Literal["rloo"] = "rloo"
+    """Advantage estimator (algorithm/advantages.py)."""
+    beta: float = Field(0.05, ge=0)
+    """KL coefficient; at 0 the reference model is neither staged nor run."""
+    epsilon: float = Field(0.2, gt=0)
+    """Clip range of the ratio below 1, and above it where epsilon_high is not given."""
+    epsilon_high: float | None = Field(None, gt=0)
+    """Clip range of the ratio above 1."""
+    importance_sampling_level: Literal["sequence", "sequence_mean", "token"] = "sequence"
+    """What one action is: the whole completion (RLOO), its length-normalised ratio (GSPO), or a token."""
+    old_logps: Literal["trainer", "sampler"] = "trainer"
+    """Whose log-probs stand for the policy that sampled: the trainer's own, computed again, or the sampler's."""
+    normalize_advantages: bool = False
+    """Divide advantages by their standard deviation over the batch after subtracting their mean."""
+    reward_clip_range: tuple[float, float] | None = None
+    """Clip each completion's weighted reward to this range before KL and baseline."""
+    mask_truncated_completions: bool = False
+    """Leave completions without an end token out of the loss, its denominator and the baseline."""
+    num_iterations: int = Field(1, ge=1)
+    """Passes over a round's completions (mu in the GRPO paper)."""
+    steps_per_generation: int = Field(1, ge=1)
+    """Optimizer steps in one pass; generation_batch_size is cut into so many mini-batches of whole groups."""
+
+
+class Lora(Section):
+    """Train a LoRA adapter (PEFT) instead of all weights."""
+
+    r: int = Field(16, ge=1)
+    """Rank."""
+    lora_alpha: int = Field(32, ge=1)
+    """Scale; the update is multiplied by lora_alpha / r."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout before the adapter."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Modules that get an adapter."""
+
+
+class Update(Section):
+    """The optimizer step: DeepSpeed and AdamW."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over lr_horizon_rounds."""
+    lr_horizon_rounds: int | None = Field(None, ge=1)
+    """Rounds over which the learning rate falls; a key of its own so that a longer run leaves done rounds as they are. Needed by linear and cosine."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Learning rate at and after the horizon, as a share of the peak."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's betas."""
+    adam_epsilon: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm to clip to."""
+    lora: Lora | None = None
+    """Train a LoRA adapter instead of all weights."""
+    @model_validator(mode="after")
+    def _horizon(self) -> Self:
+        if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
+            raise ValueError(f"lr_scheduler_type {self.lr_scheduler_type} needs lr_horizon_rounds")
+        return self
+
+
+class Deepspeed(Section):
+    """The training engine's place on the machine; a running trainer state keeps its processes and ZeRO stage."""
+
+    max_tokens_per_micro_batch: int = Field(16384, ge=1)
+    """Tokens (prompt and completion) that go through the model at once; bounds memory, changes no result beyond rounding."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage: what is split over processes (1 optimizer, 2 and gradients, 3 and weights)."""
+    processes: int = Field(1, ge=1)
+    """Processes of one update on one machine: one a GPU."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    threads: int = Field(2, ge=1)
+    """CPU threads of one process; fixed here and not by the machine, so that sums round alike everywhere."""
+
+
+class Correct(Section):
+    """When a completion counts as right, for accuracy and pass@k."""
+
+    reward: str | None = None
+    """Reward function that decides; the first one where not given."""
+    threshold: float = 1.0
+    """A completion is right when that reward is at least this."""
+
+
+class Evaluation(Section):
+    """Held-out problems, the same prompts and seeds for the warm start and the final policy."""
+
+    num_prompts: int | None = Field(None, ge=1)
+    """Held-out prompts, the first so many; all where not given."""
+    num_generations: int = Field(1, ge=1)
+    """Samples a prompt; pass@k is given for k = 1, 2, 4, … up to it."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    max_completion_length: int | None = Field(None, ge=1)
+    """Longest completion in tokens; the rollouts' where not given."""
+    breakdown: list[str] = []
+    """Reward functions (of 0 and 1) by which accuracy is given apart: share of completions, accuracy with and without."""
+    bootstrap_samples: int = Field(10000, ge=100)
+    """Resamples of the prompts for 95% intervals."""
+
+
+class Report(Section):
+    """The page at the end."""
+
+    title: str | None = None
+    """Heading of report.html; the run's name where not given."""
+    note: str | None = None
+    """A paragraph under the heading."""
+
+
+class Config(Section):
+    """One run."""
+
+    run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run: its files lie in results/<run>/."""
+    rounds: int = Field(ge=1)
+    """Rounds of rollout, score, reference and update. A larger number goes on where a finished run ended."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything that is drawn."""
+    keep_every: int = Field(1, ge=1)
+    """Policies kept for good: every so-manieth, and the last."""
+    data_dir: str | None = None
+    """Folder that relative dataset paths are looked up in."""
+    model: Model
+    """The model to train."""
+    dataset: Dataset
+    """The prompts."""
+    warmstart: Warmstart = Warmstart()
+    """Policy 0."""
+    checks: Checks = Checks()
+    """Trial of policy 0."""
+    rollout: Rollout = Rollout()
+    """Sampling."""
+    vllm: Vllm = Vllm()
+    """Sampling engine."""
+    rewards: list[Reward] = Field(min_length=1)
+    """Reward functions."""
+    algorithm: Algorithm = Algorithm()
+    """RLOO."""
+    update: Update = Update()
+    """Optimization."""
+    deepspeed: Deepspeed = Deepspeed()
+    """Training engine."""
+    correct: Correct = Correct()
+    """Right answers."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out evaluation."""
+    report: Report = Report()
+    """Report."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        columns = [reward.column for reward in self.rewards]
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"rewards: two functions share a name ({', '.join(columns)}); give one a `name` of its own")
+        for key, name in [("correct.reward", self.correct.reward), *(("evaluation.breakdown", b) for b in self.evaluation.breakdown)]:
+            if name is not None and name not in columns:
+                raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
+        if self.rollout.num_prompts % self.algorithm.steps_per_generation:
+            raise ValueError(
+                f"algorithm.steps_per_generation ({self.algorithm.steps_per_generation}) does not divide the "
+                f"{self.rollout.num_prompts} prompts of a round"
+            )
+        cut = [key for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None)) if getattr(self.rollout, key) not in (off, 0)]
+        if cut and self.algorithm.old_logps == "sampler":
+            raise ValueError(
+                f"algorithm.old_logps: sampler cannot be used with rollout.{cut[0]}, since the sampler's log-probs are then of "
+                "the cut distribution and the trainer's are not; use old_logps: trainer"
+            )
+        return self
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether any update needs log-probs of the reference policy."""
+        return self.algorithm.beta != 0
+
+    def only(self, stage: str) -> Self:
+        """The part of the configuration that `stage` may read; touching any other section is an AttributeError."""
+        part = self.model_copy()
+        for section in type(self).model_fields.keys() - {*STAGES[stage].decides, *STAGES[stage].reads}:
+            del part.__dict__[section]
+        return part
+
+    def params(self, stage: str) -> JSON:
+        """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
+        return self.model_dump(mode="json", include=set(STAGES[stage].decides))
+
+
+class Sections(NamedTuple):
+    """The sections of the configuration that a stage gets."""
+
+    decides: tuple[str, ...]
+    """Those that its result depends on."""
+    reads: tuple[str, ...] = ()
+    """Those that say where and how it runs only."""
+
+
+STAGES: Mapping[str, Sections] = {
+    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
+    "prompts": Sections(("dataset", "model")),
+    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
+    "checks": Sections(("seed", "model", "rollout", "rewards", "correct", "checks"), ("vllm",)),
+    "rollout": Sections(("seed", "model", "rollout"), ("vllm",)),
+    "score": Sections(("rewards",)),
+    "reference": Sections(("model", "rollout"), ("deepspeed",)),
+    "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed")),
+    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("vllm",)),
+    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
+}
+
+
+def load(path: Path) -> Config:
+    """The configuration in a YAML file.
+
+    Raises:
+        UserError: the file is missing, not YAML, or a key in it is unknown, missing or out of range.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such configuration file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return validate(raw, str(path))
+
+
+def validate(raw: object, origin: str) -> Config:
+    """The configuration in a mapping that came from `origin`.
+
+    Raises:
+        UserError: a key is unknown, missing or out of range; the message names the first such key and its cure.
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{origin}: the configuration must be a mapping of keys")
+    try:
+        return Config.model_validate(dict(raw))
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One sentence for the first thing that pydantic found; unknown keys come first, since they explain the others."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = problems[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        section, word = _section_at(problem["loc"][:-1]), str(problem["loc"][-1])
+        near = did_you_mean(word, section.model_fields if section else [])
+        where = "" if near else f"; known keys here: {', '.join(section.model_fields)}" if section else ""
+        return f"unknown key '{key}'{near}{where}{more}"
+    if problem["type"] == "missing":
+        return f"key '{key}' is missing{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    got = "" if problem["type"] == "value_error" else f", got {problem['input']!r}"
+    return f"{key + ': ' if key else ''}{message}{got}{more}"
+
+
+def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
+    """The model of the section that a pydantic error location points into."""
+    section: type[Section] | None = Config
+    for part in location:
+        if isinstance(part, int) or section is None:
+            continue
+        field = section.model_fields.get(part)
+        section = _model_in(field.annotation) if field else None
+    return section
+
+
+def _model_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in getattr(annotation, "__args__", ()) if (found := _model_in(part))), None)

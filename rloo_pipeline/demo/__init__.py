@@ -1,0 +1,1 @@
+"""A task and a model small enough to learn on two CPU cores."""

@@ -1,0 +1,84 @@
+"""A Qwen3 of a quarter of a million random weights and its tokenizer, as an ordinary Hugging Face model folder.
+
+Every character of the arithmetic task is one token. `<think>` and `</think>` are ordinary tokens, not special ones, so
+that decoding keeps them.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+WORDS = ["system", "user", "assistant", "<think>", "</think>"]
+CHARACTERS = "\n0123456789+-=;"
+UNKNOWN = "<unk>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ ('' if loop.first else '\n') + '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML whose newline precedes a message: a conversation ends with the end token, and prompts are prefixes of it."""
+
+
+def tiny_qwen3(
+    folder: Path,
+    seed: int,
+    *,
+    hidden_size: int = 96,
+    layers: int = 2,
+    heads: int = 3,
+    key_value_heads: int = 1,
+    head_dim: int = 32,
+    intermediate_size: int = 288,
+    context: int = 256,
+    initializer_range: float = 0.05,
+) -> None:
+    """Write an untrained fp32 model and its tokenizer to `folder`; the same arguments give the same bytes."""
+    tokenizer = character_tokenizer(context)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        initializer_range=initializer_range,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def character_tokenizer(context: int = 256) -> PreTrainedTokenizerFast:
+    """Return the tokenizer: a role or a think tag is one token, and so is every other character."""
+    tokens = [PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*WORDS, r"[\s\S]"])), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=context,
+        padding_side="left",
+    )

@@ -1,0 +1,155 @@
+"""Files that are whole or absent, and digests of them.
+
+Everything is written beside its place and renamed into it, so that a reader, a rerun or a second writer never sees a
+half of it. A folder carries a manifest of sizes and SHA-256 digests where its content must be trusted later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.errors import UserError
+
+MANIFEST = "manifest.json"
+
+
+def _beside(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `path` when the block ends well, and is gone when it does not."""
+    beside = _beside(path)
+    try:
+        yield beside
+        _sync(beside)
+        os.replace(beside, path)
+        _sync(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to fill; it takes the place of `path` when the block ends well, and is gone when it does not."""
+    beside = _beside(path)
+    beside.mkdir()
+    try:
+        yield beside
+        put_folder(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def put_folder(beside: Path, path: Path) -> None:
+    """Forces a finished folder to the disk and renames it to `path`, in place of what was there."""
+    for file in beside.rglob("*"):
+        _sync(file)
+    if path.exists():
+        shutil.rmtree(path)
+    os.replace(beside, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Forces a file, or the names in a folder, to the disk."""
+    if path.is_symlink():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Indented JSON with sorted keys; NaN is refused, since no other reader takes it."""
+    with new_file(path) as beside:
+        beside.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        UserError: the file is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run the stage that writes it first") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); delete it and run again") from error
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_files(folder: Path) -> list[Path]:
+    """The files of a folder in a fixed order, without hidden ones and the manifest itself."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
+
+
+def write_manifest(folder: Path, **about: object) -> None:
+    """Records size and digest of every file of a folder, and what it is `about`, in its manifest."""
+    entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in folder_files(folder)}
+    write_json(folder / MANIFEST, {"about": about, "files": entries})
+
+
+def folder_digest(folder: Path) -> str:
+    """One digest for a folder's whole content, from its manifest when it has one.
+
+    Raises:
+        UserError: the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+    if (folder / MANIFEST).exists():
+        return sha256(folder / MANIFEST)
+    lines = (f"{f.relative_to(folder)} {sha256(f)}\n" for f in folder_files(folder))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def verify_manifest(folder: Path) -> dict[str, Any]:
+    """What the folder's manifest says it is about, once every file matches it.
+
+    Raises:
+        UserError: the manifest is missing, or a file is missing, added, or differs from what was written.
+    """
+    manifest = read_json(folder / MANIFEST)
+    found = {str(f.relative_to(folder)) for f in folder_files(folder)}
+    for name in sorted(found ^ manifest["files"].keys()):
+        state = "is missing" if name in manifest["files"] else "was not written by this run"
+        raise UserError(f"{folder / name} {state}: delete {folder} and run again")
+    for name, entry in manifest["files"].items():
+        file = folder / name
+        if file.stat().st_size != entry["bytes"]:
+            size = file.stat().st_size
+            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written): delete {folder} and run again")
+        if sha256(file) != entry["sha256"]:
+            raise UserError(f"{file} was changed since it was written (SHA-256 differs): delete {folder} and run again")
+    about: dict[str, Any] = manifest["about"]
+    return about
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file at another place: a hard link where the file system allows one, else a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,1 @@
+"""Sampling completions: vLLM behind one small interface."""

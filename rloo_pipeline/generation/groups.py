@@ -1,0 +1,58 @@
+"""K samples a prompt: seeds in, rows of the rollouts table out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.config import Config, Model, Rollout
+from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Decoding, Engine, Request, Sampler
+from rloo_pipeline.seeds import derive
+
+
+def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
+    """A sampler for a policy, whose context is just as long as prompts and completions need."""
+    model, vllm = config.model, config.vllm
+    engine = Engine(model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size)
+    return Sampler(folder, engine, longest_prompt + max_completion_length, config.seed)
+
+
+def decoding_of(rollout: Rollout) -> Decoding:
+    """The rollouts' way of sampling."""
+    return Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length)
+
+
+def facts(model: Model, decoding: Decoding) -> dict[str, object]:
+    """What a footer tells of how its samples were drawn."""
+    return {"dtype": model.dtype, "logprobs_mode": LOGPROBS_MODE, **{f"sampling_{k}": v for k, v in decoding._asdict().items()}}
+
+
+def sample_groups(
+    sampler: Sampler, rows: Sequence[dict[str, Any]], samples: int, decoding: Decoding, seed: int, names: tuple[str | int, ...]
+) -> list[dict[str, object]]:
+    """Rows of the rollouts table: `samples` completions of each prompt, neighbours in order.
+
+    Args:
+        sampler: holds the policy.
+        rows: prompts with prompt_id and prompt_ids.
+        samples: K.
+        decoding: how to sample.
+        seed, names: each sample's seed is derived from these, its prompt_id and its number.
+    """
+    keys = [(row, sample, derive(seed, *names, row["prompt_id"], sample)) for row in rows for sample in range(samples)]
+    completions = sampler.sample([Request(row["prompt_ids"], own) for row, _, own in keys], decoding, "completions")
+    return [
+        {
+            "prompt_id": row["prompt_id"],
+            "sample": sample,
+            "prompt_ids": row["prompt_ids"],
+            "completion_ids": completion.ids,
+            "completion": completion.text,
+            "sampling_logps": completion.logps,
+            "finish_reason": completion.finish_reason,
+            "seed": own,
+        }
+        for (row, sample, own), completion in zip(keys, completions, strict=True)
+    ]
+

@@ -1,0 +1,175 @@
+"""vLLM as a function from (prompt ids, seed) to completion ids and their log-probs.
+
+Each request has a seed of its own, so a completion does not depend on what else is in the batch. Log-probs are those of the
+distribution that was sampled from (`processed_logprobs`: temperature and truncation applied), in the engine's dtype, which is
+set explicitly; both go into the footer of what is written. Token ids pass through as they come; nothing is tokenized here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import read_json
+from rloo_pipeline.progress import Counter, counting
+from rloo_pipeline.training import policy
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+LOGPROBS_MODE = "processed_logprobs"
+
+
+class Request(NamedTuple):
+    """One completion to sample."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+class Completion(NamedTuple):
+    """One sampled completion."""
+
+    ids: list[int]
+    """Its tokens, the end token included where it stopped by itself."""
+    text: str
+    logps: list[float]
+    """Log-prob of each token under the distribution it was sampled from."""
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+
+
+class Decoding(NamedTuple):
+    """How to sample; 0 as temperature is greedy."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float | None
+    max_completion_length: int
+
+
+class Engine(NamedTuple):
+    """What vLLM is started with."""
+
+    dtype: str
+    trust_remote_code: bool
+    gpu_memory_utilization: float
+    kv_cache_gib: int
+    tensor_parallel_size: int
+
+
+class Sampler:
+    """A vLLM engine with one policy in it."""
+
+    def __init__(self, folder: Path, engine: Engine, max_model_len: int, seed: int) -> None:
+        """Loads the policy (a full model, or an adapter with its base).
+
+        Raises:
+            UserError: the policy is not whole, or prompt and completion do not fit the model's context.
+        """
+        policy.check(folder)
+        base = policy.base_of(folder)
+        policy.check(base)
+        _check_context(base, max_model_len)
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib)
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        from vllm import LLM
+
+        tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
+        self.stop_ids = policy.stop_ids(base, tokenizer)
+        adapter: dict[str, Any] = {}
+        if policy.is_adapter(folder):
+            adapter = {"enable_lora": True, "max_lora_rank": _rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
+        self.llm = LLM(
+            model=str(base),
+            dtype=engine.dtype,
+            logprobs_mode=LOGPROBS_MODE,
+            max_model_len=max_model_len,
+            seed=seed & 0x7FFFFFFF,
+            trust_remote_code=engine.trust_remote_code,
+            tensor_parallel_size=engine.tensor_parallel_size,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            generation_config="vllm",
+            enforce_eager=not _on_gpu(),
+            **adapter,
+        )
+        self.lora = _lora_request(folder) if adapter else None
+
+    def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
+        """One completion a request, in the order of the requests."""
+        from vllm import TokensPrompt
+
+        prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
+        params = [self._params(request.seed, decoding) for request in requests]
+        with counting(what, len(requests)) as counter:
+            outputs = self.llm.generate(prompts, params, use_tqdm=_bar(counter), lora_request=self.lora)
+        return [_completion(output.outputs[0]) for output in outputs]
+
+    def _params(self, seed: int, decoding: Decoding) -> SamplingParams:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            min_p=decoding.min_p or 0.0,
+            max_tokens=decoding.max_completion_length,
+            seed=seed,
+            logprobs=0,
+            stop_token_ids=self.stop_ids,
+        )
+
+
+def _completion(output: Any) -> Completion:
+    """vLLM's output as ours; with logprobs=0 each place holds exactly the sampled token."""
+    ids = list(output.token_ids)
+    logps = [place[token].logprob for token, place in zip(ids, output.logprobs, strict=True)]
+    return Completion(ids, output.text, logps, output.finish_reason or "abort")
+
+
+def _bar(counter: Counter) -> Any:
+    """A tqdm that never shows itself and tells our counter, since vLLM counts with tqdm."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "delay": float("inf")})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            counter.advance(int(n or 0))
+            return super().update(n)
+
+    return Bar
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _check_context(folder: Path, needed: int) -> None:
+    """Refuses prompts and completions that together exceed what the model was made for."""
+    config = read_json(folder / "config.json")
+    context = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    if context is not None and needed > context:
+        raise UserError(
+            f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is {context}; "
+            "lower dataset.max_prompt_length or rollout.max_completion_length"
+        )
+
+
+def _rank_at_least(rank: int) -> int:
+    """The smallest of vLLM's allowed LoRA ranks that holds this one."""
+    return next(allowed for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)
+
+
+def _lora_request(folder: Path) -> Any:
+    """The adapter; an engine holds one policy only, so the id never has to change."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(folder.name, 1, str(folder))

@@ -1,0 +1,1 @@
+"""What a run tells people: evaluation statistics, checks, the report."""

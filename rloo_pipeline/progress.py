@@ -1,0 +1,67 @@
+"""What a stage tells while it works: a bar on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+log = logging.getLogger("rloo")
+console = Console(stderr=True)
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Counter:
+    """Counts what is done of a known total and shows it."""
+
+    def __init__(self, what: str, total: int, bar: Progress | None) -> None:
+        self.what, self.total, self.done, self.bar = what, total, 0, bar
+        self.task = bar.add_task(what, total=total) if bar else None
+        self.started = self.told = time.monotonic()
+
+    def advance(self, count: int = 1) -> None:
+        """Adds `count` to what is done."""
+        self.done += count
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=self.done)
+        elif (now := time.monotonic()) - self.told >= SECONDS_BETWEEN_LINES:
+            self.told = now
+            left = (self.total - self.done) * (now - self.started) / max(self.done, 1)
+            log.info("%s: %d of %d, about %.0f s left", self.what, self.done, self.total, left)
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Counter]:
+    """A counter for a block of work."""
+    if not console.is_terminal:
+        yield Counter(what, total, None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield Counter(what, total, bar)
+
+
+def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """The items, counted as they are used."""
+    with counting(what, total) as counter:
+        for item in items:
+            yield item
+            counter.advance()
+
+
+def say(message: str) -> None:
+    """One line for the person who runs the stage (and for its log)."""
+    log.info(message)
+
+
+def fail(message: str) -> None:
+    """The last line of a stage that could not do its work."""
+    log.error(message)
+    sys.stderr.flush()

@@ -1,0 +1,83 @@
+"""Digests of the code that makes a stage's result, so that an edit reruns the stages it touches and no others.
+
+The digest of a stage covers its own file, every module of this package that it imports, directly or through others, and the files
+of functions that the configuration names. Modules that cannot change a result are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from rloo_pipeline import references
+from rloo_pipeline.config import STAGES, Config
+
+PACKAGE = Path(__file__).parent
+WITHOUT_EFFECT = {"config", "errors", "progress", "runtime", "provenance", "files"}
+
+
+def source_digest(stage: str, config: Config) -> str:
+    """Short digest of all code behind `stage` under this configuration.
+
+    Raises:
+        UserError: the configuration names a function that is not there.
+    """
+    decides = STAGES[stage].decides
+    named = [references.source_of(reference) for reference in _functions(config, decides)]
+    own = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
+    files = {file for start in (own, *named) if start is not None for file in _closure(start.resolve())}
+    digest = hashlib.sha256()
+    for name, file in sorted((_name(file), file) for file in files):
+        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _functions(config: Config, sections: Iterable[str]) -> Iterable[str]:
+    """References to functions in these sections."""
+    if "rewards" in sections:
+        yield from (reward.function for reward in config.rewards)
+    if "dataset" in sections:
+        yield from (source.generator for source in (config.dataset.train, config.dataset.eval) if source.generator)
+    if "warmstart" in sections and config.warmstart.sft and config.warmstart.sft.demonstrations.generator:
+        yield config.warmstart.sft.demonstrations.generator
+    if "model" in sections and config.model.build:
+        yield config.model.build
+
+
+def _name(file: Path) -> str:
+    """A name that does not depend on where the package is installed."""
+    return str(file.relative_to(PACKAGE)) if file.is_relative_to(PACKAGE) else file.name
+
+
+@cache
+def _closure(start: Path) -> frozenset[Path]:
+    """A file and the modules of this package that it imports, through any number of steps."""
+    found, waiting = {start}, [start]
+    while waiting:
+        for file in _imports(waiting.pop()) - found:
+            found.add(file)
+            waiting.append(file)
+    return frozenset(found)
+
+
+@cache
+def _imports(file: Path) -> frozenset[Path]:
+    """The modules of this package that a file imports anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    own = (name.split(".")[1:] for name in names if name.startswith("rloo_pipeline."))
+    return frozenset(file for parts in own if parts[0] not in WITHOUT_EFFECT and (file := _file_of(parts)))
+
+
+def _file_of(parts: list[str]) -> Path | None:
+    """The file of a module given by its name's parts below the package; None where the name is of something inside a module."""
+    path = PACKAGE.joinpath(*parts)
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -1,0 +1,67 @@
+"""Functions named in a configuration: `module:function` or `path/file.py:function`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.errors import UserError, did_you_mean
+
+
+def source_of(reference: str) -> Path | None:
+    """The file that a reference points into, without importing it; None for what has no file of its own.
+
+    Raises:
+        UserError: the reference is malformed or points to nothing.
+    """
+    where, colon, name = reference.rpartition(":")
+    if not colon or not where or not name:
+        raise UserError(f"'{reference}': write `module:function` or `path/file.py:function`")
+    if where.endswith(".py"):
+        path = Path(where)
+        if not path.is_file():
+            raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()})")
+        return path
+    try:
+        spec = importlib.util.find_spec(where)
+    except (ModuleNotFoundError, ValueError):
+        spec = None
+    if spec is None:
+        raise UserError(f"'{reference}': no module {where}; install it, or name a file as path/file.py:{name}")
+    return Path(spec.origin) if spec.has_location and spec.origin else None
+
+
+def load(reference: str) -> Callable[..., Any]:
+    """The function itself.
+
+    Raises:
+        UserError: the reference points to nothing, or the import failed.
+    """
+    path = source_of(reference)
+    where, _, name = reference.rpartition(":")
+    try:
+        module = _from_file(path) if where.endswith(".py") and path else importlib.import_module(where)
+    except Exception as error:
+        raise UserError(f"'{reference}': importing {where} failed with {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"'{reference}': {where} has no function {name}{did_you_mean(name, vars(module))}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _from_file(path: Path) -> Any:
+    """A module from a file, under a name of its own so that two files of one name do not collide."""
+    name = f"rloo_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,90 @@
+"""The process a stage runs in: offline, logged to a file, with caches that are writable and threads that are fixed.
+
+Engines read their settings from the environment when they are imported, so `prepare` runs before any import of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rloo_pipeline import progress
+
+
+def prepare(log: Path | None) -> None:
+    """Sets the environment of the engines and where their words go."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_dir()))
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    _route_output(log)
+
+
+def use_threads(count: int) -> None:
+    """Fixes the CPU threads of the engines; to be called before they are imported."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(count)
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+def seconds_since_start() -> float:
+    """Wall seconds since this process began, the interpreter's start and imports included."""
+    import time
+
+    import psutil
+
+    return float(time.time() - psutil.Process().create_time())
+
+
+def extensions_dir() -> Path:
+    """Where DeepSpeed's compiled operations lie: beside the interpreter when that is writable, one folder a kind of processor."""
+    flags = ""
+    if (info := Path("/proc/cpuinfo")).exists():
+        flags = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
+    kind = f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    home = Path(sys.prefix)
+    if not os.access(home, os.W_OK):
+        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rloo_pipeline"
+    return home / "torch_extensions" / kind
+
+
+def _route_output(log: Path | None) -> None:
+    """Sends our own lines to the terminal, and everything, the engines' chatter included, to the log file."""
+    root = logging.getLogger()
+    root.handlers.clear()
+    logging.captureWarnings(True)
+    own = logging.getLogger("rloo")
+    own.setLevel(logging.INFO)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        terminal = os.fdopen(os.dup(2), "w", buffering=1)
+        progress.console = Console(file=terminal, stderr=True)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        to_log = logging.StreamHandler(sys.stderr)
+        to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(to_log)
+    handler = RichHandler(console=progress.console, show_path=False, show_time=False, show_level=False, rich_tracebacks=False, markup=False)
+    if not progress.console.is_terminal:
+        plain = logging.StreamHandler(progress.console.file)
+        plain.setFormatter(logging.Formatter("%(message)s"))
+        own.addHandler(plain)
+    else:
+        own.addHandler(handler)
+    if log is None:
+        own.propagate = False

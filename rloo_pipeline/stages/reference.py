@@ -1,0 +1,45 @@
+"""reference: log-probs of the rolled-out completions under the reference policy (policy 0), one shard of a round.
+
+A job of its own, so that the trainer never holds a second model. Not run where beta is 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.progress import counting, say
+from rloo_pipeline.training import packing, policy, ranks
+
+
+def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
+    """Writes the reference log-probs of one shard, row by row as the rollouts."""
+    import torch
+
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    torch.set_num_threads(config.deepspeed.threads)
+    rolled = tables.read(rollouts, "rollouts")
+    device = torch.device(ranks.chip())
+    model: Any = policy.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
+    logprobs = TokenLogProbs(model.to(device).eval(), config.rollout.temperature)
+    prompts, completions = rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist()
+    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+    found: list[list[float]] = [[]] * len(lengths)
+    with torch.inference_mode(), counting("reference log-probs", len(lengths)) as counter:
+        for rows in packing.micro_batches(lengths, config.deepspeed.max_tokens_per_micro_batch):
+            pack = packing.pack([prompts[row] for row in rows], [completions[row] for row in rows]).to(device)
+            logps, _ = logprobs(pack)
+            for row, values in zip(rows, logps.cpu().split(pack.completion_lengths.tolist()), strict=True):
+                found[row] = values.tolist()
+            counter.advance(len(rows))
+    known = tables.about(rolled)
+    made = [
+        {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
+        for prompt_id, sample, values in zip(rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), found, strict=True)
+    ]
+    about = {**{key: known[key] for key in ("round", "shard", "seed")}, "policy": policy.digest(policy_folder), "dtype": config.model.dtype}
+    tables.write(output, made, tables.REFERENCE, "reference", **about)
+    say(f"reference log-probs of {len(made)} completions, {sum(map(len, completions))} tokens")

@@ -1,0 +1,26 @@
+"""report: everything a run left behind → summary.json and report.html."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.files import new_file, write_json
+from rloo_pipeline.insight.page import render
+from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.progress import say
+
+
+def report(config: Config, run: Path, summary: Path, html: Path) -> None:
+    """Writes the summary and the page of the run in folder `run`.
+
+    Raises:
+        UserError: a file of the run is missing or damaged.
+    """
+    found = summarize(config, run)
+    write_json(summary, found)
+    with new_file(html) as beside:
+        beside.write_text(render(config, run, found), encoding="utf-8")
+    low, high = found["gain_ci95"]
+    before, after = found["warmstart"]["accuracy"], found["final"]["accuracy"]
+    say(f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {found['gain']:+.1%} (95% interval {low:+.1%} to {high:+.1%}); see {html}")

@@ -1,0 +1,30 @@
+"""warmstart: the staged model → policy 0, as it is or trained on demonstrations first (stage `sft`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.files import folder_files, link_or_copy, new_folder, read_json
+from rloo_pipeline.progress import say
+from rloo_pipeline.stages.sft import sft
+from rloo_pipeline.training import policy
+
+
+def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None:
+    """Writes policy 0 into `output`; where SFT is asked for, every rank takes part.
+
+    Raises:
+        UserError: the model is not whole or cannot be trained; no demonstrations are left.
+    """
+    if config.warmstart.sft is not None:
+        sft(config, config.warmstart.sft, assets, prompts, output)
+        return
+    model = Path(read_json(assets / "assets.json")["model"]["path"])
+    policy.check(model)
+    policy.load_tokenizer(model, config.model.trust_remote_code)
+    with new_folder(output) as beside:
+        for file in folder_files(model):
+            if file.suffix not in policy.PICKLES:
+                link_or_copy(file, beside / file.relative_to(model))
+    say(f"policy 0 is {model} as it is")

@@ -1,0 +1,289 @@
+"""A DeepSpeed engine around a policy: log-probs, optimizer steps, checkpoints.
+
+The loss of an optimizer step is a sum over sequences divided by a number fixed beforehand, so it does not depend on how the
+sequences are cut into micro-batches and processes. DeepSpeed averages gradients over processes; the sum is therefore multiplied
+by their number. The learning rate is a pure function of the step, so the step count is all the scheduler there is to carry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline import files
+from rloo_pipeline.config import Lora
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import packing, policy, ranks
+from rloo_pipeline.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+STATE = "state"
+
+
+class Settings(NamedTuple):
+    """What an engine needs to know; filled from the configuration's sections."""
+
+    dtype: str
+    trust_remote_code: bool
+    temperature: float
+    schedule: Schedule
+    adam_betas: tuple[float, float]
+    adam_epsilon: float
+    weight_decay: float
+    max_grad_norm: float
+    zero_stage: int
+    gradient_checkpointing: bool
+    lora: Lora | None
+
+
+class Sequences(NamedTuple):
+    """Prompts and completions as token ids, one entry a sequence."""
+
+    prompts: Sequence[Sequence[int]]
+    completions: Sequence[Sequence[int]]
+
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, prompt and completion."""
+        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
+
+    def pick(self, rows: Sequence[int]) -> packing.Pack:
+        """Some of them, packed."""
+        return packing.pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
+
+
+class Engine:
+    """A policy in training on this rank."""
+
+    def __init__(self, folder: Path, settings: Settings, seed: int) -> None:
+        """Loads the policy in `folder`. Everything random in it (adapter weights, dropout) comes from `seed`."""
+        if ranks.chip() == "cpu":
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        ranks.alone()
+        import deepspeed
+        import torch
+
+        from rloo_pipeline.training.logprobs import TokenLogProbs
+
+        clear_stale_locks()
+        self.rank = ranks.current()
+        self.settings = settings
+        self.folder = folder
+        torch.manual_seed(seed)
+        self.model = _trainable(folder, settings)
+        module = TokenLogProbs(self.model, settings.temperature)
+        optimizer = torch.optim.AdamW(
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            lr=settings.schedule.peak,
+            betas=settings.adam_betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        deepspeed.init_distributed(dist_backend="nccl" if ranks.chip() == "cuda" else "gloo")
+        self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=_deepspeed_config(settings))
+        self.device: torch.device = self.engine.device
+        self.step_count = 0
+        self.grad_norm = 0.0
+        _keep_grad_norm(self)
+
+    def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
+        """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work.
+
+        Returns:
+            [sequences, longest completion] on the CPU, the same on every rank; 0 behind a completion's end.
+        """
+        import torch
+
+        found = torch.zeros(len(sequences.prompts), max(map(len, sequences.completions)))
+        self.engine.eval()
+        with torch.no_grad():
+            for batch in self._own(packing.micro_batches(sequences.lengths(), max_tokens)):
+                pack = sequences.pick(batch or [0]).to(self.device)
+                values, mask = pack.unpack(self.engine(pack)[0])
+                if batch:
+                    found[batch, : mask.shape[1]] = values.cpu()
+                advance(len(batch))
+        self.engine.train()
+        return self.sum_over_ranks(found)
+
+    def _own(self, batches: list[list[int]]) -> list[list[int]]:
+        """This rank's micro-batches, as many on every rank: one alone in a pass would wait for the others for ever."""
+        missing = -len(batches) % self.rank.world
+        return [*batches, *([[]] * missing)][self.rank.index :: self.rank.world]
+
+    def step(
+        self,
+        sequences: Sequences,
+        rows: Sequence[int],
+        max_tokens: int,
+        loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
+        advance: Callable[[int], None],
+    ) -> None:
+        """One optimizer step on `rows`, shared out over the ranks.
+
+        Args:
+            sequences: all of them; the same on every rank.
+            rows: the step's.
+            max_tokens: of a micro-batch.
+            loss_of: `(rows, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`, already divided by the
+                step's denominator.
+            advance: told how many sequences were worked through.
+        """
+        lengths = sequences.lengths()
+        for batch in self._own(packing.micro_batches([lengths[row] for row in rows], max_tokens)):
+            chosen = [rows[place] for place in batch] or [rows[0]]
+            pack = sequences.pick(chosen).to(self.device)
+            logps, entropy = self.engine(pack)
+            padded, mask = pack.unpack(logps)
+            loss = loss_of(chosen, padded, mask, pack.unpack(entropy)[0])
+            self.engine.backward(loss * (self.rank.world if batch else 0.0))
+            advance(len(batch))
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.settings.schedule.rate(self.step_count)
+        self.engine.step()
+        self.grad_norm = float(self.engine.get_global_grad_norm() or self.grad_norm)
+        self.step_count += 1
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks, on the CPU."""
+        import torch
+
+        if self.rank.world == 1:
+            return values
+        moved = values.to(self.device)
+        torch.distributed.all_reduce(moved)
+        return moved.cpu()
+
+    def save_policy(self, target: Path) -> None:
+        """Writes the policy as Hugging Face (or PEFT) files; every rank takes part, the first one writes."""
+        weights = self._weights()
+        if self.rank.first:
+            with files.new_folder(target) as beside:
+                if self.settings.lora is None:
+                    policy.save(self.model, weights, beside, self.folder)
+                else:
+                    self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
+                    self.model.save_pretrained(beside, state_dict=weights)
+        self._barrier()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The model's weights in its own names, gathered from the ranks where ZeRO 3 has split them."""
+        if self.settings.zero_stage == 3:
+            state = self.engine._zero3_consolidated_16bit_state_dict() or {}
+        else:
+            state = self.engine.module.state_dict()
+        return {name.removeprefix("model."): tensor.detach().cpu() for name, tensor in state.items()}
+
+    def save_state(self, target: Path, **about: object) -> None:
+        """Writes optimizer and master weights with a manifest; every rank takes part."""
+        import torch
+
+        beside: list[str] = [str(target.with_name(f".{target.name}.{os.getpid()}.tmp"))]
+        torch.distributed.broadcast_object_list(beside, src=0)
+        state = {"step": self.step_count}
+        frozen = self.settings.lora is not None
+        self.engine.save_checkpoint(beside[0], tag=STATE, client_state=state, save_latest=False, exclude_frozen_parameters=frozen)
+        self._barrier()
+        if self.rank.first:
+            files.write_manifest(Path(beside[0]), world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
+            files.put_folder(Path(beside[0]), target)
+        self._barrier()
+
+    def load_state(self, source: Path, **about: object) -> None:
+        """Goes on from a saved state, once its manifest shows that it is whole and of this run.
+
+        Raises:
+            UserError: it was changed, is of something else, or was written by another number of processes or ZeRO stage.
+        """
+        wanted = {"world": self.rank.world, "zero_stage": self.settings.zero_stage, **about}
+        found = files.verify_manifest(source)
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise UserError(f"{source}: trainer state with {key} {found.get(key)}, this run has {value}; go on with the old setting or start the run anew")
+        frozen = self.settings.lora is not None
+        _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=not frozen)
+        self.step_count = int(state["step"])
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        import torch
+
+        torch.distributed.destroy_process_group()
+
+    def _barrier(self) -> None:
+        import torch
+
+        torch.distributed.barrier()
+
+
+def _trainable(folder: Path, settings: Settings) -> Any:
+    """The model with the parameters to train marked."""
+    model = policy.load(folder, settings.dtype, settings.trust_remote_code)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    if settings.lora is None:
+        return model.train()
+    import peft
+
+    if policy.is_adapter(folder):
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False).train()
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump())
+    return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
+
+
+def _deepspeed_config(settings: Settings) -> dict[str, Any]:
+    """DeepSpeed's configuration; the caller's `step()` is the only accumulation boundary."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": settings.zero_stage,
+            "overlap_comm": False,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        "fp16": {"enabled": settings.dtype == "float16"},
+        "steps_per_print": 10**9,
+    }
+
+
+def _keep_grad_norm(engine: Engine) -> None:
+    """Remembers the norm that DeepSpeed clips by in plain float32 (ZeRO 0), where it forgets it."""
+    from deepspeed.runtime.utils import clip_grad_norm_
+
+    def clip() -> None:
+        engine.grad_norm = float(clip_grad_norm_(engine.engine.module.parameters(), max_norm=engine.settings.max_grad_norm))
+
+    engine.engine.clip_fp32_gradients = clip
+
+
+def build_ops() -> None:
+    """Compiles DeepSpeed's CPU communication once, so that no stage waits for it (86 s on 2 cores)."""
+    if ranks.chip() == "cuda":
+        return
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    clear_stale_locks()
+    from deepspeed.comm.torch import build_shm_op
+
+    build_shm_op()
+
+
+def clear_stale_locks() -> None:
+    """Removes locks of builds that were killed; torch would wait on them for ever.
+
+    A build that is alive holds no file handle on its lock, so age decides: none takes ten minutes.
+    """
+    import time
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", ""))
+    for lock in root.glob("*/lock") if root.name else ():
+        if time.time() - lock.stat().st_mtime > 600:
+            lock.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""Policies on disk: ordinary Hugging Face folders with safetensors weights, or a PEFT adapter that names its base.
+
+A policy is loaded only when it is whole: each safetensors file is as long as its own header says, and every shard that the index
+names is there. Pickled weights are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import read_json, sha256
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ADAPTER = "adapter_config.json"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a policy is a PEFT adapter on a base."""
+    return (folder / ADAPTER).exists()
+
+
+def check(folder: Path) -> None:
+    """Makes sure that a policy is whole.
+
+    Raises:
+        UserError: there is no model, its weights are not safetensors, or a file is missing or truncated.
+    """
+    if not (folder / "config.json").exists() and not is_adapter(folder):
+        raise UserError(f"{folder}: no config.json, so this is no model folder; check the path or delete it and run again")
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / INDEX).exists():
+        named = {folder / name for name in read_json(folder / INDEX)["weight_map"].values()}
+        for missing in sorted(named - set(files)):
+            raise UserError(f"{missing}: missing, though {INDEX} names it; fetch or write the model again")
+    if not files:
+        pickles = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
+        why = f"only pickled weights ({pickles[0].name}), which can run code when loaded" if pickles else "no weights"
+        raise UserError(f"{folder}: {why}; convert the model to safetensors")
+    for file in files:
+        _check_safetensors(file)
+
+
+def _check_safetensors(file: Path) -> None:
+    """The format: 8 bytes of header length, a JSON header with the offsets of each tensor, the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        start = handle.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        text = handle.read(min(length, size))
+    try:
+        header: dict[str, Any] = json.loads(text)
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError):
+        end = size
+    if size != 8 + length + end:
+        raise UserError(f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); delete {file.parent} and run again")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over the policy's weights and configuration: what a table's footer names as its policy."""
+    import hashlib
+
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
+    return hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in files).encode()).hexdigest()
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of the full model that a policy is, or is an adapter on."""
+    return Path(read_json(folder / ADAPTER)["base_model_name_or_path"]) if is_adapter(folder) else folder
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer, which must know how a completion ends and what to pad with.
+
+    Raises:
+        UserError: no tokenizer, or no end or pad token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(base_of(folder), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: no tokenizer can be loaded ({' '.join(str(error).split())[:160]})") from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{folder}: the tokenizer has no EOS token, so no completion could end; set eos_token in tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"{folder}: the tokenizer has no PAD token; set pad_token in tokenizer_config.json (an unused token, best not EOS)")
+    return tokenizer
+
+
+def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids that end a completion: the tokenizer's EOS and those of generation_config.json."""
+    path = base_of(folder) / "generation_config.json"
+    more = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = more if isinstance(more, list) else [] if more is None else [more]
+    eos = tokenizer.eos_token_id
+    return sorted({*ids, *([eos] if isinstance(eos, int) else [])})
+
+
+def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    """The full model of a policy, or the base of its adapter, with packed attention.
+
+    Raises:
+        UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rloo_pipeline.training import packing
+
+    base = base_of(folder)
+    check(folder)
+    check(base)
+    packing.register()
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            attn_implementation=packing.ATTENTION,
+        )
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise UserError(f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})") from error
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or []):
+        raise UserError(f"{base}: {model.config.model_type} uses sliding-window attention, which packed training does not cover")
+    return model
+
+
+def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, previous: Path) -> None:
+    """Writes weights and configuration into the folder `beside`, with tokenizer and generation files of the policy before.
+
+    The `lm_head.weight` that engines clone out of tied embeddings is left out.
+    """
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    kept = {name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")}
+    model.save_pretrained(beside, state_dict=kept)
+    copy_side_files(previous, beside)
+
+
+def copy_side_files(source: Path, target: Path) -> None:
+    """Copies what belongs to a policy beside its weights: tokenizer, chat template, generation defaults, remote code."""
+    for file in sorted(source.iterdir()):
+        heavy = file.suffix in {".safetensors", ".gguf", ".h5", ".msgpack", *PICKLES} or file.name == INDEX
+        if file.is_file() and not heavy and not file.name.startswith(".") and not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)

@@ -1,0 +1,66 @@
+"""Processes of one training job: who this one is, and how a stage starts the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rloo_pipeline.errors import UserError
+
+
+class Rank(NamedTuple):
+    """This process among those of the job."""
+
+    index: int
+    world: int
+    local: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.index == 0
+
+
+def current() -> Rank:
+    """The rank from the environment that torchrun (or a lone process) has."""
+    env = os.environ
+    return Rank(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def alone() -> None:
+    """Gives a lone process the rank environment that DeepSpeed asks for, with a free port."""
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ.update(
+            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+
+
+def launch(processes: int, arguments: Sequence[str]) -> None:
+    """Runs `rloo ARGUMENTS` as `processes` ranks on this machine and waits for them.
+
+    Raises:
+        UserError: a rank failed; its own words are in the log.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    outcome = subprocess.run([*command, "-m", "rloo_pipeline", *arguments], check=False)
+    if outcome.returncode != 0:
+        raise UserError(f"a rank of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); its own line is above")
+
+
+def chip() -> str:
+    """`cuda` or `cpu`: what DeepSpeed and torch compute on in this process."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

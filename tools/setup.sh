@@ -1,0 +1,120 @@
+#!/bin/sh
+# `make setup`: makes .venv from the pinned lists of requirements/ for ACCELERATOR, cpu or cuda.
+# A second call compares one key and returns. A changed list installs what changed. An environment whose installation
+# was cut short, or that belongs to another Python, place or accelerator, is made anew.
+set -eu
+cd "$(dirname "$0")/.."
+unset PYTHONPATH # pip would take what lies there for installed
+
+accelerator=${ACCELERATOR:-cpu}
+lists="requirements/$accelerator.txt requirements/dev.txt"
+stamp=.venv/.setup # "unfinished", or the base and then what was installed on it
+log=.venv/setup.log
+
+fail() {
+    echo "setup: $1" >&2
+    exit 1
+}
+
+usable() { # PYTHON: is it one that the lists are made for?
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null
+}
+
+version() { # PYTHON
+    "$1" -ISc 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none
+}
+
+compare() { # Sets base, key and found, what the stamp holds.
+    base="$accelerator $(version "${PYTHON:-.venv/bin/python}") $PWD"
+    key="$base $(cat $lists pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)"
+    found=
+    if [ -e $stamp ]; then found=$(cat $stamp); fi
+}
+
+find_python() { # Sets python.
+    for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if usable "$python"; then return; fi
+    done
+    if [ -n "${PYTHON:-}" ]; then fail "PYTHON=$PYTHON is no Python 3.11, 3.12 or 3.13: name one that is"; fi
+    fail "no Python 3.11, 3.12 or 3.13 found: install one, or name it, as in 'make setup PYTHON=/path/to/python3.12'"
+}
+
+check_python() {
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python has no venv module: install it (Debian and Ubuntu: python3-venv), or name another with PYTHON=..."
+}
+
+check_compiler() { # DeepSpeed compiles its communication between processes on a CPU.
+    if [ -z "${CXX:-}" ]; then CXX=$(command -v c++ || command -v g++ || true); fi
+    command -v "${CXX%% *}" >/dev/null || fail "no C++ compiler, ${CXX:-c++ or g++}: install g++, or name one with CXX=..."
+    export CXX
+    "$1" -c 'import os, sysconfig as s; open(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
+        fail "$1 has no Python.h: install its headers (Debian and Ubuntu: python3-dev), or name another with PYTHON=..."
+}
+
+whole() { # pip writes RECORD last: did it leave no package half done?
+    for package in .venv/lib/python*/site-packages/*.dist-info; do
+        [ -e "$package/RECORD" ] || return 1
+    done
+}
+
+step() { # WORDS COMMAND ...: says what happens and how long it took; what the command says goes to the log.
+    printf 'setup: %s ... ' "$1"
+    words=$1 began=$(date +%s)
+    shift
+    if "$@" >>$log 2>&1 </dev/null; then
+        echo "$(($(date +%s) - began)) s"
+    else
+        status=$?
+        echo "failed"
+        if [ $status -lt 128 ] && whole; then echo "$base lists" >$stamp; fi
+        grep -i error $log | tail -n 2 >&2 || true
+        fail "'$words' failed: $log says more; the same command tries again"
+    fi
+}
+
+case $accelerator in cpu | cuda) ;; *) fail "ACCELERATOR=$accelerator: say cpu or cuda" ;; esac
+compare
+if [ "$found" = "$key" ]; then exit; fi
+
+if command -v flock >/dev/null; then # another make may be at it
+    exec 9>.setup.lock
+    flock 9
+    compare
+    if [ "$found" = "$key" ]; then exit; fi
+fi
+
+started=$(date +%s)
+case $found in
+    "$base "*) python=.venv/bin/python ;;
+    *)
+        find_python
+        # An environment that was made by hand, of a Python that will do, is filled rather than replaced.
+        if [ -z "$found" ] && [ -z "${PYTHON:-}" ] && usable .venv/bin/python; then python=.venv/bin/python; fi
+        ;;
+esac
+if [ "$accelerator" = cpu ]; then check_compiler "$python"; fi
+if [ "$python" != .venv/bin/python ]; then
+    check_python
+    rm -rf .venv
+    mkdir .venv
+    echo unfinished >$stamp
+    step "environment .venv with Python $(version "$python")" "$python" -m venv .venv
+fi
+
+pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; }
+echo unfinished >$stamp
+: >$log
+step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
+    pip install --no-deps -r "requirements/$accelerator.txt" -r requirements/dev.txt
+compare
+echo "$base lists" >$stamp
+if ! .venv/bin/python -c 'import torch' >>$log 2>&1; then
+    pip uninstall -y torch >>$log 2>&1
+    [ "$accelerator" = cpu ] || fail "torch cannot be imported, and was removed: $log says why"
+    fail "torch cannot be imported: pip took a build for CUDA; point PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to PyTorch's CPU builds and try again"
+fi
+step "rloo_pipeline itself" pip install --no-deps --no-build-isolation -e .
+if [ "$accelerator" = cpu ]; then step "DeepSpeed's CPU communication, compiled once" .venv/bin/rloo build-ops; fi
+echo "$key" >$stamp
+echo "setup: done in $(($(date +%s) - started)) s"

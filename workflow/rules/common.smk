@@ -1,0 +1,107 @@
+# Everything the rule files share: the validated configuration, names of files, input functions.
+import os
+import sys
+from pathlib import Path
+
+import yaml
+from snakemake.exceptions import WorkflowError
+
+from rloo_pipeline.config import STAGES, validate
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.provenance import source_digest
+
+# A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
+sys.setrecursionlimit(1_000_000)
+# Stages are the `rloo` of the environment that Snakemake itself runs in.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+try:
+    CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
+    DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
+    SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+RUN = f"results/{CONFIG.run}"
+CONFIG_FILE = f"{RUN}/config.yaml"
+ROUNDS = [f"{number:05d}" for number in range(1, CONFIG.rounds + 1)]
+LAST = ROUNDS[-1]
+SHARDS = [f"{number:03d}" for number in range(CONFIG.rollout.shards)]
+KEPT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every == 0]
+PASSING = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
+
+
+def write_config():
+    """The configuration as the stages read it, with every default filled in; touched only when it changes."""
+    path, text = Path(CONFIG_FILE), yaml.safe_dump(CONFIG.model_dump(mode="json"), sort_keys=False)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text)
+        beside.replace(path)
+
+
+def one_of(names):
+    """A wildcard constraint: one of these names, or nothing at all."""
+    return "|".join(names) or r"(?!)"
+
+
+def local_sources():
+    """Files on this machine that stage-assets starts from: when one of them changes, so does what is made of it."""
+    sources = [CONFIG.dataset.train, CONFIG.dataset.eval]
+    if CONFIG.warmstart.sft:
+        sources.append(CONFIG.warmstart.sft.demonstrations)
+    files = [Path(CONFIG.data_dir or ".") / source.path for source in sources if source.path]
+    if CONFIG.model.name_or_path:
+        files.append(Path(CONFIG.model.name_or_path) / "config.json")
+    return [str(file) for file in files if file.is_file()]
+
+
+def before(name):
+    """The name of the round before, 00000 before the first."""
+    return f"{int(name) - 1:05d}"
+
+
+def policy_before(wildcards):
+    return f"{RUN}/policies/{before(wildcards.round)}"
+
+
+def base_policy(wildcards):
+    """Policy 0, where the policy of a round is an adapter on it."""
+    return f"{RUN}/policies/00000" if CONFIG.update.lora and int(wildcards.round) > 1 else []
+
+
+def gate(wildcards):
+    """Round 1 waits for the checks; that they were run again is no reason to sample again."""
+    return ancient(f"{RUN}/warmstart/checks.json") if int(wildcards.round) == 1 else []
+
+
+def trainer_before(wildcards):
+    return f"{RUN}/trainer/{before(wildcards.round)}" if int(wildcards.round) > 1 else []
+
+
+def shards_of(table):
+    """An input function for all shards of one of a round's tables."""
+    return lambda wildcards: [f"{RUN}/rounds/{wildcards.round}/{table}/{shard}.parquet" for shard in SHARDS]
+
+
+def reference_shards(wildcards):
+    return shards_of("reference")(wildcards) if CONFIG.uses_reference else []
+
+
+def evaluated_policy(wildcards):
+    return f"{RUN}/policies/{'00000' if wildcards.name == 'warmstart' else LAST}"
+
+
+def growing(megabytes):
+    """Memory for a first attempt, and as much again for each further one."""
+    return lambda wildcards, attempt: megabytes * attempt
+
+
+write_config()
+
+
+wildcard_constraints:
+    round=r"\d{5}",
+    shard=r"\d{3}",
+    name="warmstart|final",

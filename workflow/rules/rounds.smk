@@ -1,0 +1,120 @@
+# Round r samples from policy r-1 and makes policy r. The number of rounds is no parameter of a round, so a longer run goes on.
+
+
+rule rollout:
+    input:
+        prompts=f"{RUN}/prompts",
+        policy=policy_before,
+        base=base_policy,
+        gate=gate,
+    output:
+        f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+    params:
+        decides=DECIDES["rollout"],
+        source=SOURCE["rollout"],
+    threads: CONFIG.vllm.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=120,
+    log:
+        f"{RUN}/logs/rollout/{{round}}-{{shard}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/rollout/{{round}}-{{shard}}.tsv"
+    shell:
+        "rloo rollout --config {CONFIG_FILE} --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
+        " --shard {wildcards.shard} --output {output} --log={log}"
+
+
+rule score:
+    input:
+        prompts=f"{RUN}/prompts",
+        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+    output:
+        f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
+    params:
+        decides=DECIDES["score"],
+        source=SOURCE["score"],
+    resources:
+        mem_mb=growing(4000),
+        runtime=60,
+    log:
+        f"{RUN}/logs/score/{{round}}-{{shard}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
+    shell:
+        "rloo score --config {CONFIG_FILE} --prompts {input.prompts} --rollouts {input.rollouts} --output {output} --log={log}"
+
+
+rule reference:
+    input:
+        policy=f"{RUN}/policies/00000",
+        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+    output:
+        f"{RUN}/rounds/{{round}}/reference/{{shard}}.parquet",
+    params:
+        decides=DECIDES["reference"],
+        source=SOURCE["reference"],
+    threads: CONFIG.deepspeed.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=120,
+    log:
+        f"{RUN}/logs/reference/{{round}}-{{shard}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/reference/{{round}}-{{shard}}.tsv"
+    shell:
+        "rloo reference --config {CONFIG_FILE} --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
+
+
+# Three rules differ only in what is kept: `update` keeps the policy, `update_passing` nothing, `update_last` the trainer state too,
+# so that a longer run can go on from it. Snakemake takes temp() by rule, not by file.
+rule update:
+    input:
+        policy=policy_before,
+        base=base_policy,
+        trainer=trainer_before,
+        rollouts=shards_of("rollouts"),
+        scores=shards_of("scores"),
+        reference=reference_shards,
+    output:
+        policy=directory(f"{RUN}/policies/{{round}}"),
+        trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
+        metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        table=f"{RUN}/rounds/{{round}}/train.parquet",
+    wildcard_constraints:
+        round=one_of(KEPT),
+    params:
+        decides=DECIDES["update"],
+        source=SOURCE["update"],
+    threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
+    resources:
+        mem_mb=growing(16000),
+        runtime=240,
+    log:
+        f"{RUN}/logs/update/{{round}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/update/{{round}}.tsv"
+    shell:
+        "rloo update --config {CONFIG_FILE} --round {wildcards.round} --policy {input.policy} --trainer {input.trainer}"
+        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --output-policy {output.policy}"
+        " --output-trainer {output.trainer} --metrics {output.metrics} --table {output.table} --log={log}"
+
+
+use rule update as update_passing with:
+    output:
+        policy=temp(directory(f"{RUN}/policies/{{round}}")),
+        trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
+        metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        table=f"{RUN}/rounds/{{round}}/train.parquet",
+    wildcard_constraints:
+        round=one_of(PASSING),
+
+
+use rule update as update_last with:
+    output:
+        policy=directory(f"{RUN}/policies/{{round}}"),
+        trainer=directory(f"{RUN}/trainer/{{round}}"),
+        metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        table=f"{RUN}/rounds/{{round}}/train.parquet",
+    wildcard_constraints:
+        round=LAST,

@@ -1,0 +1,39 @@
+rule warmstart:
+    input:
+        assets=f"{RUN}/assets",
+        prompts=f"{RUN}/prompts",
+    output:
+        directory(f"{RUN}/policies/00000"),
+    params:
+        decides=DECIDES["warmstart"],
+        source=SOURCE["warmstart"],
+    cache: True
+    threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
+    resources:
+        mem_mb=growing(8000),
+        runtime=240,
+    log:
+        f"{RUN}/logs/warmstart.log",
+    shell:
+        "rloo warmstart --config {CONFIG_FILE} --assets {input.assets} --prompts {input.prompts} --output {output} --log={log}"
+
+
+rule checks:
+    input:
+        prompts=f"{RUN}/prompts",
+        policy=f"{RUN}/policies/00000",
+    output:
+        f"{RUN}/warmstart/checks.json",
+    params:
+        decides=DECIDES["checks"],
+        source=SOURCE["checks"],
+    threads: CONFIG.vllm.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=60,
+    log:
+        f"{RUN}/logs/checks.log",
+    benchmark:
+        f"{RUN}/benchmarks/checks.tsv"
+    shell:
+        "rloo checks --config {CONFIG_FILE} --prompts {input.prompts} --policy {input.policy} --output {output} --log={log}"
