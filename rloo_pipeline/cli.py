@@ -129,36 +129,84 @@ def _build_ops(_: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = argparse.ArgumentParser("rloo", description="The stages of an RLOO run; Snakemake calls them, and so can you.")
+    parser = argparse.ArgumentParser(
+        "rloo", description="The stages of an RLOO run; Snakemake calls them, and so can you."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="stages", metavar="STAGE", required=True)
 
     def stage(name: str, command: Command, about: str, *paths: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=about, description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        sub = commands.add_parser(
+            name, help=about, description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
         sub.set_defaults(command=command)
-        sub.add_argument("--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included")
+        sub.add_argument(
+            "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
+        )
         if name != "build-ops":
-            sub.add_argument("--config", type=Path, required=True, help="the run's configuration, such as results/demo/config.yaml")
+            sub.add_argument(
+                "--config", type=Path, required=True, help="the run's configuration, such as results/demo/config.yaml"
+            )
         for path in paths:
             sub.add_argument(f"--{path}", type=Path, required=True, help=HELP[path])
         return sub
 
-    stage("stage-assets", _stage_assets, "Put model and datasets in place; the only stage that may use a network.", "output")
+    stage(
+        "stage-assets",
+        _stage_assets,
+        "Put model and datasets in place; the only stage that may use a network.",
+        "output",
+    )
     stage("prompts", _prompts, "Template and tokenize the prompts into Arrow.", "assets", "output")
-    stage("warmstart", _warmstart, "Make policy 0, by SFT on demonstrations or as the model is.", "assets", "prompts", "output")
-    stage("checks", _checks, "Try policy 0 on probe prompts; fails when RLOO could learn nothing.", "prompts", "policy", "output")
+    stage(
+        "warmstart",
+        _warmstart,
+        "Make policy 0, by SFT on demonstrations or as the model is.",
+        "assets",
+        "prompts",
+        "output",
+    )
+    stage(
+        "checks",
+        _checks,
+        "Try policy 0 on probe prompts; fails when RLOO could learn nothing.",
+        "prompts",
+        "policy",
+        "output",
+    )
     rollout = stage("rollout", _rollout, "Sample one shard of a round with vLLM.", "prompts", "policy", "output")
     rollout.add_argument("--round", type=int, required=True, help="number of the round, from 1")
     rollout.add_argument("--shard", type=int, required=True, help="number of the shard, from 0")
     stage("score", _score, "Score one shard with the reward functions.", "prompts", "rollouts", "output")
     stage("reference", _reference, "Log-probs of one shard under the reference policy.", "policy", "rollouts", "output")
-    update = stage("update", _update, "Make the next policy from a round.", "policy", "output-policy", "output-trainer", "metrics", "table")
+    update = stage(
+        "update",
+        _update,
+        "Make the next policy from a round.",
+        "policy",
+        "output-policy",
+        "output-trainer",
+        "metrics",
+        "table",
+    )
     update.add_argument("--round", type=int, required=True, help="number of the round, from 1")
-    update.add_argument("--trainer", type=Path, nargs="?", default=None, help="trainer state of the round before; none in round 1")
+    update.add_argument(
+        "--trainer", type=Path, nargs="?", default=None, help="trainer state of the round before; none in round 1"
+    )
     for shards in ("rollouts", "scores"):
-        update.add_argument(f"--{shards}", type=Path, nargs="+", required=True, help=f"all shards of the round's {shards}, in order")
-    update.add_argument("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, where beta is not 0")
-    evaluate = stage("evaluate", _evaluate, "Sample and score the held-out prompts.", "prompts", "policy", "output", "summary")
+        update.add_argument(
+            f"--{shards}", type=Path, nargs="+", required=True, help=f"all shards of the round's {shards}, in order"
+        )
+    update.add_argument(
+        "--reference",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="all shards of the reference log-probs, where beta is not 0",
+    )
+    evaluate = stage(
+        "evaluate", _evaluate, "Sample and score the held-out prompts.", "prompts", "policy", "output", "summary"
+    )
     evaluate.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
     stage("report", _report, "Write summary.json and report.html of a run.", "run", "summary", "html")
     stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")

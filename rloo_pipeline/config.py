@@ -1,8 +1,8 @@
 """The configuration of a run: one pydantic model a section, a docstring under every key.
 
 `load` merges nothing and guesses nothing: an unknown key is an error that names the nearest real one. `STAGES` says
-which sections each stage gets; a stage is given these alone (`Config.only`), and Snakemake reruns it when one that decides
-its result changes, so the two can never disagree.
+which sections each stage gets; a stage is given these alone (`Config.only`), and Snakemake reruns it when one that
+decides its result changes, so the two can never disagree.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Dataset(Section):
     prompt_column: str = "prompt"
     """Column with the prompt: a list of messages (chat template applied) or a string (passed through as it is)."""
     user_prompt: str | None = None
-    """Template over the columns, such as `"{question}\\nAnswer:"`, that makes a user message; replaces prompt_column."""
+    """Template over the columns, such as `"{question}\\nAnswer:"`, that makes a user message; replaces
+    prompt_column.
+    """
     system_prompt: str | None = None
     """System message put before every conversation."""
     chat_template_kwargs: JSON = {}
@@ -157,6 +159,7 @@ class Rollout(Section):
     """Sample among tokens at least this share as likely as the likeliest one."""
     max_completion_length: int = Field(256, ge=1)
     """Longest completion in tokens; one that reaches it without an end token is truncated."""
+
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
         if self.generation_batch_size % self.num_generations:
@@ -253,7 +256,9 @@ class Update(Section):
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up, over lr_horizon_rounds."""
     lr_horizon_rounds: int | None = Field(None, ge=1)
-    """Rounds over which the learning rate falls; a key of its own so that a longer run leaves done rounds as they are. Needed by linear and cosine."""
+    """Rounds over which the learning rate falls; a key of its own so that a longer run leaves done rounds as they are.
+    Needed by linear and cosine.
+    """
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Learning rate at and after the horizon, as a share of the peak."""
     warmup_steps: int = Field(0, ge=0)
@@ -268,6 +273,7 @@ class Update(Section):
     """Gradient norm to clip to."""
     lora: Lora | None = None
     """Train a LoRA adapter instead of all weights."""
+
     @model_validator(mode="after")
     def _horizon(self) -> Self:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
@@ -279,7 +285,9 @@ class Deepspeed(Section):
     """The training engine's place on the machine; a running trainer state keeps its processes and ZeRO stage."""
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens (prompt and completion) that go through the model at once; bounds memory, changes no result beyond rounding."""
+    """Tokens (prompt and completion) that go through the model at once; bounds memory, changes no result beyond
+    rounding.
+    """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: what is split over processes (1 optimizer, 2 and gradients, 3 and weights)."""
     processes: int = Field(1, ge=1)
@@ -311,7 +319,9 @@ class Evaluation(Section):
     max_completion_length: int | None = Field(None, ge=1)
     """Longest completion in tokens; the rollouts' where not given."""
     breakdown: list[str] = []
-    """Reward functions (of 0 and 1) by which accuracy is given apart: share of completions, accuracy with and without."""
+    """Reward functions (of 0 and 1) by which accuracy is given apart: share of completions, accuracy with and
+    without.
+    """
     bootstrap_samples: int = Field(10000, ge=100)
     """Resamples of the prompts for 95% intervals."""
 
@@ -369,8 +379,13 @@ class Config(Section):
     def _agree(self) -> Self:
         columns = [reward.column for reward in self.rewards]
         if len(set(columns)) < len(columns):
-            raise ValueError(f"rewards: two functions share a name ({', '.join(columns)}); give one a `name` of its own")
-        for key, name in [("correct.reward", self.correct.reward), *(("evaluation.breakdown", b) for b in self.evaluation.breakdown)]:
+            raise ValueError(
+                f"rewards: two functions share a name ({', '.join(columns)}); give one a `name` of its own"
+            )
+        for key, name in [
+            ("correct.reward", self.correct.reward),
+            *(("evaluation.breakdown", b) for b in self.evaluation.breakdown),
+        ]:
             if name is not None and name not in columns:
                 raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
         if self.rollout.num_prompts % self.algorithm.steps_per_generation:
@@ -378,11 +393,15 @@ class Config(Section):
                 f"algorithm.steps_per_generation ({self.algorithm.steps_per_generation}) does not divide the "
                 f"{self.rollout.num_prompts} prompts of a round"
             )
-        cut = [key for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None)) if getattr(self.rollout, key) not in (off, 0)]
+        cut = [
+            key
+            for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
+            if getattr(self.rollout, key) not in (off, 0)
+        ]
         if cut and self.algorithm.old_logps == "sampler":
             raise ValueError(
-                f"algorithm.old_logps: sampler cannot be used with rollout.{cut[0]}, since the sampler's log-probs are then of "
-                "the cut distribution and the trainer's are not; use old_logps: trainer"
+                f"algorithm.old_logps: sampler cannot be used with rollout.{cut[0]}, since the sampler's log-probs are "
+                "then of the cut distribution and the trainer's are not; use old_logps: trainer"
             )
         return self
 

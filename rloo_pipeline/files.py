@@ -106,7 +106,9 @@ def folder_files(folder: Path) -> list[Path]:
 
 def write_manifest(folder: Path, **about: object) -> None:
     """Records size and digest of every file of a folder, and what it is `about`, in its manifest."""
-    entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in folder_files(folder)}
+    entries = {
+        str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in folder_files(folder)
+    }
     write_json(folder / MANIFEST, {"about": about, "files": entries})
 
 
@@ -139,7 +141,10 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
         file = folder / name
         if file.stat().st_size != entry["bytes"]:
             size = file.stat().st_size
-            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written): delete {folder} and run again")
+            raise UserError(
+                f"{file} is truncated or changed ({size} bytes, {entry['bytes']} "
+                f"were written): delete {folder} and run again"
+            )
         if sha256(file) != entry["sha256"]:
             raise UserError(f"{file} was changed since it was written (SHA-256 differs): delete {folder} and run again")
     about: dict[str, Any] = manifest["about"]

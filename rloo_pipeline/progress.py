@@ -43,7 +43,13 @@ def counting(what: str, total: int) -> Iterator[Counter]:
     if not console.is_terminal:
         yield Counter(what, total, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         yield Counter(what, total, bar)
 

@@ -28,7 +28,9 @@ class PromptSet:
         try:
             self.table = pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(shard))).read_all() for shard in shards)
         except pa.ArrowException as error:
-            raise UserError(f"{folder}: truncated or damaged Arrow file ({error}); delete {folder.parent} and run again") from error
+            raise UserError(
+                f"{folder}: truncated or damaged Arrow file ({error}); delete {folder.parent} and run again"
+            ) from error
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -55,5 +57,8 @@ class PromptSet:
         rows = {row["prompt_id"]: row for row in found}
         for prompt_id in prompt_ids:
             if prompt_id not in rows:
-                raise UserError(f"{self.folder}: no prompt {prompt_id}, though the rollouts have it; delete the rollouts and run again")
+                raise UserError(
+                    f"{self.folder}: no prompt {prompt_id}, though the rollouts have "
+                    "it; delete the rollouts and run again"
+                )
         return rows

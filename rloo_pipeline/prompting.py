@@ -18,7 +18,9 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
         try:
             prompt: Any = [{"role": "user", "content": dataset.user_prompt.format_map(row)}]
         except KeyError as error:
-            raise UserError(f"{path}: dataset.user_prompt names the column {error}, the rows have {', '.join(row)}") from None
+            raise UserError(
+                f"{path}: dataset.user_prompt names the column {error}, the rows have {', '.join(row)}"
+            ) from None
     elif dataset.prompt_column not in row:
         near = did_you_mean(dataset.prompt_column, row) or f"; there are {', '.join(row)}"
         raise UserError(f"{path}: no column '{dataset.prompt_column}' (dataset.prompt_column){near}")
@@ -40,13 +42,20 @@ def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, pa
         ids = list(tokenizer(prompt)["input_ids"])
     else:
         try:
-            text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **dataset.chat_template_kwargs)
+            text = tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, **dataset.chat_template_kwargs
+            )
         except Exception as error:
-            raise UserError(f"{path}: the chat template failed on {str(prompt)[:80]} ({type(error).__name__}: {error})") from error
+            raise UserError(
+                f"{path}: the chat template failed on {str(prompt)[:80]} ({type(error).__name__}: {error})"
+            ) from error
         ids = list(tokenizer(str(text), add_special_tokens=False)["input_ids"])
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
-        raise UserError(f"{path}: a prompt begins with two BOS tokens, the row's own and the tokenizer's; take '{tokenizer.bos_token}' out of the text")
+        raise UserError(
+            f"{path}: a prompt begins with two BOS tokens, the row's own and the tokenizer's; "
+            f"take '{tokenizer.bos_token}' out of the text"
+        )
     if not ids:
         raise UserError(f"{path}: a prompt is empty, so there is nothing to complete")
     return ids

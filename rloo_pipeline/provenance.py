@@ -1,7 +1,7 @@
 """Digests of the code that makes a stage's result, so that an edit reruns the stages it touches and no others.
 
-The digest of a stage covers its own file, every module of this package that it imports, directly or through others, and the files
-of functions that the configuration names. Modules that cannot change a result are left out.
+The digest of a stage covers its own file, every module of this package that it imports, directly or through others,
+and the files of functions that the configuration names. Modules that cannot change a result are left out.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ def _imports(file: Path) -> frozenset[Path]:
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
     own = (name.split(".")[1:] for name in names if name.startswith("rloo_pipeline."))
-    return frozenset(file for parts in own if parts[0] not in WITHOUT_EFFECT and (file := _file_of(parts)))
+    files = (_file_of(parts) for parts in own if parts[0] not in WITHOUT_EFFECT)
+    return frozenset(file for file in files if file is not None)
 
 
 def _file_of(parts: list[str]) -> Path | None:
-    """The file of a module given by its name's parts below the package; None where the name is of something inside a module."""
+    """The file of a module given by its name's parts below the package; None where the name is of something inside a
+    module.
+    """
     path = PACKAGE.joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -52,6 +52,8 @@ def _loaded(source: Source, path: Path) -> list[Row]:
         raise
     except Exception as error:
         cause = error.__cause__ or error
-        raise UserError(f"{path}: cannot be read as a dataset ({type(cause).__name__}: {' '.join(str(cause).split())[:160]})") from error
+        raise UserError(
+            f"{path}: cannot be read as a dataset ({type(cause).__name__}: {' '.join(str(cause).split())[:160]})"
+        ) from error
     rows: list[Row] = loaded.to_list()
     return rows

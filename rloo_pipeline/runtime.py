@@ -48,7 +48,9 @@ def seconds_since_start() -> float:
 
 
 def extensions_dir() -> Path:
-    """Where DeepSpeed's compiled operations lie: beside the interpreter when that is writable, one folder a kind of processor."""
+    """Where DeepSpeed's compiled operations lie: beside the interpreter when that is writable, one folder a kind of
+    processor.
+    """
     flags = ""
     if (info := Path("/proc/cpuinfo")).exists():
         flags = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
@@ -79,7 +81,14 @@ def _route_output(log: Path | None) -> None:
         to_log = logging.StreamHandler(sys.stderr)
         to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_log)
-    handler = RichHandler(console=progress.console, show_path=False, show_time=False, show_level=False, rich_tracebacks=False, markup=False)
+    handler = RichHandler(
+        console=progress.console,
+        show_path=False,
+        show_time=False,
+        show_level=False,
+        rich_tracebacks=False,
+        markup=False,
+    )
     if not progress.console.is_terminal:
         plain = logging.StreamHandler(progress.console.file)
         plain.setFormatter(logging.Formatter("%(message)s"))

@@ -56,7 +56,9 @@ def completions_schema(functions: Sequence[str]) -> pa.Schema:
     return pa.schema([*ROLLOUTS, *list(scores_schema(functions))[len(KEYS) :]])
 
 
-def write(path: Path, rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, kind: str, **about: object) -> None:
+def write(
+    path: Path, rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, kind: str, **about: object
+) -> None:
     """Writes a whole table or none; `about` goes into the footer."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
     facts = {"schema_version": SCHEMA_VERSION, "kind": kind, "package_version": __version__, **about}
@@ -72,7 +74,9 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Tabl
         UserError: the file is missing, truncated, damaged, of another kind or of another schema version.
     """
     try:
-        table = pq.read_table(path, columns=list(columns) if columns else None, page_checksum_verification=True, partitioning=None)
+        table = pq.read_table(
+            path, columns=list(columns) if columns else None, page_checksum_verification=True, partitioning=None
+        )
     except FileNotFoundError:
         raise UserError(f"{path}: no such table; run the stage that writes it first") from None
     except (pa.ArrowException, OSError) as error:
@@ -82,7 +86,10 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Tabl
     if facts.get("kind") != kind:
         raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'")
     if facts.get("schema_version") != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema version {facts.get('schema_version')}, this program reads {SCHEMA_VERSION}; delete it and run again")
+        raise UserError(
+            f"{path}: schema version {facts.get('schema_version')}, this program "
+            f"reads {SCHEMA_VERSION}; delete it and run again"
+        )
     return table
 
 

@@ -11,7 +11,9 @@ def k1(logps: Tensor, reference_logps: Tensor) -> Tensor:
 
 
 def k3(logps: Tensor, reference_logps: Tensor) -> Tensor:
-    """π_ref/π − 1 − log(π_ref/π): unbiased as a value and never negative. Biased when used inside a reward. Elementwise."""
+    """π_ref/π − 1 − log(π_ref/π): unbiased as a value and never negative. Biased when used inside a reward.
+    Elementwise.
+    """
     log_ratio = reference_logps - logps
     return log_ratio.expm1() - log_ratio
 

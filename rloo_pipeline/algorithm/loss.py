@@ -31,7 +31,8 @@ def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level) -> T
     Args:
         logps, old_logps: [completions, tokens].
         mask: [completions, tokens] bool, true on the completion's tokens.
-        level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071, equation 7),
+        level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071, equation
+        7),
             `token` leaves them apart (PPO, GRPO).
 
     Returns:
@@ -45,12 +46,18 @@ def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level) -> T
 
 
 def clipped_surrogate(
-    logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, level: Level, epsilon: float, epsilon_high: float
+    logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    level: Level,
+    epsilon: float,
+    epsilon_high: float,
 ) -> Surrogate:
     """PPO's clipped objective, negated, for each completion; at token level the sum over its tokens.
 
-    With ρ = 1 (the first step on fresh samples) the gradient is −A ∇ Σ_t log π_θ at the levels `sequence` and `token`, which is
-    REINFORCE, and 1/T of it at `sequence_mean`.
+    With ρ = 1 (the first step on fresh samples) the gradient is −A ∇ Σ_t log π_θ at the levels `sequence` and `token`,
+    which is REINFORCE, and 1/T of it at `sequence_mean`.
 
     Args:
         logps: [completions, tokens] under the policy being trained.

@@ -14,7 +14,9 @@ from rloo_pipeline.seeds import derive
 def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
     """A sampler for a policy, whose context is just as long as prompts and completions need."""
     model, vllm = config.model, config.vllm
-    engine = Engine(model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size)
+    engine = Engine(
+        model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size
+    )
     return Sampler(folder, engine, longest_prompt + max_completion_length, config.seed)
 
 
@@ -25,12 +27,21 @@ def decoding_of(rollout: Rollout) -> Decoding:
 
 def facts(model: Model, decoding: Decoding) -> dict[str, object]:
     """What a footer tells of how its samples were drawn."""
-    return {"dtype": model.dtype, "logprobs_mode": LOGPROBS_MODE, **{f"sampling_{k}": v for k, v in decoding._asdict().items()}}
+    return {
+        "dtype": model.dtype,
+        "logprobs_mode": LOGPROBS_MODE,
+        **{f"sampling_{k}": v for k, v in decoding._asdict().items()},
+    }
 
 
 def sample_groups(
-    sampler: Sampler, rows: Sequence[dict[str, Any]], samples: int, decoding: Decoding, seed: int, names: tuple[str | int, ...]
-) -> list[dict[str, object]]:
+    sampler: Sampler,
+    rows: Sequence[dict[str, Any]],
+    samples: int,
+    decoding: Decoding,
+    seed: int,
+    names: tuple[str | int, ...],
+) -> list[dict[str, Any]]:
     """Rows of the rollouts table: `samples` completions of each prompt, neighbours in order.
 
     Args:
@@ -55,4 +66,3 @@ def sample_groups(
         }
         for (row, sample, own), completion in zip(keys, completions, strict=True)
     ]
-

@@ -1,8 +1,9 @@
 """vLLM as a function from (prompt ids, seed) to completion ids and their log-probs.
 
-Each request has a seed of its own, so a completion does not depend on what else is in the batch. Log-probs are those of the
-distribution that was sampled from (`processed_logprobs`: temperature and truncation applied), in the engine's dtype, which is
-set explicitly; both go into the footer of what is written. Token ids pass through as they come; nothing is tokenized here.
+Each request has a seed of its own, so a completion does not depend on what else is in the batch. Log-probs are those
+of the distribution that was sampled from (`processed_logprobs`: temperature and truncation applied), in the engine's
+dtype, which is set explicitly; both go into the footer of what is written. Token ids pass through as they come;
+nothing is tokenized here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
 from rloo_pipeline.progress import Counter, counting
@@ -55,7 +57,7 @@ class Decoding(NamedTuple):
 class Engine(NamedTuple):
     """What vLLM is started with."""
 
-    dtype: str
+    dtype: Dtype
     trust_remote_code: bool
     gpu_memory_utilization: float
     kv_cache_gib: int
@@ -135,11 +137,11 @@ def _bar(counter: Counter) -> Any:
     """A tqdm that never shows itself and tells our counter, since vLLM counts with tqdm."""
     from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "delay": float("inf")})
 
-        def update(self, n: float | None = 1) -> bool | None:
+        def update(self, n: float | None = 1) -> Any:
             counter.advance(int(n or 0))
             return super().update(n)
 
@@ -158,8 +160,8 @@ def _check_context(folder: Path, needed: int) -> None:
     context = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
     if context is not None and needed > context:
         raise UserError(
-            f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is {context}; "
-            "lower dataset.max_prompt_length or rollout.max_completion_length"
+            f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
+            f"{context}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
 
 

@@ -23,7 +23,8 @@ class Estimate(NamedTuple):
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Unbiased estimate of the chance that one of k samples is right, from `right` of `samples` (Chen et al. 2021,
-    arXiv 2107.03374, equation 1): 1 − C(n−c, k)/C(n, k)."""
+    arXiv 2107.03374, equation 1): 1 − C(n−c, k)/C(n, k).
+    """
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 
@@ -52,6 +53,8 @@ def bootstrap(values: Array, resamples: int, seed: int) -> Estimate:
         return Estimate(mean, (mean, mean))
     from scipy.stats import bootstrap as resample
 
-    found = resample((values,), np.mean, n_resamples=resamples, method="percentile", batch=100, rng=np.random.default_rng(seed))
+    found = resample(
+        (values,), np.mean, n_resamples=resamples, method="percentile", batch=100, rng=np.random.default_rng(seed)
+    )
     low, high = found.confidence_interval
     return Estimate(mean, (float(low), float(high)))

@@ -55,7 +55,9 @@ def gain_of(config: Config, run: Path) -> tuple[float, tuple[float, float]]:
     for name in ("final", "warmstart"):
         table = tables.read(run / "evaluation" / name / "completions.parquet", "completions")
         by_prompt.append(seen.right(table, config.rewards, config.correct, samples).mean(axis=1))
-    found = bootstrap(by_prompt[0] - by_prompt[1], config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap"))
+    found = bootstrap(
+        by_prompt[0] - by_prompt[1], config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
+    )
     return found.value, found.ci95
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from rloo_pipeline.rewards.scoring import text_of
 
-THINK_FORMAT = re.compile(r"^\s*<think>(?P<work>(?:(?!</?think>).)*)</think>(?P<answer>(?:(?!</?think>).)+)$", re.DOTALL)
+THINK_FORMAT = re.compile(
+    r"^\s*<think>(?P<work>(?:(?!</?think>).)*)</think>(?P<answer>(?:(?!</?think>).)+)$", re.DOTALL
+)
 
 
 def think_format_reward(completions: list[Any]) -> list[float]:

@@ -1,7 +1,8 @@
 """Calling reward functions and checking what they give back.
 
-A function is called once with all completions of a table. Without `**kwargs` it gets only the arguments that it names. What it
-returns must be one finite number or None a completion; everything else is an error that names the function and the row.
+A function is called once with all completions of a table. Without `**kwargs` it gets only the arguments that it names.
+What it returns must be one finite number or None a completion; everything else is an error that names the function and
+the row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def score(reward: Reward, batch: Batch) -> list[float | None]:
     """One score a completion from one reward function.
 
     Raises:
-        UserError: the function cannot be found, asks for a column that is not there, raises, or returns something else than
+        UserError: the function cannot be found, asks for a column that is not there, raises, or returns something else
+        than
             one finite number or None a completion.
     """
     function = references.load(reward.function)
@@ -46,10 +48,15 @@ def score(reward: Reward, batch: Batch) -> list[float | None]:
         if inspect.isawaitable(given):
             given = asyncio.run(_await(given))
     except Exception as error:
-        raise UserError(f"reward '{reward.column}' ({reward.function}) raised {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"reward '{reward.column}' ({reward.function}) raised {type(error).__name__}: {error}"
+        ) from error
     scores = _checked(reward, given, len(batch.completions))
     known = [value for value in scores if value is not None]
-    say(f"reward {reward.column}: mean {sum(known) / len(known) if known else math.nan:.4f} over {len(known)} of {len(scores)}")
+    say(
+        f"reward {reward.column}: mean {sum(known) / len(known) if known else math.nan:.4f} "
+        f"over {len(known)} of {len(scores)}"
+    )
     return scores
 
 
@@ -67,10 +74,15 @@ def _arguments(function: Callable[..., Any], reward: Reward, batch: Batch) -> di
     for parameter in named:
         if parameter.name not in offered and parameter.default is parameter.empty:
             near = did_you_mean(parameter.name, offered) or f"; there are {', '.join(sorted(offered))}"
-            raise UserError(f"reward '{reward.column}' ({reward.function}) needs a column '{parameter.name}', which the dataset lacks{near}")
+            raise UserError(
+                f"reward '{reward.column}' ({reward.function}) needs a column "
+                f"'{parameter.name}', which the dataset lacks{near}"
+            )
     for option in reward.options:
         if option not in (names := [p.name for p in named]):
-            raise UserError(f"reward '{reward.column}' ({reward.function}) takes no option '{option}'{did_you_mean(option, names)}")
+            raise UserError(
+                f"reward '{reward.column}' ({reward.function}) takes no option '{option}'{did_you_mean(option, names)}"
+            )
     return {p.name: offered[p.name] for p in named if p.name in offered}
 
 

@@ -1,1 +1,3 @@
-"""The stages: each reads files, calls the layers below, writes files. One file a stage, one function a file that matters."""
+"""The stages: each reads files, calls the layers below, writes files. One file a stage, one function a file that
+matters.
+"""

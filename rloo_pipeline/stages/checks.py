@@ -42,18 +42,28 @@ def checks(config: Config, prompts: Path, policy_folder: Path, output: Path) -> 
     rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
     scored = score_table(config.rewards, rolled, train)
     tokenizer = policy.load_tokenizer(policy_folder, config.model.trust_remote_code)
-    found = [_tokens(tokenizer.pad_token_id, tokenizer.eos_token_id, sampler.stop_ids), *_probe_checks(config, rolled, scored, samples)]
+    found = [
+        _tokens(tokenizer.pad_token_id, tokenizer.eos_token_id, sampler.stop_ids),
+        *_probe_checks(config, rolled, scored, samples),
+    ]
     for check in found:
         say(f"{check['verdict']:4}  {check['name']}: {check['value']}  {check['advice']}".rstrip())
     failed = [check for check in found if check["verdict"] == "fail"]
     if failed:
         raise UserError(f"{policy_folder}: the warm start does not pass its checks: {failed[0]['advice']}")
-    write_json(output, {"policy": policy.digest(policy_folder), "prompts": len(probes), "num_generations": samples, "checks": found})
+    write_json(
+        output,
+        {"policy": policy.digest(policy_folder), "prompts": len(probes), "num_generations": samples, "checks": found},
+    )
 
 
 def _tokens(pad: int | None, eos: int | list[int] | None, stops: list[int]) -> Check:
-    """Pad and end tokens; equal ones are safe here, since masks come from lengths and not from ids, but not in other tools."""
-    verdict, advice = ("pass", "") if pad not in stops else ("warn", "PAD is also an end token; give the tokenizer a PAD of its own")
+    """Pad and end tokens; equal ones are safe here, since masks come from lengths and not from ids, but not in other
+    tools.
+    """
+    verdict, advice = (
+        ("pass", "") if pad not in stops else ("warn", "PAD is also an end token; give the tokenizer a PAD of its own")
+    )
     return {"name": "tokens", "value": f"pad {pad}, eos {eos}, stop {stops}", "verdict": verdict, "advice": advice}
 
 
@@ -73,7 +83,11 @@ def _probe_checks(config: Config, rolled: pa.Table, scored: pa.Table, samples: i
         check("mean reward", float(known.mean()) if len(known) else None),
         check("pass@1", float(passes[1].mean())),
         check(f"pass@{best}", float(passes[best].mean())),
-        check("truncated completions", truncated, *(("warn", "raise rollout.max_completion_length") if truncated > 0.5 else ())),
+        check(
+            "truncated completions",
+            truncated,
+            *(("warn", "raise rollout.max_completion_length") if truncated > 0.5 else ()),
+        ),
         check("groups without reward variance", float(1 - spread.mean()), *_lesson(known, spread)),
     ]
 
@@ -82,11 +96,16 @@ def _lesson(known: Any, spread: Any) -> tuple[str, ...]:
     """Whether there is something to learn from."""
     if spread.any():
         share = float(spread.mean())
-        return () if share >= 0.2 else ("warn", f"only {share:.0%} of groups teach; try more num_generations or easier prompts")
+        return (
+            ()
+            if share >= 0.2
+            else ("warn", f"only {share:.0%} of groups teach; try more num_generations or easier prompts")
+        )
     if not len(known):
         return ("fail", "no reward function could score any completion of any probe prompt; check the rewards' columns")
     return (
         "fail",
-        f"all {len(known)} scored completions of all probe prompts got the same reward ({known[0]:g}), so RLOO could learn nothing; "
-        "train on demonstrations first (warmstart.sft), ease the prompts or the rewards, or raise rollout.temperature",
+        f"all {len(known)} scored completions of all probe prompts got the same reward ({known[0]:g}), so RLOO could "
+        "learn nothing; train on demonstrations first (warmstart.sft), ease the prompts or the rewards, or raise "
+        "rollout.temperature",
     )

@@ -46,7 +46,9 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     found = summarize(config, joined)
     write_json(summary, {"policy": digest, "evaluated": name, **found})
     low, high = found["ci95"]
-    say(f"{name}: pass@1 {found['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}) on {len(rows)} held-out prompts")
+    say(
+        f"{name}: pass@1 {found['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}) on {len(rows)} held-out prompts"
+    )
 
 
 def summarize(config: Config, table: pa.Table) -> dict[str, Any]:

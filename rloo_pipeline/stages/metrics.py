@@ -1,4 +1,6 @@
-"""What metrics.json says of a round's samples, under TRL's names; values that do not exist (no scorable row) are null."""
+"""What metrics.json says of a round's samples, under TRL's names; values that do not exist (no scorable row) are
+null.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Metrics = dict[str, float | int | None]
 
 def round_metrics(rolled: pa.Table, scored: pa.Table, train: pa.Table, samples: int) -> Metrics:
     """Rewards, groups, lengths and KL of one round."""
-    functions = [name for name in scored.column_names if name not in {*(field.name for field in tables.KEYS), "reward", "error"}]
+    functions = [
+        name for name in scored.column_names if name not in {*(field.name for field in tables.KEYS), "reward", "error"}
+    ]
     metrics: Metrics = {}
     for function in functions:
         values = _known(scored[function])

@@ -1,7 +1,8 @@
 """prompts: dataset rows → templated, tokenized prompts in Arrow (`train/`, `eval/`) and their counts (`counts.json`).
 
-A prompt_id is a hash of the row's content, so it is the same in every run, whatever the order. The two parts share no prompt:
-a training row whose prompt is also an evaluation prompt is dropped. What was dropped and why is counted, never silent.
+A prompt_id is a hash of the row's content, so it is the same in every run, whatever the order. The two parts share no
+prompt: a training row whose prompt is also an evaluation prompt is dropped. What was dropped and why is counted, never
+silent.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
         say(f"prompts/{name}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
-def _part(name: str, dataset: Dataset, path: str, tokenizer: PreTrainedTokenizerBase, taken: set[tuple[int, ...]]) -> tuple[list[Row], dict[str, int]]:
+def _part(
+    name: str, dataset: Dataset, path: str, tokenizer: PreTrainedTokenizerBase, taken: set[tuple[int, ...]]
+) -> tuple[list[Row], dict[str, int]]:
     """The kept rows of one part, and how many were kept and dropped."""
     source = getattr(dataset, name)
     rows = read_rows(source, path)
@@ -67,7 +70,9 @@ def _part(name: str, dataset: Dataset, path: str, tokenizer: PreTrainedTokenizer
     counts["kept"] = len(kept)
     if not kept:
         why = ", ".join(f"{count} {what}" for what, count in counts.items() if what not in ("rows", "kept"))
-        raise UserError(f"{path}: no prompt is left in dataset.{name} ({why}); raise dataset.max_prompt_length or check the columns")
+        raise UserError(
+            f"{path}: no prompt is left in dataset.{name} ({why}); raise dataset.max_prompt_length or check the columns"
+        )
     return kept, dict(counts)
 
 
@@ -78,8 +83,15 @@ def _prompt_row(row: Row, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, 
     clash = sorted(columns.keys() & set(RESERVED) - {"prompt", "completion"})
     if clash:
         raise UserError(f"{path}: column '{clash[0]}' has a name that the pipeline uses itself; rename it")
-    identity = hashlib.sha256(json.dumps([row, prompt], sort_keys=True, default=str, ensure_ascii=False).encode()).hexdigest()
-    return {**columns, "prompt_id": identity[:16], "prompt": prompt, "prompt_ids": encode(prompt, dataset, tokenizer, path)}
+    identity = hashlib.sha256(
+        json.dumps([row, prompt], sort_keys=True, default=str, ensure_ascii=False).encode()
+    ).hexdigest()
+    return {
+        **columns,
+        "prompt_id": identity[:16],
+        "prompt": prompt,
+        "prompt_ids": encode(prompt, dataset, tokenizer, path),
+    }
 
 
 def _save(rows: list[Row], folder: Path) -> None:

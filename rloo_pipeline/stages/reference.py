@@ -38,8 +38,14 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     known = tables.about(rolled)
     made = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
-        for prompt_id, sample, values in zip(rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), found, strict=True)
+        for prompt_id, sample, values in zip(
+            rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), found, strict=True
+        )
     ]
-    about = {**{key: known[key] for key in ("round", "shard", "seed")}, "policy": policy.digest(policy_folder), "dtype": config.model.dtype}
+    about = {
+        **{key: known[key] for key in ("round", "shard", "seed")},
+        "policy": policy.digest(policy_folder),
+        "dtype": config.model.dtype,
+    }
     tables.write(output, made, tables.REFERENCE, "reference", **about)
     say(f"reference log-probs of {len(made)} completions, {sum(map(len, completions))} tokens")

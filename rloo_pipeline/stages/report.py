@@ -23,4 +23,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
         beside.write_text(render(config, run, found), encoding="utf-8")
     low, high = found["gain_ci95"]
     before, after = found["warmstart"]["accuracy"], found["final"]["accuracy"]
-    say(f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {found['gain']:+.1%} (95% interval {low:+.1%} to {high:+.1%}); see {html}")
+    say(
+        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {found['gain']:+.1%} (95% "
+        f"interval {low:+.1%} to {high:+.1%}); see {html}"
+    )

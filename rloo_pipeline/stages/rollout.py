@@ -1,4 +1,6 @@
-"""rollout: a policy and prompts → K completions a prompt with token ids and the sampler's log-probs (one shard of a round)."""
+"""rollout: a policy and prompts → K completions a prompt with token ids and the sampler's log-probs (one shard of a
+round).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     train = PromptSet(prompts / "train")
     if len(train) < settings.num_prompts:
         raise UserError(
-            f"{prompts}: {len(train)} training prompts, a round needs {settings.num_prompts}; lower rollout.generation_batch_size"
+            f"{prompts}: {len(train)} training prompts, a round needs {settings.num_prompts}; "
+            "lower rollout.generation_batch_size"
         )
     places = rows_of_round(len(train), settings.num_prompts, round_, derive(config.seed, "prompts"))
     share = cut(len(places), settings.shards, shard)
@@ -37,6 +40,8 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     seconds = time.monotonic() - started
     about = groups.facts(config.model, decoding)
     digest = policy.digest(policy_folder)
-    tables.write(output, made, tables.ROLLOUTS, "rollouts", round=round_, shard=shard, seed=config.seed, policy=digest, **about)
-    tokens = sum(len(row["completion_ids"]) for row in made)  # type: ignore[arg-type]
+    tables.write(
+        output, made, tables.ROLLOUTS, "rollouts", round=round_, shard=shard, seed=config.seed, policy=digest, **about
+    )
+    tokens = sum(len(row["completion_ids"]) for row in made)
     say(f"round {round_} shard {shard}: {len(made)} completions, {tokens} tokens, {tokens / seconds:.0f} tokens/s")

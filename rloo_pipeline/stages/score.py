@@ -1,4 +1,6 @@
-"""score: rollouts and the prompts' columns → one score a completion from each reward function, and their weighted sum."""
+"""score: rollouts and the prompts' columns → one score a completion from each reward function, and their weighted
+sum.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from rloo_pipeline import tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score as score_one
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch
+from rloo_pipeline.rewards.scoring import score as score_one
 
 
 def score(config: Config, prompts: Path, rollouts: Path, output: Path) -> None:
@@ -50,7 +53,11 @@ def weighted_sum(rewards: list[Reward], scores: tuple[float | None, ...]) -> flo
 
     None when no function of non-zero weight gave a score: the completion is unscorable.
     """
-    given = [reward.weight * value for reward, value in zip(rewards, scores, strict=True) if value is not None and reward.weight != 0]
+    given = [
+        reward.weight * value
+        for reward, value in zip(rewards, scores, strict=True)
+        if value is not None and reward.weight != 0
+    ]
     return sum(given) if given else None
 
 
@@ -61,7 +68,8 @@ def batch_of(rolled: pa.Table, prompts: PromptSet) -> Batch:
     rows: list[dict[str, Any]] = [known[prompt_id] for prompt_id in ids]
     texts = rolled["completion"].to_pylist()
     completions = [
-        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}] for row, text in zip(rows, texts, strict=True)
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        for row, text in zip(rows, texts, strict=True)
     ]
     names = [name for name in prompts.table.column_names if name not in {*OWN_ARGUMENTS, "prompt_ids", "prompt"}]
     columns = {name: [row[name] for row in rows] for name in names}

@@ -47,7 +47,10 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     engine.save_policy(output)
     if engine.rank.first:
         tail = losses[-max(1, len(losses) // 10) :]
-        say(f"SFT: {section.steps} steps on {len(sequences.prompts)} demonstrations, loss {losses[0]:.3f} to {sum(tail) / len(tail):.3f} a token")
+        say(
+            f"SFT: {section.steps} steps on {len(sequences.prompts)} demonstrations, loss "
+            f"{losses[0]:.3f} to {sum(tail) / len(tail):.3f} a token"
+        )
     engine.close()
 
 
@@ -81,7 +84,9 @@ def _settings(config: Config, section: Sft) -> Settings:
         dtype=config.model.dtype,
         trust_remote_code=config.model.trust_remote_code,
         temperature=1.0,
-        schedule=Schedule(section.learning_rate, section.lr_scheduler_type, section.warmup_steps, section.steps, section.min_lr_ratio),
+        schedule=Schedule(
+            section.learning_rate, section.lr_scheduler_type, section.warmup_steps, section.steps, section.min_lr_ratio
+        ),
         adam_betas=section.adam_betas,
         adam_epsilon=1e-8,
         weight_decay=section.weight_decay,

@@ -1,7 +1,7 @@
 """stage-assets: model and datasets → local folders at a pinned revision. The only stage that may use a network.
 
-Writes `assets.json`: where each source lies and at which revision, and beside it the model where the configuration builds one.
-Every other stage reads this and runs offline.
+Writes `assets.json`: where each source lies and at which revision, and beside it the model where the configuration
+builds one. Every other stage reads this and runs offline.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _source(source: Source, data_dir: str | None) -> dict[str, str | None]:
     if source.path is not None:
         path = Path(data_dir or ".") / source.path
         if not path.is_file():
-            raise UserError(f"{path}: no such dataset file (dataset path '{source.path}', data_dir '{data_dir or '.'}')")
+            raise UserError(
+                f"{path}: no such dataset file (dataset path '{source.path}', data_dir '{data_dir or '.'}')"
+            )
         return {"path": str(path), "revision": None}
     if source.generator is not None:
         references.source_of(source.generator)
@@ -81,9 +83,7 @@ def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | 
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         why = " ".join(str(error).split())[:160]
         raise UserError(
-            f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({why}); run this stage where there is "
-            "internet (a login node), or give a local folder"
+            f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({why}); run this "
+            "stage where there is internet (a login node), or give a local folder"
         ) from error
     return {"path": path, "revision": Path(path).name}
-
-

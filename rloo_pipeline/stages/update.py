@@ -1,7 +1,8 @@
 """update: a round's completions, scores and reference log-probs → the next policy, trainer state and metrics.
 
-The whole algorithm is in `algorithm/`; here it is fed. Rewards less β·KL give advantages over the whole round; then, for each of
-num_iterations passes, the round's groups are shuffled by seed and cut into steps_per_generation optimizer steps.
+The whole algorithm is in `algorithm/`; here it is fed. Rewards less β·KL give advantages over the whole round; then,
+for each of num_iterations passes, the round's groups are shuffled by seed and cut into steps_per_generation optimizer
+steps.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def settings_of(config: Config) -> Settings:
         dtype=config.model.dtype,
         trust_remote_code=config.model.trust_remote_code,
         temperature=config.rollout.temperature,
-        schedule=Schedule(section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio),
+        schedule=Schedule(
+            section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
+        ),
         adam_betas=section.adam_betas,
         adam_epsilon=section.adam_epsilon,
         weight_decay=section.weight_decay,
@@ -120,7 +123,9 @@ def _needs_old_pass(algorithm: Algorithm) -> bool:
     return algorithm.old_logps == "trainer" and not (one_step and algorithm.beta == 0)
 
 
-def _old_logps(config: Config, engine: Engine, sequences: Sequences, rolled: pa.Table, counter: Counter) -> Tensor | None:
+def _old_logps(
+    config: Config, engine: Engine, sequences: Sequences, rolled: pa.Table, counter: Counter
+) -> Tensor | None:
     """log π_old of each completion token, [completions, longest]."""
     if config.algorithm.old_logps == "sampler":
         return _padded(rolled["sampling_logps"].to_pylist())
@@ -148,7 +153,8 @@ def make_batch(
 ) -> Batch:
     """Rewards, KL and advantages of a round.
 
-    A truncated completion that is masked leaves the loss, its denominator and the baseline of its siblings: its reward becomes NaN.
+    A truncated completion that is masked leaves the loss, its denominator and the baseline of its siblings: its reward
+    becomes NaN.
     """
     import torch
 
@@ -188,13 +194,13 @@ def _train(
             values.zero_()
         for first in range(0, groups, size):
             rows = [group * samples + sample for group in order[first : first + size] for sample in range(samples)]
-            loss = _loss_of(algorithm, batch, rows, record)
+            loss = StepLoss(algorithm, batch, rows, record)
             engine.step(sequences, rows, config.deepspeed.max_tokens_per_micro_batch, loss, counter.advance)
             norms.append(engine.grad_norm)
     return record, norms
 
 
-class _loss_of:
+class StepLoss:
     """The loss of a micro-batch as its share of an optimizer step's mean over completions."""
 
     def __init__(self, algorithm: Algorithm, batch: Batch, rows: Sequence[int], record: Record) -> None:
@@ -202,13 +208,16 @@ class _loss_of:
         self.denominator = max(1, int((~batch.masked[list(rows)]).sum()))
 
     def __call__(self, rows: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
+        """A micro-batch's part of the loss; what the clip did to each completion goes into the record."""
         from rloo_pipeline.algorithm.loss import clipped_surrogate
 
         algorithm, batch, chosen = self.algorithm, self.batch, list(rows)
         old = logps.detach() if batch.old_logps is None else batch.old_logps[chosen, : logps.shape[1]].to(logps.device)
         high = algorithm.epsilon if algorithm.epsilon_high is None else algorithm.epsilon_high
         advantages = batch.advantages[chosen].to(logps.device)
-        made = clipped_surrogate(logps, old, advantages, mask, algorithm.importance_sampling_level, algorithm.epsilon, high)
+        made = clipped_surrogate(
+            logps, old, advantages, mask, algorithm.importance_sampling_level, algorithm.epsilon, high
+        )
         self.record.ratio[chosen] = made.ratio.cpu()
         self.record.clipped[chosen] = made.clipped.cpu()
         self.record.entropy[chosen] = (entropy.sum(-1) / mask.sum(-1).clamp(min=1)).cpu()
@@ -243,7 +252,9 @@ def _write(
         "masked": batch.masked.tolist(),
     }
     made = pa.table(columns, schema=tables.TRAIN)
-    tables.write(outputs.table, made, tables.TRAIN, "train", round=round_, seed=config.seed, policy=policy.digest(outputs.policy))
+    tables.write(
+        outputs.table, made, tables.TRAIN, "train", round=round_, seed=config.seed, policy=policy.digest(outputs.policy)
+    )
     metrics = round_metrics(rolled, scored, made, config.rollout.num_generations) | {
         "round": round_,
         "step": engine.step_count,
@@ -254,4 +265,7 @@ def _write(
         "learning_rate": engine.settings.schedule.rate(engine.step_count - 1),
     }
     files.write_json(outputs.metrics, metrics)
-    say(f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, {engine.step_count} optimizer steps so far")
+    say(
+        f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
+        f"{engine.step_count} optimizer steps so far"
+    )

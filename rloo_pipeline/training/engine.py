@@ -1,8 +1,9 @@
 """A DeepSpeed engine around a policy: log-probs, optimizer steps, checkpoints.
 
-The loss of an optimizer step is a sum over sequences divided by a number fixed beforehand, so it does not depend on how the
-sequences are cut into micro-batches and processes. DeepSpeed averages gradients over processes; the sum is therefore multiplied
-by their number. The learning rate is a pure function of the step, so the step count is all the scheduler there is to carry.
+The loss of an optimizer step is a sum over sequences divided by a number fixed beforehand, so it does not depend on
+how the sequences are cut into micro-batches and processes. DeepSpeed averages gradients over processes; the sum is
+therefore multiplied by their number. The learning rate is a pure function of the step, so the step count is all the
+scheduler there is to carry.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Engine:
     def _own(self, batches: list[list[int]]) -> list[list[int]]:
         """This rank's micro-batches, as many on every rank: one alone in a pass would wait for the others for ever."""
         missing = -len(batches) % self.rank.world
-        return [*batches, *([[]] * missing)][self.rank.index :: self.rank.world]
+        return [*batches, *([[]] * missing)][self.rank.number :: self.rank.world]
 
     def step(
         self,
@@ -129,7 +130,8 @@ class Engine:
             sequences: all of them; the same on every rank.
             rows: the step's.
             max_tokens: of a micro-batch.
-            loss_of: `(rows, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`, already divided by the
+            loss_of: `(rows, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`, already divided by
+            the
                 step's denominator.
             advance: told how many sequences were worked through.
         """
@@ -186,7 +188,9 @@ class Engine:
         torch.distributed.broadcast_object_list(beside, src=0)
         state = {"step": self.step_count}
         frozen = self.settings.lora is not None
-        self.engine.save_checkpoint(beside[0], tag=STATE, client_state=state, save_latest=False, exclude_frozen_parameters=frozen)
+        self.engine.save_checkpoint(
+            beside[0], tag=STATE, client_state=state, save_latest=False, exclude_frozen_parameters=frozen
+        )
         self._barrier()
         if self.rank.first:
             files.write_manifest(Path(beside[0]), world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
@@ -197,13 +201,17 @@ class Engine:
         """Goes on from a saved state, once its manifest shows that it is whole and of this run.
 
         Raises:
-            UserError: it was changed, is of something else, or was written by another number of processes or ZeRO stage.
+            UserError: it was changed, is of something else, or was written by another number of processes or ZeRO
+            stage.
         """
         wanted = {"world": self.rank.world, "zero_stage": self.settings.zero_stage, **about}
         found = files.verify_manifest(source)
         for key, value in wanted.items():
             if found.get(key) != value:
-                raise UserError(f"{source}: trainer state with {key} {found.get(key)}, this run has {value}; go on with the old setting or start the run anew")
+                raise UserError(
+                    f"{source}: trainer state with {key} {found.get(key)}, this run has {value}; "
+                    "go on with the old setting or start the run anew"
+                )
         frozen = self.settings.lora is not None
         _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=not frozen)
         self.step_count = int(state["step"])
@@ -260,7 +268,9 @@ def _keep_grad_norm(engine: Engine) -> None:
     from deepspeed.runtime.utils import clip_grad_norm_
 
     def clip() -> None:
-        engine.grad_norm = float(clip_grad_norm_(engine.engine.module.parameters(), max_norm=engine.settings.max_grad_norm))
+        engine.grad_norm = float(
+            clip_grad_norm_(engine.engine.module.parameters(), max_norm=engine.settings.max_grad_norm)
+        )
 
     engine.engine.clip_fp32_gradients = clip
 

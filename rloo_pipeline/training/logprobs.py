@@ -1,7 +1,7 @@
 """Log-probs of completion tokens under a causal language model, at the sampling temperature.
 
-log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 whatever the model computes in. Logits are made only at the places that
-predict a completion token.
+log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 whatever the model computes in. Logits are made only at the
+places that predict a completion token.
 """
 
 from __future__ import annotations

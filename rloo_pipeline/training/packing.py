@@ -1,8 +1,8 @@
 """Packing: sequences of different lengths in one row without padding, and attention that keeps them apart.
 
-All layers but attention work on the flat row of tokens. In attention, sequences are laid side by side, short ones filled up at
-the end; under a causal mask no real token sees what is filled in, so no mask is needed and the result is that of each sequence
-alone.
+All layers but attention work on the flat row of tokens. In attention, sequences are laid side by side, short ones
+filled up at the end; under a causal mask no real token sees what is filled in, so no mask is needed and the result is
+that of each sequence alone.
 """
 
 from __future__ import annotations
@@ -40,14 +40,18 @@ class Pack(NamedTuple):
         return Pack(*(tensor.to(device, non_blocking=True) for tensor in self))
 
     def unpack(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of the completion tokens, [completion tokens], as [sequences, longest] and the bool mask of real places."""
+        """Values of the completion tokens, [completion tokens], as [sequences, longest] and the bool mask of real
+        places.
+        """
         longest = int(self.completion_lengths.max())
         mask = torch.arange(longest, device=values.device) < self.completion_lengths.unsqueeze(-1)
         return values.new_zeros(mask.shape).masked_scatter(mask, values), mask
 
 
 def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
-    """Packs sequences; prompts and completions must not be empty (the first completion token is predicted from the prompt)."""
+    """Packs sequences; prompts and completions must not be empty (the first completion token is predicted from the
+    prompt).
+    """
     rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
     lengths = torch.tensor([len(row) for row in rows])
     starts = lengths.cumsum(0) - lengths
@@ -67,7 +71,8 @@ def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]])
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of sequences cut into micro-batches of at most `max_tokens` tokens, longest first, so that each holds its likes.
+    """Indices of sequences cut into micro-batches of at most `max_tokens` tokens, longest first, so that each holds
+    its likes.
 
     A single sequence over the limit has a micro-batch of its own.
     """
@@ -84,11 +89,11 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # noqa: ARG001
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001
     dropout: float = 0.0,
     scaling: float | None = None,
     sequence: Tensor | None = None,
@@ -116,7 +121,13 @@ def packed_attention(
         return filled.transpose(1, 2)
 
     out = scaled_dot_product_attention(
-        side_by_side(query), side_by_side(key), side_by_side(value), dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
+        side_by_side(query),
+        side_by_side(key),
+        side_by_side(value),
+        dropout_p=dropout,
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=True,
     )
     return out.transpose(1, 2)[sequence, position].unsqueeze(0), None
 
@@ -124,4 +135,4 @@ def packed_attention(
 def register() -> None:
     """Makes the attention known to transformers under the name `ATTENTION`; it makes its own mask, so none is built."""
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+    AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)

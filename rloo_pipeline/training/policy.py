@@ -1,7 +1,7 @@
 """Policies on disk: ordinary Hugging Face folders with safetensors weights, or a PEFT adapter that names its base.
 
-A policy is loaded only when it is whole: each safetensors file is as long as its own header says, and every shard that the index
-names is there. Pickled weights are refused.
+A policy is loaded only when it is whole: each safetensors file is as long as its own header says, and every shard that
+the index names is there. Pickled weights are refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def check(folder: Path) -> None:
         UserError: there is no model, its weights are not safetensors, or a file is missing or truncated.
     """
     if not (folder / "config.json").exists() and not is_adapter(folder):
-        raise UserError(f"{folder}: no config.json, so this is no model folder; check the path or delete it and run again")
+        raise UserError(
+            f"{folder}: no config.json, so this is no model folder; check the path or delete it and run again"
+        )
     files = sorted(folder.glob("*.safetensors"))
     if (folder / INDEX).exists():
         named = {folder / name for name in read_json(folder / INDEX)["weight_map"].values()}
@@ -64,7 +66,10 @@ def _check_safetensors(file: Path) -> None:
     except (ValueError, KeyError, TypeError):
         end = size
     if size != 8 + length + end:
-        raise UserError(f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); delete {file.parent} and run again")
+        raise UserError(
+            f"{file}: truncated or damaged ({size} bytes, its header asks for "
+            f"{8 + length + end}); delete {file.parent} and run again"
+        )
 
 
 def digest(folder: Path) -> str:
@@ -89,13 +94,21 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(base_of(folder), trust_remote_code=trust_remote_code)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            base_of(folder), trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: no tokenizer can be loaded ({' '.join(str(error).split())[:160]})") from error
     if tokenizer.eos_token_id is None:
-        raise UserError(f"{folder}: the tokenizer has no EOS token, so no completion could end; set eos_token in tokenizer_config.json")
+        raise UserError(
+            f"{folder}: the tokenizer has no EOS token, so no completion could "
+            "end; set eos_token in tokenizer_config.json"
+        )
     if tokenizer.pad_token_id is None:
-        raise UserError(f"{folder}: the tokenizer has no PAD token; set pad_token in tokenizer_config.json (an unused token, best not EOS)")
+        raise UserError(
+            f"{folder}: the tokenizer has no PAD token; set pad_token in "
+            "tokenizer_config.json (an unused token, best not EOS)"
+        )
     return tokenizer
 
 
@@ -132,14 +145,19 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
             attn_implementation=packing.ATTENTION,
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise UserError(f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})") from error
+        raise UserError(
+            f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
+        ) from error
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or []):
-        raise UserError(f"{base}: {model.config.model_type} uses sliding-window attention, which packed training does not cover")
+        raise UserError(
+            f"{base}: {model.config.model_type} uses sliding-window attention, which packed training does not cover"
+        )
     return model
 
 
 def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, previous: Path) -> None:
-    """Writes weights and configuration into the folder `beside`, with tokenizer and generation files of the policy before.
+    """Writes weights and configuration into the folder `beside`, with tokenizer and generation files of the policy
+    before.
 
     The `lm_head.weight` that engines clone out of tied embeddings is left out.
     """
@@ -150,7 +168,9 @@ def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, pr
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copies what belongs to a policy beside its weights: tokenizer, chat template, generation defaults, remote code."""
+    """Copies what belongs to a policy beside its weights: tokenizer, chat template, generation defaults, remote
+    code.
+    """
     for file in sorted(source.iterdir()):
         heavy = file.suffix in {".safetensors", ".gguf", ".h5", ".msgpack", *PICKLES} or file.name == INDEX
         if file.is_file() and not heavy and not file.name.startswith(".") and not (target / file.name).exists():

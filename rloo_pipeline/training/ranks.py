@@ -15,14 +15,14 @@ from rloo_pipeline.errors import UserError
 class Rank(NamedTuple):
     """This process among those of the job."""
 
-    index: int
+    number: int
     world: int
     local: int
 
     @property
     def first(self) -> bool:
         """Whether this process writes the files."""
-        return self.index == 0
+        return self.number == 0
 
 
 def current() -> Rank:
@@ -56,7 +56,9 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     outcome = subprocess.run([*command, "-m", "rloo_pipeline", *arguments], check=False)
     if outcome.returncode != 0:
-        raise UserError(f"a rank of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); its own line is above")
+        raise UserError(
+            f"a rank of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); its own line is above"
+        )
 
 
 def chip() -> str:
