@@ -24,7 +24,6 @@ lint: setup ## check the code and the workflow
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/snakemake --lint
 
 lock: setup ## write the pinned lists of requirements/ anew from the *.in files
 	sh requirements/lock.sh

@@ -25,15 +25,30 @@ def main(words: Sequence[str] | None = None) -> None:
         arguments.command(arguments)
         logging.getLogger("rloo.time").info("took %.1f s", runtime.seconds_since_start())
     except (Exception, KeyboardInterrupt) as error:
-        logging.getLogger("traceback").debug("", exc_info=error)
-        where = f" (the traceback is in {arguments.log})" if arguments.log and not isinstance(error, UserError) else ""
+        where = ""
+        if arguments.log:
+            logging.getLogger("traceback").error("what led to it:", exc_info=error)
+            where = "" if isinstance(error, UserError) else f" (the traceback is in {arguments.log})"
         progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
         raise SystemExit(1) from None
 
 
 def _config(arguments: argparse.Namespace, stage: str) -> Config:
     """The part of the configuration that the stage may read."""
-    return load(arguments.config).only(stage)
+    return load(arguments.config or _run_folder(arguments) / "config.yaml").only(stage)
+
+
+def _run_folder(arguments: argparse.Namespace) -> Path:
+    """The folder of the run: the nearest one above the output that has a config.yaml.
+
+    Raises:
+        UserError: there is none.
+    """
+    output: Path = arguments.output
+    for folder in output.absolute().parents:
+        if (folder / "config.yaml").exists():
+            return folder
+    raise UserError(f"{output}: no config.yaml in a folder above it; name the configuration with --config")
 
 
 def _stage_assets(arguments: argparse.Namespace) -> None:
@@ -92,7 +107,7 @@ def _update(arguments: argparse.Namespace) -> None:
         from rloo_pipeline.stages.update import Inputs, Outputs, update
 
         inputs = Inputs(arguments.rollouts, arguments.scores, arguments.reference)
-        outputs = Outputs(arguments.output_policy, arguments.output_trainer, arguments.metrics, arguments.table)
+        outputs = Outputs(arguments.output, arguments.output_trainer, arguments.metrics, arguments.table)
         update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
 
 
@@ -118,7 +133,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _report(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.report import report
 
-    report(_config(arguments, "report"), arguments.run, arguments.summary, arguments.html)
+    report(_config(arguments, "report"), _run_folder(arguments), arguments.summary, arguments.output)
 
 
 def _build_ops(_: argparse.Namespace) -> None:
@@ -145,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name != "build-ops":
             sub.add_argument(
-                "--config", type=Path, required=True, help="the run's configuration, such as results/demo/config.yaml"
+                "--config", type=Path, help="the configuration; by default config.yaml in the run's folder, above the output"
             )
         for path in paths:
             sub.add_argument(f"--{path}", type=Path, required=True, help=HELP[path])
@@ -184,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         _update,
         "Make the next policy from a round.",
         "policy",
-        "output-policy",
+        "output",
         "output-trainer",
         "metrics",
         "table",
@@ -208,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         "evaluate", _evaluate, "Sample and score the held-out prompts.", "prompts", "policy", "output", "summary"
     )
     evaluate.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
-    stage("report", _report, "Write summary.json and report.html of a run.", "run", "summary", "html")
+    stage("report", _report, "Write summary.json and report.html of a run.", "output", "summary")
     stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
     return parser
 
@@ -219,11 +234,8 @@ HELP = {
     "prompts": "folder that prompts wrote",
     "policy": "folder of a policy",
     "rollouts": "table of rollouts",
-    "output-policy": "folder for the next policy",
     "output-trainer": "folder for the trainer state",
     "metrics": "JSON file for the round's metrics",
     "table": "Parquet file for what the update used of each completion",
     "summary": "JSON file for the summary",
-    "html": "HTML file for the report",
-    "run": "folder of the run, such as results/demo",
 }

@@ -54,13 +54,14 @@ def _name(file: Path) -> str:
 
 @cache
 def _closure(start: Path) -> frozenset[Path]:
-    """A file and the modules of this package that it imports, through any number of steps."""
+    """A file and the modules of this package that it imports, through any number of steps, with their templates."""
     found, waiting = {start}, [start]
     while waiting:
         for file in _imports(waiting.pop()) - found:
             found.add(file)
             waiting.append(file)
-    return frozenset(found)
+    templates = (template for file in found for template in file.parent.glob(f"{file.stem}.*.j2"))
+    return frozenset({*found, *templates})
 
 
 @cache

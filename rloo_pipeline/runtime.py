@@ -38,6 +38,13 @@ def use_threads(count: int) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+def put_programs_on_path() -> None:
+    """Makes `rloo` in a child's shell that of this interpreter's environment, whether or not it is activated."""
+    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if own not in path.split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([own, path])
+
+
 def seconds_since_start() -> float:
     """Wall seconds since this process began, the interpreter's start and imports included."""
     import time

@@ -96,9 +96,9 @@ esac
 if [ "$accelerator" = cpu ]; then check_compiler "$python"; fi
 if [ "$python" != .venv/bin/python ]; then
     check_python
-    rm -rf .venv
-    mkdir .venv
+    mkdir -p .venv
     echo unfinished >$stamp
+    find .venv -mindepth 1 -maxdepth 1 ! -path $stamp -exec rm -rf {} +
     step "environment .venv with Python $(version "$python")" "$python" -m venv .venv
 fi
 

@@ -5,6 +5,7 @@ that decoding keeps them.
 """
 
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -24,9 +25,27 @@ CHAT_TEMPLATE = (
 """ChatML whose newline precedes a message: a conversation ends with the end token, and prompts are prefixes of it."""
 
 
-def tiny_qwen3(
+class Shape(TypedDict, total=False):
+    """Sizes that a builder may be given; `write_qwen3` has their defaults."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    initializer_range: float
+
+
+def tiny_qwen3(folder: Path, seed: int, *, context: int = 256, **shape: Unpack[Shape]) -> None:
+    """Write an untrained fp32 model and the arithmetic task's tokenizer to `folder`; the same arguments give the same bytes."""
+    write_qwen3(folder, seed, character_tokenizer(context), **shape)
+
+
+def write_qwen3(
     folder: Path,
     seed: int,
+    tokenizer: PreTrainedTokenizerFast,
     *,
     hidden_size: int = 96,
     layers: int = 2,
@@ -34,11 +53,9 @@ def tiny_qwen3(
     key_value_heads: int = 1,
     head_dim: int = 32,
     intermediate_size: int = 288,
-    context: int = 256,
     initializer_range: float = 0.05,
 ) -> None:
-    """Write an untrained fp32 model and its tokenizer to `folder`; the same arguments give the same bytes."""
-    tokenizer = character_tokenizer(context)
+    """Write an untrained fp32 model with the tokenizer's vocabulary and context, and the tokenizer, to `folder`."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -47,7 +64,7 @@ def tiny_qwen3(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
-        max_position_embeddings=context,
+        max_position_embeddings=tokenizer.model_max_length,
         initializer_range=initializer_range,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
@@ -71,14 +88,19 @@ def character_tokenizer(context: int = 256) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*WORDS, r"[\s\S]"])), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    return with_chat(tokenizer, context, unk_token=UNKNOWN)
+
+
+def with_chat(tokenizer: Tokenizer, context: int, **names: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer with the chat template, an end token and another one to pad with."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        unk_token=UNKNOWN,
         additional_special_tokens=[START],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=context,
         padding_side="left",
+        **names,
     )

@@ -51,13 +51,11 @@ def metrics_of(run: Path, number: int) -> Path:
 def gain_of(config: Config, run: Path) -> tuple[float, tuple[float, float]]:
     """Final accuracy less that of the warm start, with the interval of the paired bootstrap over prompts."""
     samples = config.evaluation.num_generations
-    by_prompt = []
-    for name in ("final", "warmstart"):
-        table = tables.read(run / "evaluation" / name / "completions.parquet", "completions")
-        by_prompt.append(seen.right(table, config.rewards, config.correct, samples).mean(axis=1))
-    found = bootstrap(
-        by_prompt[0] - by_prompt[1], config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
-    )
+    paths = [run / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final")]
+    before, after = (tables.read(path, "completions") for path in paths)
+    tables.check_aligned(before, after, str(paths[1]))
+    right = [seen.right(table, config.rewards, config.correct, samples).mean(axis=1) for table in (before, after)]
+    found = bootstrap(right[1] - right[0], config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap"))
     return found.value, found.ci95
 
 

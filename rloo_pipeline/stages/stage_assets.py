@@ -6,6 +6,7 @@ builds one. Every other stage reads this and runs offline.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 from rloo_pipeline import references
@@ -29,18 +30,20 @@ def stage_assets(config: Config, output: Path) -> None:
     if config.warmstart.sft is not None:
         sources["demonstrations"] = config.warmstart.sft.demonstrations
     with new_folder(output) as beside:
-        model = _model(config.model, config.seed, beside)
+        model = _model(config.model, config.seed, config.data_dir, beside)
         assets = {"model": {**model, "path": model["path"] or str(output / "model")}}
         assets |= {name: _source(source, config.data_dir) for name, source in sources.items()}
         write_json(beside / ASSETS, assets)
     say(f"assets: model {assets['model']['path']}; " + "; ".join(f"{name} {assets[name]['path']}" for name in sources))
 
 
-def _model(model: Model, seed: int, beside: Path) -> dict[str, str | None]:
+def _model(model: Model, seed: int, data_dir: str | None, beside: Path) -> dict[str, str | None]:
     if model.build is not None:
         build = references.load(model.build)
+        # A builder that reads files, such as a tokenizer's corpus, looks where the datasets are looked for.
+        given = {"data_dir": data_dir} if "data_dir" in inspect.signature(build).parameters else {}
         try:
-            build(beside / "model", derive(seed, "model"), **model.build_options)
+            build(beside / "model", derive(seed, "model"), **{**given, **model.build_options})
         except TypeError as error:
             raise UserError(f"model.build_options do not fit {model.build}: {error}") from error
         return {"path": None, "revision": None}

@@ -102,7 +102,7 @@ class Engine:
         found = torch.zeros(len(sequences.prompts), max(map(len, sequences.completions)))
         self.engine.eval()
         with torch.no_grad():
-            for batch in self._own(packing.micro_batches(sequences.lengths(), max_tokens)):
+            for batch in self._own(sequences.lengths(), max_tokens):
                 pack = sequences.pick(batch or [0]).to(self.device)
                 values, mask = pack.unpack(self.engine(pack)[0])
                 if batch:
@@ -111,8 +111,10 @@ class Engine:
         self.engine.train()
         return self.sum_over_ranks(found)
 
-    def _own(self, batches: list[list[int]]) -> list[list[int]]:
+    def _own(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         """This rank's micro-batches, as many on every rank: one alone in a pass would wait for the others for ever."""
+        share = -(-sum(lengths) // self.rank.world)
+        batches = packing.micro_batches(lengths, min(max_tokens, share))
         missing = -len(batches) % self.rank.world
         return [*batches, *([[]] * missing)][self.rank.number :: self.rank.world]
 
@@ -136,13 +138,14 @@ class Engine:
             advance: told how many sequences were worked through.
         """
         lengths = sequences.lengths()
-        for batch in self._own(packing.micro_batches([lengths[row] for row in rows], max_tokens)):
-            chosen = [rows[place] for place in batch] or [rows[0]]
-            pack = sequences.pick(chosen).to(self.device)
+        for batch in self._own([lengths[row] for row in rows], max_tokens):
+            chosen = [rows[place] for place in batch]
+            pack = sequences.pick(chosen or rows[:1]).to(self.device)
             logps, entropy = self.engine(pack)
             padded, mask = pack.unpack(logps)
-            loss = loss_of(chosen, padded, mask, pack.unpack(entropy)[0])
-            self.engine.backward(loss * (self.rank.world if batch else 0.0))
+            # a rank that has nothing left to do takes part with a loss of 0
+            loss = loss_of(chosen, padded, mask, pack.unpack(entropy)[0]) if chosen else 0.0 * logps.sum()
+            self.engine.backward(loss * self.rank.world)
             advance(len(batch))
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.schedule.rate(self.step_count)

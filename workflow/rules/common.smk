@@ -1,24 +1,29 @@
-# Everything the rule files share: the validated configuration, names of files, input functions.
+# What all phases share: the validated configuration, names of files, input functions.
 import os
 import sys
 from pathlib import Path
 
 import yaml
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
+from rloo_pipeline.cluster import locks
 from rloo_pipeline.config import STAGES, validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.provenance import source_digest
+from rloo_pipeline.runtime import put_programs_on_path
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
-# Stages are the `rloo` of the environment that Snakemake itself runs in.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+put_programs_on_path()
 
 try:
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
+    if workflow.is_main_process and not workflow.dryrun:
+        if cleared := locks.hold(Path.cwd()):
+            logger.info(cleared)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

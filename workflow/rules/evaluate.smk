@@ -6,19 +6,19 @@ rule evaluate:
     output:
         completions=f"{RUN}/evaluation/{{name}}/completions.parquet",
         summary=f"{RUN}/evaluation/{{name}}/summary.json",
-    params:
-        decides=DECIDES["evaluate"],
-        source=SOURCE["evaluate"],
-    threads: CONFIG.vllm.threads
-    resources:
-        mem_mb=growing(8000),
-        runtime=120,
     log:
         f"{RUN}/logs/evaluate/{{name}}.log",
     benchmark:
         f"{RUN}/benchmarks/evaluate/{{name}}.tsv"
+    threads: CONFIG.vllm.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=120,
+    params:
+        decides=DECIDES["evaluate"],
+        source=SOURCE["evaluate"],
     shell:
-        "rloo evaluate --config {CONFIG_FILE} --prompts {input.prompts} --policy {input.policy} --name {wildcards.name}"
+        "rloo evaluate --prompts {input.prompts} --policy {input.policy} --name {wildcards.name}"
         " --output {output.completions} --summary {output.summary} --log={log}"
 
 
@@ -26,19 +26,24 @@ rule report:
     input:
         checks=f"{RUN}/warmstart/checks.json",
         metrics=expand(f"{RUN}/rounds/{{round}}/metrics.json", round=ROUNDS),
-        evaluations=expand(f"{RUN}/evaluation/{{name}}/summary.json", name=["warmstart", "final"]),
+        evaluations=expand(
+            f"{RUN}/evaluation/{{name}}/{{file}}",
+            name=["warmstart", "final"],
+            file=["summary.json", "completions.parquet"],
+        ),
+        prompts=f"{RUN}/prompts",
     output:
         summary=f"{RUN}/summary.json",
         page=report(f"{RUN}/report.html", caption="../report/report.rst", category="Run"),
-    params:
-        decides=DECIDES["report"],
-        source=SOURCE["report"],
-    resources:
-        mem_mb=growing(4000),
-        runtime=30,
     log:
         f"{RUN}/logs/report.log",
     benchmark:
         f"{RUN}/benchmarks/report.tsv"
+    resources:
+        mem_mb=growing(4000),
+        runtime=30,
+    params:
+        decides=DECIDES["report"],
+        source=SOURCE["report"],
     shell:
-        "rloo report --config {CONFIG_FILE} --run {RUN} --summary {output.summary} --html {output.page} --log={log}"
+        "rloo report --output {output.page} --summary {output.summary} --log={log}"

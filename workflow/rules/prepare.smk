@@ -3,15 +3,15 @@ rule stage_assets:
         local_sources(),
     output:
         directory(f"{RUN}/assets"),
-    params:
-        decides=DECIDES["stage-assets"],
-        source=SOURCE["stage-assets"],
     log:
         f"{RUN}/logs/stage_assets.log",
     benchmark:
         f"{RUN}/benchmarks/stage_assets.tsv"
+    params:
+        decides=DECIDES["stage-assets"],
+        source=SOURCE["stage-assets"],
     shell:
-        "rloo stage-assets --config {CONFIG_FILE} --output {output} --log={log}"
+        "rloo stage-assets --output {output} --log={log}"
 
 
 rule prompts:
@@ -19,14 +19,14 @@ rule prompts:
         f"{RUN}/assets",
     output:
         directory(f"{RUN}/prompts"),
-    params:
-        decides=DECIDES["prompts"],
-        source=SOURCE["prompts"],
+    log:
+        f"{RUN}/logs/prompts.log",
     cache: True
     resources:
         mem_mb=growing(4000),
         runtime=30,
-    log:
-        f"{RUN}/logs/prompts.log",
+    params:
+        decides=DECIDES["prompts"],
+        source=SOURCE["prompts"],
     shell:
-        "rloo prompts --config {CONFIG_FILE} --assets {input} --output {output} --log={log}"
+        "rloo prompts --assets {input} --output {output} --log={log}"

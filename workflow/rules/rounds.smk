@@ -9,19 +9,19 @@ rule rollout:
         gate=gate,
     output:
         f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
-    params:
-        decides=DECIDES["rollout"],
-        source=SOURCE["rollout"],
-    threads: CONFIG.vllm.threads
-    resources:
-        mem_mb=growing(8000),
-        runtime=120,
     log:
         f"{RUN}/logs/rollout/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/rollout/{{round}}-{{shard}}.tsv"
+    threads: CONFIG.vllm.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=120,
+    params:
+        decides=DECIDES["rollout"],
+        source=SOURCE["rollout"],
     shell:
-        "rloo rollout --config {CONFIG_FILE} --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
+        "rloo rollout --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
         " --shard {wildcards.shard} --output {output} --log={log}"
 
 
@@ -31,18 +31,18 @@ rule score:
         rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
     output:
         f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
-    params:
-        decides=DECIDES["score"],
-        source=SOURCE["score"],
-    resources:
-        mem_mb=growing(4000),
-        runtime=60,
     log:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
+    resources:
+        mem_mb=growing(4000),
+        runtime=60,
+    params:
+        decides=DECIDES["score"],
+        source=SOURCE["score"],
     shell:
-        "rloo score --config {CONFIG_FILE} --prompts {input.prompts} --rollouts {input.rollouts} --output {output} --log={log}"
+        "rloo score --prompts {input.prompts} --rollouts {input.rollouts} --output {output} --log={log}"
 
 
 rule reference:
@@ -51,19 +51,19 @@ rule reference:
         rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
     output:
         f"{RUN}/rounds/{{round}}/reference/{{shard}}.parquet",
-    params:
-        decides=DECIDES["reference"],
-        source=SOURCE["reference"],
-    threads: CONFIG.deepspeed.threads
-    resources:
-        mem_mb=growing(8000),
-        runtime=120,
     log:
         f"{RUN}/logs/reference/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/reference/{{round}}-{{shard}}.tsv"
+    threads: CONFIG.deepspeed.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=120,
+    params:
+        decides=DECIDES["reference"],
+        source=SOURCE["reference"],
     shell:
-        "rloo reference --config {CONFIG_FILE} --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
+        "rloo reference --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
 
 
 # Three rules differ only in what is kept: `update` keeps the policy, `update_passing` nothing, `update_last` the trainer state too,
@@ -81,22 +81,22 @@ rule update:
         trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
-    wildcard_constraints:
-        round=one_of(KEPT),
-    params:
-        decides=DECIDES["update"],
-        source=SOURCE["update"],
-    threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
-    resources:
-        mem_mb=growing(16000),
-        runtime=240,
     log:
         f"{RUN}/logs/update/{{round}}.log",
     benchmark:
         f"{RUN}/benchmarks/update/{{round}}.tsv"
+    wildcard_constraints:
+        round=one_of(KEPT),
+    threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
+    resources:
+        mem_mb=growing(16000),
+        runtime=240,
+    params:
+        decides=DECIDES["update"],
+        source=SOURCE["update"],
     shell:
-        "rloo update --config {CONFIG_FILE} --round {wildcards.round} --policy {input.policy} --trainer {input.trainer}"
-        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --output-policy {output.policy}"
+        "rloo update --round {wildcards.round} --policy {input.policy} --trainer {input.trainer}"
+        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --output {output.policy}"
         " --output-trainer {output.trainer} --metrics {output.metrics} --table {output.table} --log={log}"
 
 

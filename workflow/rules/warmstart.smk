@@ -4,18 +4,18 @@ rule warmstart:
         prompts=f"{RUN}/prompts",
     output:
         directory(f"{RUN}/policies/00000"),
-    params:
-        decides=DECIDES["warmstart"],
-        source=SOURCE["warmstart"],
+    log:
+        f"{RUN}/logs/warmstart.log",
     cache: True
     threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
     resources:
         mem_mb=growing(8000),
         runtime=240,
-    log:
-        f"{RUN}/logs/warmstart.log",
+    params:
+        decides=DECIDES["warmstart"],
+        source=SOURCE["warmstart"],
     shell:
-        "rloo warmstart --config {CONFIG_FILE} --assets {input.assets} --prompts {input.prompts} --output {output} --log={log}"
+        "rloo warmstart --assets {input.assets} --prompts {input.prompts} --output {output} --log={log}"
 
 
 rule checks:
@@ -24,16 +24,16 @@ rule checks:
         policy=f"{RUN}/policies/00000",
     output:
         f"{RUN}/warmstart/checks.json",
-    params:
-        decides=DECIDES["checks"],
-        source=SOURCE["checks"],
-    threads: CONFIG.vllm.threads
-    resources:
-        mem_mb=growing(8000),
-        runtime=60,
     log:
         f"{RUN}/logs/checks.log",
     benchmark:
         f"{RUN}/benchmarks/checks.tsv"
+    threads: CONFIG.vllm.threads
+    resources:
+        mem_mb=growing(8000),
+        runtime=60,
+    params:
+        decides=DECIDES["checks"],
+        source=SOURCE["checks"],
     shell:
-        "rloo checks --config {CONFIG_FILE} --prompts {input.prompts} --policy {input.policy} --output {output} --log={log}"
+        "rloo checks --prompts {input.prompts} --policy {input.policy} --output {output} --log={log}"

@@ -1,0 +1,1 @@
+"""Where stages run: locks of the controller."""

@@ -1,0 +1,100 @@
+"""The demo's kind of Qwen3 for plain text: a byte-level BPE tokenizer trained on a corpus of one's own, and random weights.
+
+Text is cut as Qwen's own tokenizers cut it (words with the space before them, single digits, runs of punctuation), but it is
+not normalised, so decoding gives back every string exactly. `<think>` and `</think>` are ordinary tokens, as in Qwen3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Unpack
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rloo_pipeline.demo.model import END, PAD, START, Shape, with_chat, write_qwen3
+from rloo_pipeline.errors import UserError, did_you_mean
+
+THINK = ("<think>", "</think>")
+PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What BPE may merge within: Qwen2's and Qwen3's expression."""
+
+
+def text_qwen3(
+    folder: Path,
+    seed: int,
+    *,
+    corpus: str,
+    data_dir: str | None = None,
+    columns: Sequence[str] = ("question", "answer"),
+    vocab_size: int = 2048,
+    context: int = 1024,
+    **shape: Unpack[Shape],
+) -> None:
+    """Write an untrained fp32 model and its tokenizer to `folder`; the same seed, options and corpus give the same bytes.
+
+    Args:
+        folder: to write to.
+        seed: of the weights; the tokenizer depends on the corpus alone.
+        corpus: a JSONL file, relative to `data_dir` where that is given.
+        data_dir: stage-assets passes the configuration's.
+        columns: those whose text the tokenizer is trained on.
+        vocab_size: tokens in all; fewer where the corpus gives no more.
+        context: longest prompt and completion in tokens.
+        shape: see `write_qwen3`.
+
+    Raises:
+        UserError: the corpus is missing, is not JSONL, or lacks a column; the vocabulary is too small for all bytes.
+    """
+    texts = list(_texts(Path(data_dir or ".") / corpus, columns))
+    write_qwen3(folder, seed, bpe_tokenizer(texts, vocab_size, context), **shape)
+
+
+def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer with `vocab_size` tokens, trained on these texts."""
+    special, alphabet = [PAD, START, END], sorted(pre_tokenizers.ByteLevel.alphabet())
+    least = len(special) + len(THINK) + len(alphabet)
+    if vocab_size < least:
+        raise UserError(f"model.build_options: vocab_size {vocab_size} is below the {least} of every byte and mark")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(THINK), special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    # not special, so that decoding for the rewards keeps them
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in THINK])
+    return with_chat(tokenizer, context)
+
+
+def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
+    """The text of these columns, row by row."""
+    try:
+        # not splitlines(): JSON strings may hold U+2028 as it is
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}: the corpus (model.build_options.corpus) cannot be read ({error}); relative paths are looked up in data_dir"
+        ) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = dict(json.loads(line))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path}: line {number} is not a JSON object; the corpus must be JSONL") from error
+        for column in columns:
+            if column not in row:
+                near = did_you_mean(column, row) or f"; there are {', '.join(row)}"
+                raise UserError(f"{path}: line {number} has no column '{column}' (model.build_options.columns){near}")
+            yield str(row[column])

@@ -1,0 +1,115 @@
+"""The update stage, run as a command on made-up rounds: what changes a result, what must not, and what is refused."""
+
+import json
+
+import pytest
+import pyarrow.parquet as pq
+import torch
+from conftest import Round
+
+# Everything about the algorithm that can differ between ways of cutting a batch is on.
+CHANGES = {"algorithm": {"steps_per_generation": 2, "num_iterations": 2, "beta": 0.05, "mask_truncated_completions": True}}
+
+
+def made(tmp_path, tiny_model, name, **changes) -> Round:
+    run = Round(tmp_path / name, tiny_model, **CHANGES, **changes).write(1)
+    outcome = run.update()
+    assert outcome.returncode == 0, outcome.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, tiny_model) -> Round:
+    return made(tmp_path_factory.mktemp("update"), tiny_model, "plain")
+
+
+def distance(left: Round, right: Round, start) -> float:
+    """How far two policies are apart, relative to how far the update moved."""
+    from safetensors.torch import load_file
+
+    before = load_file(start / "model.safetensors")
+    a, b = left.weights(), right.weights()
+    assert a.keys() == b.keys() == before.keys()
+    moved = sum(float((a[name] - before[name]).norm() ** 2) for name in a) ** 0.5
+    apart = sum(float((a[name] - b[name]).norm() ** 2) for name in a) ** 0.5
+    assert moved > 0
+    return apart / moved
+
+
+@pytest.mark.parametrize(
+    ("name", "deepspeed"),
+    [
+        ("micro-batches", {"max_tokens_per_micro_batch": 60}),
+        ("two-ranks", {"processes": 2}),
+        ("zero-1", {"zero_stage": 1}),
+        ("zero-2-two-ranks", {"zero_stage": 2, "processes": 2, "max_tokens_per_micro_batch": 300}),
+        ("zero-3-two-ranks", {"zero_stage": 3, "processes": 2}),
+        ("checkpointing", {"gradient_checkpointing": True}),
+    ],
+)
+def test_how_a_step_is_cut_changes_nothing_but_rounding(tmp_path, tiny_model, plain, name, deepspeed) -> None:
+    other = made(tmp_path, tiny_model, name, deepspeed=deepspeed)
+    assert distance(plain, other, tiny_model) < 1e-4
+    read = [json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text()) for run in (plain, other)]
+    assert read[0] == pytest.approx(read[1], rel=1e-4)
+
+
+def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain) -> None:
+    again = made(tmp_path, tiny_model, "again")
+    for file in ("policies/00001/model.safetensors", "policies/00001/config.json", "rounds/00001/train.parquet"):
+        assert (plain.run / file).read_bytes() == (again.run / file).read_bytes()
+
+
+def test_the_table_says_what_the_update_used(plain) -> None:
+    table = pq.read_table(plain.run / "rounds" / "00001" / "train.parquet").to_pylist()
+    rolled = [row for shard in range(2) for row in pq.read_table(plain._table(1, "rollouts", shard)).to_pylist()]
+    scored = [row for shard in range(2) for row in pq.read_table(plain._table(1, "scores", shard)).to_pylist()]
+    for used, rollout, score in zip(table, rolled, scored, strict=True):
+        assert used["masked"] == (rollout["finish_reason"] == "length")
+        assert used["reward"] == (None if used["masked"] else score["reward"])
+        assert used["advantage"] == 0 or used["reward"] is not None
+    for start in range(0, len(table), 4):
+        assert sum(row["advantage"] for row in table[start : start + 4]) == pytest.approx(0, abs=1e-5)
+
+
+def test_the_policy_is_an_ordinary_folder(plain) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(plain.policy(1))
+    assert torch.equal(model.state_dict()["model.embed_tokens.weight"], plain.weights()["model.embed_tokens.weight"])
+    assert AutoTokenizer.from_pretrained(plain.policy(1)).decode([4, 5]) != ""
+    assert "lm_head.weight" not in plain.weights()
+
+
+def test_a_lora_policy_is_a_peft_adapter_and_goes_on(tmp_path, tiny_model) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    run = made(tmp_path, tiny_model, "lora", update={"lora": {"r": 4}})
+    assert run.write(2).update(2).returncode == 0
+    model = AutoPeftModelForCausalLM.from_pretrained(run.policy(2))
+    assert model.peft_config["default"].r == 4
+    first, second = run.weights(1), run.weights(2)
+    assert all(not torch.equal(first[name], second[name]) for name in first if "lora_B" in name)
+
+
+def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:
+    run = made(tmp_path, tiny_model, "state").write(2)
+    state = next((run.run / "trainer" / "00001").rglob("*.pt"))
+    whole = state.read_bytes()
+    for damaged, word in ((whole[:-10], "truncated"), (whole[:-1] + bytes([whole[-1] ^ 1]), "SHA-256")):
+        state.write_bytes(damaged)
+        outcome = run.update(2)
+        assert outcome.returncode == 1
+        assert word in outcome.stderr
+        assert str(state) in outcome.stderr
+        assert not run.policy(2).exists()
+    state.write_bytes(whole)
+    assert run.update(2).returncode == 0
+
+
+def test_another_number_of_processes_is_refused(tmp_path, tiny_model) -> None:
+    run = made(tmp_path, tiny_model, "world")
+    other = Round(run.run, tiny_model, **CHANGES, deepspeed={"processes": 2}).write(2)
+    outcome = other.update(2)
+    assert outcome.returncode == 1
+    assert "world 1, this run has 2" in outcome.stderr
