@@ -299,7 +299,7 @@ class Deepspeed(Section):
 
 
 class Correct(Section):
-    """When a completion counts as right, for accuracy and pass@k."""
+    """When a completion counts as right, for accuracy and pass@k. A change evaluates again; the checks stay as they are."""
 
     reward: str | None = None
     """Reward function that decides; the first one where not given."""
@@ -428,14 +428,14 @@ class Sections(NamedTuple):
     decides: tuple[str, ...]
     """Those that its result depends on."""
     reads: tuple[str, ...] = ()
-    """Those that say where and how it runs only."""
+    """Those that say where and how it runs only, or what it tells people beside its result."""
 
 
 STAGES: Mapping[str, Sections] = {
     "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
     "prompts": Sections(("dataset", "model")),
     "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
-    "checks": Sections(("seed", "model", "rollout", "rewards", "correct", "checks"), ("vllm",)),
+    "checks": Sections(("seed", "model", "rollout", "rewards", "checks"), ("correct", "vllm")),
     "rollout": Sections(("seed", "model", "rollout"), ("vllm",)),
     "score": Sections(("rewards",)),
     "reference": Sections(("model", "rollout"), ("deepspeed",)),

@@ -1,35 +1,9 @@
-"""What tests share: a small model, a folder that looks like a run, and the command `rloo`."""
+"""A small model and a finished run."""
 
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
-
-ROOT = Path(__file__).parent.parent
-MINI = ROOT / "tests" / "configs" / "mini.yaml"
-
-
-def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a stage as a person would."""
-    command = [sys.executable, "-m", "rloo_pipeline", *(str(word) for word in words)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
-
-
-def merged(base: dict, changes: dict) -> dict:
-    """A configuration with some keys changed, sections key by key."""
-    made = dict(base)
-    for key, value in changes.items():
-        made[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return made
-
-
-def mini(**changes) -> dict:
-    """tests/configs/mini.yaml with some keys changed."""
-    return merged(yaml.safe_load(MINI.read_text()), changes)
+from helpers import Project
 
 
 @pytest.fixture(scope="session")
@@ -42,63 +16,10 @@ def tiny_model(tmp_path_factory) -> Path:
     return folder
 
 
-class Round:
-    """The tables of one round in a run's folder, filled with made-up completions, and the command to update on them."""
-
-    def __init__(self, run: Path, model: Path, /, **changes) -> None:
-        self.run, self.model = run, model
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "config.yaml").write_text(yaml.safe_dump(mini(**changes)))
-
-    def write(self, number: int) -> "Round":
-        """Writes rollouts, scores and reference log-probs of 16 groups of 4 in two shards."""
-        from rloo_pipeline import tables
-
-        chance = random.Random(number)
-        for shard in range(2):
-            rows, scores, reference = [], [], []
-            for group in range(8):
-                prompt = [chance.randrange(4, 20) for _ in range(chance.randrange(3, 12))]
-                for sample in range(4):
-                    ids = [chance.randrange(4, 20) for _ in range(chance.randrange(1, 30))] + [2]
-                    key = {"prompt_id": f"{shard}-{group}", "sample": sample}
-                    logps = [-3.0 - chance.random() for _ in ids]
-                    rows.append(
-                        {**key, "prompt_ids": prompt, "completion_ids": ids, "completion": "", "sampling_logps": logps}
-                        | {"finish_reason": chance.choice(["stop", "stop", "length"]), "seed": 0}
-                    )
-                    reward = chance.choice([0.0, 1.0, 1.1, None])
-                    scores.append({**key, "answer": reward, "reward": reward, "error": None})
-                    reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
-            about = {"round": number, "shard": shard, "seed": 1, "policy": "made-up"}
-            tables.write(self._table(number, "rollouts", shard), rows, tables.ROLLOUTS, "rollouts", **about)
-            tables.write(self._table(number, "scores", shard), scores, tables.scores_schema(["answer"]), "scores", **about)
-            tables.write(self._table(number, "reference", shard), reference, tables.REFERENCE, "reference", **about)
-        return self
-
-    def _table(self, number: int, kind: str, shard: int) -> Path:
-        return self.run / "rounds" / f"{number:05d}" / kind / f"{shard:03d}.parquet"
-
-    def update(self, number: int = 1) -> subprocess.CompletedProcess[str]:
-        """Makes policy `number`."""
-        folder = self.run / "rounds" / f"{number:05d}"
-        shards = {kind: [self._table(number, kind, shard) for shard in range(2)] for kind in ("rollouts", "scores", "reference")}
-        before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
-        policy = self.model if number == 1 else self.policy(number - 1)
-        words = [word for kind, files in shards.items() for word in (f"--{kind}", *files)]
-        return rloo(
-            *("update", "--round", number, "--policy", policy, *before, *words, "--output", self.policy(number)),
-            *("--output-trainer", self.run / "trainer" / f"{number:05d}", "--metrics", folder / "metrics.json"),
-            *("--table", folder / "train.parquet", f"--log={self.run / 'logs' / f'update-{number}.log'}"),
-        )
-
-    def policy(self, number: int) -> Path:
-        """Where a policy lies."""
-        return self.run / "policies" / f"{number:05d}"
-
-    def weights(self, number: int = 1) -> dict:
-        """The weights of a policy by name."""
-        from safetensors.torch import load_file
-
-        files = self.policy(number).glob("*.safetensors")
-        return {name: tensor for file in sorted(files) for name, tensor in load_file(file).items()}
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Project:
+    """A project with the finished run `mini`; tests must leave its files as they found them."""
+    project = Project(tmp_path_factory.mktemp("finished") / "project")
+    outcome = project.snakemake("--cores", "2")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    return project

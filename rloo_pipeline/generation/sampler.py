@@ -97,6 +97,8 @@ class Sampler:
             gpu_memory_utilization=engine.gpu_memory_utilization,
             generation_config="vllm",
             enforce_eager=not _on_gpu(),
+            # A prompt that is split over two steps has its random generator set back, which a CPU's generator cannot do.
+            enable_chunked_prefill=_on_gpu(),
             **adapter,
         )
         self.lora = _lora_request(folder) if adapter else None

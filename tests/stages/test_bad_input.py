@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Round, merged, mini, rloo
+from helpers import Round, merged, mini, rloo
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import pyarrow.parquet as pq
 import torch
-from conftest import Round
+from helpers import Round
 
 # Everything about the algorithm that can differ between ways of cutting a batch is on.
 CHANGES = {"algorithm": {"steps_per_generation": 2, "num_iterations": 2, "beta": 0.05, "mask_truncated_completions": True}}

@@ -6,7 +6,6 @@ rule rollout:
         prompts=f"{RUN}/prompts",
         policy=policy_before,
         base=base_policy,
-        gate=gate,
     output:
         f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
     log:
@@ -76,6 +75,7 @@ rule update:
         rollouts=shards_of("rollouts"),
         scores=shards_of("scores"),
         reference=reference_shards,
+        gate=gate,
     output:
         policy=directory(f"{RUN}/policies/{{round}}"),
         trainer=temp(directory(f"{RUN}/trainer/{{round}}")),

@@ -28,6 +28,8 @@ rule checks:
         f"{RUN}/logs/checks.log",
     benchmark:
         f"{RUN}/benchmarks/checks.tsv"
+    # before the first rollouts, where both could run
+    priority: 10
     threads: CONFIG.vllm.threads
     resources:
         mem_mb=growing(8000),

@@ -1,0 +1,121 @@
+"""Change one thing and read what Snakemake would run."""
+
+import pytest
+
+REPORT = {"summary.json", "report.html"}
+FINAL = {"evaluation/final/completions.parquet", "evaluation/final/summary.json"}
+WARM = {"evaluation/warmstart/completions.parquet", "evaluation/warmstart/summary.json"}
+
+
+def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
+    """Tables of all shards of some rounds."""
+    return {f"rounds/{number:05d}/{kind}/{shard:03d}.parquet" for number in rounds for kind in kinds for shard in range(2)}
+
+
+def updates(rounds: range = range(1, 3)) -> set[str]:
+    """What updates write."""
+    per_round = ("policies/{0:05d}", "trainer/{0:05d}", "rounds/{0:05d}/metrics.json", "rounds/{0:05d}/train.parquet")
+    return {name.format(number) for number in rounds for name in per_round}
+
+
+SECOND_ROUND = of_rounds(("rollouts", "scores", "reference"), range(2, 3))
+
+
+def test_nothing_changed_nothing_runs(finished) -> None:
+    assert finished.planned() == set()
+
+
+def test_more_rounds_run_the_new_rounds_only(finished) -> None:
+    new = range(3, 5)
+    assert finished.planned(rounds=4) == of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+
+
+def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
+    rewards = [
+        {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},
+        {"function": "rloo_pipeline.rewards.format:think_format_reward", "name": "format", "weight": 0.2},
+        {"function": "rloo_pipeline.rewards.format:shows_work", "name": "worked", "weight": 0},
+    ]
+    planned = finished.planned(rewards=rewards)
+    assert planned == of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | REPORT | {"warmstart/checks.json"}
+
+
+def test_a_sampling_option_runs_rollouts_on(finished) -> None:
+    planned = finished.planned(rollout={"temperature": 0.9})
+    rounds = of_rounds(("rollouts", "scores", "reference")) | updates()
+    assert planned == rounds | WARM | FINAL | REPORT | {"warmstart/checks.json"}
+
+
+def test_a_learning_rate_runs_updates_on(finished) -> None:
+    assert finished.planned(update={"learning_rate": 0.0002}) == updates() | SECOND_ROUND | FINAL | REPORT
+
+
+def test_the_reports_title_runs_the_report(finished) -> None:
+    assert finished.planned(report={"title": "Another"}) == REPORT
+
+
+def test_a_comment_in_the_config_runs_nothing(finished) -> None:
+    path = finished.configure()
+    commented = "# a comment\n" + path.read_text()
+    assert finished.planned() == set()
+    path.write_text(commented)
+    outcome = finished.snakemake("--dry-run")
+    assert "Nothing to be done" in outcome.stdout + outcome.stderr
+
+
+def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
+    assert finished.planned(vllm={"kv_cache_gib": 2}) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("stages/score.py", of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | {"warmstart/checks.json"} | REPORT),
+        ("stages/update.py", updates() | SECOND_ROUND | FINAL | REPORT),
+        ("stages/reference.py", of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
+        ("stages/evaluate.py", WARM | FINAL | REPORT),
+        ("insight/page.html.j2", REPORT),
+        ("cli.py", set()),
+    ],
+)
+def test_an_edit_of_a_stage_runs_that_stage_on(finished, file, expected) -> None:
+    path = finished.folder / "rloo_pipeline" / file
+    before = path.read_text()
+    try:
+        path.write_text(before + "\n")
+        assert finished.planned() == expected
+    finally:
+        path.write_text(before)
+
+
+def test_a_reward_function_of_ones_own_is_watched(finished) -> None:
+    mine = finished.folder / "mine.py"
+    mine.write_text("def my_reward(completions):\n    return [1.0] * len(completions)\n")
+    changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}], "evaluation": {"breakdown": []}}
+    scores = "results/mini/rounds/00001/scores/000.parquet"
+    kept = finished.files("rounds/00001/**/*")
+    try:
+        assert finished.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
+        assert finished.planned("--", scores, **changes) == set()
+        mine.write_text(mine.read_text() + "# an edit\n")
+        assert finished.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
+    finally:
+        assert finished.snakemake("--cores", "1", "--", scores).returncode == 0
+    assert finished.files("rounds/00001/**/*") == kept
+    assert finished.snakemake("--cores", "2").returncode == 0
+
+
+def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
+    """A run of another name takes them from the first one's cache and trains nothing."""
+    finished.environment["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path)
+    try:
+        for run in ("first", "second"):
+            outcome = finished.snakemake("--cores", "2", "--cache", "--", f"results/{run}/policies/00000", run=run)
+            assert outcome.returncode == 0, outcome.stderr
+            logs = finished.folder / "results" / run / "logs"
+            trained = (logs / "warmstart.log").exists() and "SFT" in (logs / "warmstart.log").read_text()
+            assert trained == (run == "first")
+    finally:
+        del finished.environment["SNAKEMAKE_OUTPUT_CACHE"]
+    policies = [(finished.folder / "results" / run / "policies" / "00000" / "model.safetensors") for run in ("first", "second")]
+    assert policies[0].read_bytes() == policies[1].read_bytes()

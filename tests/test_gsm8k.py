@@ -1,0 +1,220 @@
+"""GSM8K: a model made for its text, rewards that read its answers, and configurations that fit it."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloo_pipeline.config import load, validate
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.format import answer_mark_reward
+from rloo_pipeline.rewards.math import math_reward
+
+ROOT = Path(__file__).parents[1]
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=f"{GSM8K} is not on this machine")
+
+ROWS = [
+    {
+        "question": "Tom has 3 bags with 4 apples each. How many apples has he?",
+        "answer": "He has 3*4 = <<3*4=12>>12.\n#### 12",
+    },
+    {
+        "question": "A “café” sells 1,200 cups at $2.50. What does it earn?\u2028Naïve – 日本",
+        "answer": "1,200 × $2.50 = $3,000.\n#### 3,000",
+    },
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS), encoding="utf-8")
+    return path
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    with (GSM8K / name).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def small(folder: Path, corpus: Path, **options: Any) -> None:
+    from rloo_pipeline.demo.text_model import text_qwen3
+
+    settings = {"vocab_size": 300, "context": 64, "hidden_size": 16, "heads": 1, "head_dim": 16} | options
+    text_qwen3(folder, 1, corpus=corpus.name, data_dir=str(corpus.parent), **settings)
+
+
+def test_a_corpus_gives_the_same_bytes_in_another_process_with_other_threads(tmp_path: Path, corpus: Path) -> None:
+    small(tmp_path / "here", corpus)
+    code = "import sys, pathlib, test_gsm8k; test_gsm8k.small(*map(pathlib.Path, sys.argv[1:]))"
+    environment = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "there", corpus], env=environment, check=True, cwd=ROOT)
+    files = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert "model.safetensors" in files
+    assert all((tmp_path / "here" / f).read_bytes() == (tmp_path / "there" / f).read_bytes() for f in files)
+
+
+def test_the_text_model_loads_like_any_other_and_its_tokenizer_keeps_every_character(tmp_path: Path, corpus: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    small(tmp_path / "model", corpus)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == model.config.vocab_size == 300
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
+    for text in [*ROWS[0].values(), *ROWS[1].values(), "<think>\n 1 </think>\n\n#### 7", "  tabs\t\r\nand\0 é 🦜 "]:
+        assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    assert [len(tokenizer(tag).input_ids) for tag in ("<think>", "</think>", "<|im_end|>")] == [1, 1, 1]
+    conversation = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
+    whole = tokenizer.apply_chat_template(conversation, tokenize=False)
+    prompt = tokenizer.apply_chat_template(conversation[:1], tokenize=False, add_generation_prompt=True)
+    assert whole == prompt + "4<|im_end|>"
+
+
+@needs_gsm8k
+def test_the_round_trip_is_exact_on_all_of_gsm8k() -> None:
+    from rloo_pipeline.demo.text_model import bpe_tokenizer
+
+    texts = [row[column] for name in ("train.jsonl", "test.jsonl") for row in rows_of(name) for column in row]
+    tokenizer = bpe_tokenizer(texts[:2000], 1024, 512)
+    assert tokenizer.batch_decode(tokenizer(texts).input_ids, skip_special_tokens=True) == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        (None, {}, "train.jsonl: the corpus .* cannot be read"),
+        ('{"question": "q", "answr": "a"}', {}, "line 1 has no column 'answer'.*did you mean 'answr'"),
+        ('{"question": "q", "answer": "a"}\n\nnot json', {}, "line 3 is not a JSON object"),
+        ('{"question": "q", "answer": "a"}', {"vocab_size": 200}, "vocab_size 200 is below the 261"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used_is_a_sentence(
+    tmp_path: Path, corpus: Path, text: str | None, options: dict[str, Any], sentence: str
+) -> None:
+    corpus.unlink() if text is None else corpus.write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        small(tmp_path / "model", corpus, **options)
+    assert not (tmp_path / "model").exists()
+
+
+BUILDERS = """
+def asks(folder, seed, *, data_dir=None):
+    folder.mkdir()
+    (folder / "told").write_text(str(data_dir))
+
+def asks_not(folder, seed, **options):
+    folder.mkdir()
+    (folder / "told").write_text(str(options))
+"""
+
+
+@pytest.mark.parametrize(
+    ("builder", "options", "told"),
+    [("asks", {}, "{data}"), ("asks", {"data_dir": "own"}, "own"), ("asks_not", {"a": 1}, "{{'a': 1}}")],
+)
+def test_only_a_builder_that_asks_is_told_the_data_dir(
+    tmp_path: Path, corpus: Path, builder: str, options: dict[str, Any], told: str
+) -> None:
+    from rloo_pipeline.stages.stage_assets import stage_assets
+
+    (tmp_path / "builders.py").write_text(BUILDERS)
+    source = {"path": corpus.name}
+    model = {"build": f"{tmp_path / 'builders.py'}:{builder}", "build_options": options}
+    raw = {
+        "run": "r",
+        "rounds": 1,
+        "data_dir": str(corpus.parent),
+        "model": model,
+        "dataset": {"train": source, "eval": source},
+        "rewards": [{"function": "rloo_pipeline.rewards.math:math_reward"}],
+    }
+    stage_assets(validate(raw, "test"), tmp_path / "assets")
+    assert (tmp_path / "assets/model/told").read_text() == told.format(data=corpus.parent)
+
+
+@needs_gsm8k
+def test_every_gold_answer_of_gsm8k_is_read_and_no_other_number_passes_for_it() -> None:
+    gold = [row["answer"] for name in ("train.jsonl", "test.jsonl") for row in rows_of(name)]
+    assert len(gold) == 8792
+    numbers = [float(answer.rpartition("####")[2].replace(",", "")) for answer in gold]
+    wrong = [f"{answer.rpartition('####')[0]}#### {number + 1:.0f}" for answer, number in zip(gold, numbers, strict=True)]
+    assert math_reward(gold, gold) == [1.0] * 8792
+    assert math_reward(wrong, gold) == [0.0] * 8792
+    assert answer_mark_reward(gold) == [1.0] * 8792
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("#### 1,234", 1),
+        ("It is $1,234.", 1),
+        ("<think>1 or 2?</think>The answer is \\boxed{1234}.", 1),
+        ("<think>1234</think>The answer is \\boxed{12}.", 0),
+        ("<think>so it must be 1234", 0),
+        ("#### 1,235", 0),
+        ("#### ", 0),
+        ("", 0),
+    ],
+)
+def test_math_reward_reads_what_is_said_after_the_thinking(completion: str, reward: float) -> None:
+    assert math_reward([completion], ["500+734 = 1234\n#### 1,234"]) == [reward]
+    assert math_reward([[{"role": "assistant", "content": completion}]], ["1234"]) == [reward]
+
+
+def test_math_verify_is_silent_about_timeouts_and_about_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    math_reward(["#### 1"], ["#### 1"])
+    logging.getLogger("math_verify.parser").warning("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("3*4 = 12\n#### 12", 1),
+        ("#### -1,200.50\n", 1),
+        ("3*4 = 12 #### 12", 0),
+        ("#### 12\n#### 13", 0),
+        ("#### 12\nor so", 0),
+        ("#### twelve", 0),
+        ("12", 0),
+    ],
+)
+def test_the_answer_mark_counts_once_and_at_the_end(completion: str, reward: float) -> None:
+    assert answer_mark_reward([completion]) == [reward]
+
+
+def test_the_tiny_run_samples_all_problems_but_the_odd_one() -> None:
+    config = load(ROOT / "config/gsm8k-tiny.yaml")
+    assert config.rounds * config.rollout.num_prompts == 7472
+    assert config.evaluation.num_prompts is None
+    assert config.uses_reference
+
+
+def test_the_qwen_run_reads_the_hub_s_files_and_asks_in_its_own_words(tmp_path: Path) -> None:
+    import datasets
+
+    from rloo_pipeline.prompting import prompt_of
+    from rloo_pipeline.rows import read_rows
+
+    config = load(ROOT / "config/gsm8k-qwen3-4b.yaml")
+    front = "configs:\n- config_name: main\n  data_files:\n" + "".join(
+        f"  - split: {split}\n    path: main/{split}-*\n" for split in ("train", "test")
+    )
+    (tmp_path / "main").mkdir()
+    (tmp_path / "README.md").write_text(f"---\n{front}---\n")
+    for split, row in zip(("train", "test"), ROWS, strict=True):
+        datasets.Dataset.from_list([row]).to_parquet(tmp_path / f"main/{split}-00000-of-00001.parquet")
+    for source, row in zip((config.dataset.train, config.dataset.eval), ROWS, strict=True):
+        assert read_rows(source, str(tmp_path)) == [row]
+        [message] = prompt_of(row, config.dataset, "rows")
+        assert message["content"].startswith(row["question"])
+        assert message["content"].endswith("\\boxed{}.")
+    assert config.dataset.chat_template_kwargs == {"enable_thinking": True}
+    assert config.deepspeed.max_tokens_per_micro_batch > 512 + config.rollout.max_completion_length

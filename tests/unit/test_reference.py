@@ -1,0 +1,29 @@
+"""The reference and the schema of the configuration say what the models say."""
+
+import runpy
+
+import pytest
+from helpers import ROOT
+
+from rloo_pipeline.config import Config
+
+TOOL = runpy.run_path(str(ROOT / "tools" / "config_reference.py"))
+MADE = {str(path.relative_to(ROOT)): text for path, text in TOOL["made"]().items()}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_file_is_in_step_with_the_models(name) -> None:
+    path = ROOT / name
+    assert path.exists(), f"{name} is missing: run `make reference`"
+    assert path.read_text(encoding="utf-8") == MADE[name], f"{name} is out of step: run `make reference`"
+
+
+def test_every_key_is_documented() -> None:
+    def undocumented(model, above=""):
+        for name, field in model.model_fields.items():
+            if not field.description:
+                yield above + name
+            if inner := TOOL["_model_in"](field.annotation):
+                yield from undocumented(inner, f"{above}{name}.")
+
+    assert list(undocumented(Config)) == []
