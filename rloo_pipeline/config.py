@@ -186,7 +186,7 @@ class Vllm(Section):
     """Key-value cache in GiB where vLLM runs on CPUs."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs that hold one model together."""
-    threads: int = Field(2, ge=1)
+    threads: int = Field(1, ge=1)
     """CPU threads of one sampling job; fixed here and not by the machine, so that sums round alike everywhere."""
 
 
@@ -294,7 +294,7 @@ class Deepspeed(Section):
     """Processes of one update on one machine: one a GPU."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
-    threads: int = Field(2, ge=1)
+    threads: int = Field(1, ge=1)
     """CPU threads of one process; fixed here and not by the machine, so that sums round alike everywhere."""
 
 

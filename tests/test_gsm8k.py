@@ -53,14 +53,20 @@ def small(folder: Path, corpus: Path, **options: Any) -> None:
 def test_a_corpus_gives_the_same_bytes_in_another_process_with_other_threads(tmp_path: Path, corpus: Path) -> None:
     small(tmp_path / "here", corpus)
     code = "import sys, pathlib, test_gsm8k; test_gsm8k.small(*map(pathlib.Path, sys.argv[1:]))"
-    environment = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {
+        "RAYON_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
     subprocess.run([sys.executable, "-c", code, tmp_path / "there", corpus], env=environment, check=True, cwd=ROOT)
     files = sorted(path.name for path in (tmp_path / "here").iterdir())
     assert "model.safetensors" in files
     assert all((tmp_path / "here" / f).read_bytes() == (tmp_path / "there" / f).read_bytes() for f in files)
 
 
-def test_the_text_model_loads_like_any_other_and_its_tokenizer_keeps_every_character(tmp_path: Path, corpus: Path) -> None:
+def test_the_text_model_loads_like_any_other_and_its_tokenizer_keeps_every_character(
+    tmp_path: Path, corpus: Path
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     small(tmp_path / "model", corpus)
@@ -144,7 +150,9 @@ def test_every_gold_answer_of_gsm8k_is_read_and_no_other_number_passes_for_it() 
     gold = [row["answer"] for name in ("train.jsonl", "test.jsonl") for row in rows_of(name)]
     assert len(gold) == 8792
     numbers = [float(answer.rpartition("####")[2].replace(",", "")) for answer in gold]
-    wrong = [f"{answer.rpartition('####')[0]}#### {number + 1:.0f}" for answer, number in zip(gold, numbers, strict=True)]
+    wrong = [
+        f"{answer.rpartition('####')[0]}#### {number + 1:.0f}" for answer, number in zip(gold, numbers, strict=True)
+    ]
     assert math_reward(gold, gold) == [1.0] * 8792
     assert math_reward(wrong, gold) == [0.0] * 8792
     assert answer_mark_reward(gold) == [1.0] * 8792

@@ -38,7 +38,7 @@ class Shape(TypedDict, total=False):
 
 
 def tiny_qwen3(folder: Path, seed: int, *, context: int = 256, **shape: Unpack[Shape]) -> None:
-    """Write an untrained fp32 model and the arithmetic task's tokenizer to `folder`; the same arguments give the same bytes."""
+    """Write an untrained fp32 model and the tokenizer to `folder`; the same arguments give the same bytes."""
     write_qwen3(folder, seed, character_tokenizer(context), **shape)
 
 

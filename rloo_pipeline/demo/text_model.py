@@ -1,7 +1,8 @@
-"""The demo's kind of Qwen3 for plain text: a byte-level BPE tokenizer trained on a corpus of one's own, and random weights.
+"""The demo's kind of Qwen3 for plain text: random weights, and a byte-level BPE tokenizer trained on a corpus.
 
-Text is cut as Qwen's own tokenizers cut it (words with the space before them, single digits, runs of punctuation), but it is
-not normalised, so decoding gives back every string exactly. `<think>` and `</think>` are ordinary tokens, as in Qwen3.
+Text is cut as Qwen's own tokenizers cut it (words with the space before them, single digits, runs of punctuation), but
+it is not normalised, so decoding gives back every string exactly. `<think>` and `</think>` are ordinary tokens, as in
+Qwen3.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def text_qwen3(
     context: int = 1024,
     **shape: Unpack[Shape],
 ) -> None:
-    """Write an untrained fp32 model and its tokenizer to `folder`; the same seed, options and corpus give the same bytes.
+    """Write an untrained fp32 model and its tokenizer to `folder`; the same seed, options and text give the same bytes.
 
     Args:
         folder: to write to.
@@ -84,7 +85,8 @@ def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{path}: the corpus (model.build_options.corpus) cannot be read ({error}); relative paths are looked up in data_dir"
+            f"{path}: the corpus (model.build_options.corpus) cannot be read ({error}); "
+            "relative paths are looked up in data_dir"
         ) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -97,7 +97,7 @@ class Sampler:
             gpu_memory_utilization=engine.gpu_memory_utilization,
             generation_config="vllm",
             enforce_eager=not _on_gpu(),
-            # A prompt that is split over two steps has its random generator set back, which a CPU's generator cannot do.
+            # A prompt split over two steps has its random generator set back, and a CPU's cannot be.
             enable_chunked_prefill=_on_gpu(),
             **adapter,
         )

@@ -26,6 +26,6 @@ def shows_work(completions: list[Any]) -> list[float]:
 
 
 def answer_mark_reward(completions: list[Any]) -> list[float]:
-    """1 where the completion ends in a line `#### <number>`, as GSM8K's solutions do, and has no other such mark, else 0."""
+    """1 where the completion ends in a line `#### <number>` (GSM8K's form) and has no other such mark, else 0."""
     texts = [text_of(c) for c in completions]
     return [float(text.count(ANSWER_MARK) == 1 and bool(MARKED_ANSWER.search(text))) for text in texts]

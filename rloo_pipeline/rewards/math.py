@@ -45,7 +45,7 @@ def _marked(text: str) -> str:
 
 
 def _not_of_timeouts(record: logging.LogRecord) -> bool:
-    """False for math-verify's warning that it has no timeout: score workers that hang are killed, so nothing is amiss."""
+    """False for the warning that timeouts are off: they are alarms, which only a main thread can have."""
     return not record.getMessage().startswith("Timeout is disabled")
 
 
