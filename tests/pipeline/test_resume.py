@@ -1,0 +1,90 @@
+"""kill -9 of any stage, or of Snakemake itself, and the same command goes on to the same bytes."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import Project, mini
+
+STAGES = ("stage-assets", "prompts", "warmstart", "checks", "rollout", "score", "reference", "update", "evaluate", "report")
+
+# Stands before the real command on the PATH. The first call of each stage is killed: at once, or when it has begun to write
+# (the name of a hidden file beside its output shows that).
+KILLER = """#!/bin/bash
+stage=$1
+mark={marks}/$stage
+[ -e $mark ] && exec {python} -m rloo_pipeline "$@"
+touch $mark
+{python} -m rloo_pipeline "$@" &
+victim=$!
+for _ in $(seq 1200); do
+    find results -name '.*.tmp*' 2>/dev/null | grep -q . && break
+    kill -0 $victim 2>/dev/null || break
+    sleep 0.05
+done
+kill -9 $victim 2>/dev/null && touch $mark.killed
+wait $victim
+exit 137
+"""
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_path) -> None:
+    marks, shim = tmp_path / "marks", tmp_path / "shim"
+    marks.mkdir()
+    shim.mkdir()
+    killer = shim / "rloo"
+    killer.write_text(KILLER.format(marks=marks, python=sys.executable))
+    killer.chmod(killer.stat().st_mode | stat.S_IXUSR)
+    own = os.path.dirname(sys.executable)
+    project.environment["PATH"] = os.pathsep.join([str(shim), own, os.environ["PATH"]])
+    for _ in range(len(STAGES) + 2):
+        outcome = project.snakemake("--cores", "2", "--keep-going")
+        if outcome.returncode == 0:
+            break
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    killed = {mark.name.removesuffix(".killed") for mark in marks.glob("*.killed")}
+    assert killed == set(STAGES)
+    for pattern in ("policies/*/*", "rounds/**/*", "evaluation/**/*", "warmstart/*"):
+        assert project.files(pattern) == finished.files(pattern)
+
+
+def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
+    project.configure()
+    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]
+    run = project.folder / "results" / "mini"
+    started = subprocess.Popen(command, cwd=project.folder, env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
+    while not (run / "logs" / "update" / "00001.log").exists():
+        assert started.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    outcome = project.snakemake("--cores", "2")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "cleared the lock of a killed run" in outcome.stdout + outcome.stderr
+    assert project.files("policies/*/*") == finished.files("policies/*/*")
+
+
+def test_a_longer_run_goes_on_where_a_shorter_one_ended(project, finished) -> None:
+    """Two rounds at once, or one and then another: the same policies, since the learning rate's horizon is a key of its own."""
+    for rounds in (1, 2):
+        outcome = project.snakemake("--cores", "2", "--", "results/mini/policies/" + f"{rounds:05d}", rounds=rounds)
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert project.files("policies/*/*") == finished.files("policies/*/*")
+
+
+def test_shards_change_no_policy(project, finished) -> None:
+    rollout = mini()["rollout"] | {"shards": 1}
+    outcome = project.snakemake("--cores", "2", "--", "results/mini/policies/00001", rollout=rollout)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert project.files("policies/00001/*") == finished.files("policies/00001/*")

@@ -1,0 +1,89 @@
+"""The workflow as Snakemake sees it: lint, picture, sizes, errors before anything runs."""
+
+import json
+import re
+
+import pytest
+import yaml
+from helpers import ROOT, Project, mini
+
+# Stages run in the environment that `make setup` makes; images come with the cluster's containers.
+EXPLAINED = {"Specify a conda environment or container for each rule."}
+PICTURE = {
+    ("stage_assets", "prompts"),
+    ("prompts", "warmstart"),
+    ("warmstart", "checks"),
+    ("warmstart", "rollout"),
+    ("checks", "update"),
+    ("rollout", "score"),
+    ("rollout", "reference"),
+    ("score", "update"),
+    ("reference", "update"),
+    ("update_last", "evaluate"),
+    ("evaluate", "report"),
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Project:
+    return Project(tmp_path_factory.mktemp("workflow") / "project")
+
+
+def test_lint_finds_nothing_but_what_is_explained(project) -> None:
+    found = json.loads(project.snakemake("--lint", "json").stdout)
+    titles = {lint["title"] for rule in found["rules"] for lint in rule["lints"]}
+    titles |= {lint["title"] for file in found["snakefiles"] for lint in file["lints"]}
+    assert titles <= EXPLAINED
+
+
+def test_the_rule_graph_reads_as_the_picture(project) -> None:
+    graph = project.snakemake("--rulegraph").stdout
+    names = dict(re.findall(r'(\d+)\[label = "(\w+)"', graph))
+    arrows = {(names[a], names[b]) for a, b in re.findall(r"(\d+) -> (\d+)", graph)}
+    assert arrows >= PICTURE
+
+
+def test_without_beta_the_reference_is_not_run(project) -> None:
+    assert any("reference" in file for file in project.planned())
+    assert not any("reference" in file for file in project.planned(algorithm={"beta": 0}))
+
+
+def test_only_kept_policies_outlive_the_run(project) -> None:
+    outcome = project.snakemake("--dry-run", rounds=5, keep_every=2, algorithm={"beta": 0})
+    removed = set(re.findall(r"Would remove temporary output results/mini/(\S+)", outcome.stdout + outcome.stderr))
+    expected = {"policies/00001", "policies/00003"} | {f"trainer/{number:05d}" for number in range(1, 5)}
+    assert removed == expected
+
+
+def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
+    """500 rounds, past where Python's recursion limit stopped; 1,000 are in the README's table."""
+    planned = project.planned(rounds=500, algorithm={"beta": 0})
+    assert "policies/00500" in planned
+    assert "rounds/00500/rollouts/001.parquet" in planned
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"update": {"learning_rat": 1}}, ["config/test.yaml", "update.learning_rat", "did you mean 'learning_rate'"]),
+        ({"rewards": [{"function": "no_such.module:f"}], "evaluation": {}}, ["no_such.module"]),
+        ({"rollout": {"num_generations": 1}}, ["rollout.num_generations"]),
+    ],
+)
+def test_a_bad_configuration_stops_before_anything_runs(project, changes, words) -> None:
+    project.folder.joinpath("config/test.yaml").write_text(yaml.safe_dump({**mini(), **changes}))
+    project.configure = lambda **_: None
+    outcome = project.snakemake("--cores", "1")
+    del project.configure
+    said = outcome.stdout + outcome.stderr
+    assert outcome.returncode == 1
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
+def test_the_shipped_configurations_are_valid(name) -> None:
+    from rloo_pipeline.config import load
+
+    assert load(ROOT / "config" / name).rounds >= 1
