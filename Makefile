@@ -4,7 +4,7 @@ export ACCELERATOR PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint lock clean
+.PHONY: help setup demo test lint lock clean reference
 
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
@@ -31,3 +31,6 @@ lock: setup ## write the pinned lists of requirements/ anew from the *.in files
 clean: ## remove what a run and a set-up leave; results/ stays
 	rm -rf .venv .setup.lock .snakemake build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+reference: setup ## write docs/configuration.md and the JSON Schema anew from rloo_pipeline/config.py
+	$(BIN)/python tools/config_reference.py

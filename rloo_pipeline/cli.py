@@ -118,8 +118,15 @@ def _ranks(arguments: argparse.Namespace, processes: int, threads: int) -> bool:
     runtime.use_threads(threads)
     if processes == 1 or ranks.started_by_torchrun():
         return True
-    ranks.launch(processes, [word for word in arguments.words if not word.startswith("--log=")])
+    ranks.launch(processes, _without_log(arguments.words))
     return False
+
+
+def _without_log(words: Sequence[str]) -> list[str]:
+    """The same call without `--log`: ranks write where the process that starts them does."""
+    kept = [word for word in words if not word.startswith("--log=")]
+    place = kept.index("--log") if "--log" in kept else len(kept)
+    return kept[:place] + kept[place + 2 :]
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -160,7 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name != "build-ops":
             sub.add_argument(
-                "--config", type=Path, help="the configuration; by default config.yaml in the run's folder, above the output"
+                "--config",
+                type=Path,
+                help="the configuration; by default config.yaml in the run's folder, above the output",
             )
         for path in paths:
             sub.add_argument(f"--{path}", type=Path, required=True, help=HELP[path])

@@ -16,6 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rloo_pipeline.errors import UserError, did_you_mean
 
+TABLE_COLUMNS = (
+    *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
+    *("sampling_logps", "finish_reason", "seed", "reward", "error"),
+)
+"""Names that the tables use themselves."""
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 JSON = dict[str, Any]
 
@@ -148,7 +154,7 @@ class Rollout(Section):
     generation_batch_size: int = Field(256, ge=2)
     """Completions in a round; a multiple of num_generations."""
     shards: int = Field(1, ge=1)
-    """Jobs that a round's sampling and scoring are cut into; changes no result."""
+    """Jobs that a round's sampling and scoring are cut into. Changes no result, but samples again."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the trainer's log-probs use the same one."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -211,8 +217,8 @@ class Reward(Section):
 class Algorithm(Section):
     """RLOO, under TRL's names."""
 
-    advantage: Literal["rloo"] = "rloo"
-    """Advantage estimator (algorithm/advantages.py)."""
+    advantage: str = "rloo"
+    """Advantage estimator: a function in algorithm/advantages.py, or one of your own as `module:function`."""
     beta: float = Field(0.05, ge=0)
     """KL coefficient; at 0 the reference model is neither staged nor run."""
     epsilon: float = Field(0.2, gt=0)
@@ -299,7 +305,9 @@ class Deepspeed(Section):
 
 
 class Correct(Section):
-    """When a completion counts as right, for accuracy and pass@k. A change evaluates again; the checks stay as they are."""
+    """When a completion counts as right, for accuracy and pass@k. A change evaluates again; the checks stay as they
+    are.
+    """
 
     reward: str | None = None
     """Reward function that decides; the first one where not given."""
@@ -345,7 +353,7 @@ class Config(Section):
     seed: int = Field(0, ge=0)
     """Seed of everything that is drawn."""
     keep_every: int = Field(1, ge=1)
-    """Policies kept for good: every so-manieth, and the last."""
+    """Policies kept for good: every n-th, and the last."""
     data_dir: str | None = None
     """Folder that relative dataset paths are looked up in."""
     model: Model
@@ -378,6 +386,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         columns = [reward.column for reward in self.rewards]
+        if taken := sorted(set(columns) & set(TABLE_COLUMNS)):
+            raise ValueError(f"rewards: '{taken[0]}' is a column of the tables; give that function another `name`")
         if len(set(columns)) < len(columns):
             raise ValueError(
                 f"rewards: two functions share a name ({', '.join(columns)}); give one a `name` of its own"
@@ -436,13 +446,18 @@ STAGES: Mapping[str, Sections] = {
     "prompts": Sections(("dataset", "model")),
     "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
     "checks": Sections(("seed", "model", "rollout", "rewards", "checks"), ("correct", "vllm")),
-    "rollout": Sections(("seed", "model", "rollout"), ("vllm",)),
+    "rollout": Sections(("seed", "model", "rollout"), ("run", "vllm")),
     "score": Sections(("rewards",)),
     "reference": Sections(("model", "rollout"), ("deepspeed",)),
-    "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed")),
-    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("vllm",)),
+    "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",)),
+    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "vllm")),
     "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
 }
+
+
+def estimator(name: str) -> str:
+    """The reference of an advantage estimator: as given, or that of a built-in one."""
+    return name if ":" in name else f"rloo_pipeline.algorithm.advantages:{name}"
 
 
 def load(path: Path) -> Config:

@@ -25,7 +25,7 @@ def explain(error: BaseException) -> str:
         return f"no space left while writing {error.filename or 'an output'}: free some disk or quota and run again"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to go on"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower deepspeed.max_tokens_per_micro_batch or give the job more memory"
     text = " ".join(str(error).split())
     return f"unexpected {type(error).__name__}: {text[:300]}"

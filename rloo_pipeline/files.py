@@ -19,6 +19,8 @@ from typing import Any
 from rloo_pipeline.errors import UserError
 
 MANIFEST = "manifest.json"
+UMASK = os.umask(0o022)
+os.umask(UMASK)
 
 
 def _beside(path: Path) -> Path:
@@ -54,11 +56,19 @@ def new_folder(path: Path) -> Iterator[Path]:
 def put_folder(beside: Path, path: Path) -> None:
     """Forces a finished folder to the disk and renames it to `path`, in place of what was there."""
     for file in beside.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            _share(file)
         _sync(file)
     if path.exists():
         shutil.rmtree(path)
     os.replace(beside, path)
     _sync(path.parent)
+
+
+def _share(path: Path) -> None:
+    """Gives a file the rights that the umask grants; safetensors writes files that only their owner can read."""
+    if path.stat().st_nlink == 1:
+        path.chmod(0o666 & ~UMASK)
 
 
 def _sync(path: Path) -> None:

@@ -16,6 +16,8 @@ T = TypeVar("T")
 log = logging.getLogger("rloo")
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 15.0
+TERMINAL = "RLOO_TERMINAL"
+"""Environment variable with the file that the first of several ranks tells its progress to."""
 
 
 class Counter:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from rloo_pipeline import references
-from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config import STAGES, Config, estimator
 
 PACKAGE = Path(__file__).parent
 WITHOUT_EFFECT = {"config", "errors", "progress", "runtime", "provenance", "files"}
@@ -26,7 +26,7 @@ def source_digest(stage: str, config: Config) -> str:
         UserError: the configuration names a function that is not there.
     """
     decides = STAGES[stage].decides
-    named = [references.source_of(reference) for reference in _functions(config, decides)]
+    named = [references.check(reference) for reference in _functions(config, decides)]
     own = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     files = {file for start in (own, *named) if start is not None for file in _closure(start.resolve())}
     digest = hashlib.sha256()
@@ -43,6 +43,8 @@ def _functions(config: Config, sections: Iterable[str]) -> Iterable[str]:
         yield from (source.generator for source in (config.dataset.train, config.dataset.eval) if source.generator)
     if "warmstart" in sections and config.warmstart.sft and config.warmstart.sft.demonstrations.generator:
         yield config.warmstart.sft.demonstrations.generator
+    if "algorithm" in sections:
+        yield estimator(config.algorithm.advantage)
     if "model" in sections and config.model.build:
         yield config.model.build
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -34,6 +35,38 @@ def source_of(reference: str) -> Path | None:
     if spec is None:
         raise UserError(f"'{reference}': no module {where}; install it, or name a file as path/file.py:{name}")
     return Path(spec.origin) if spec.has_location and spec.origin else None
+
+
+def check(reference: str) -> Path | None:
+    """The file that a reference points into, once a look at its text shows the function; nothing is imported.
+
+    Raises:
+        UserError: the reference is malformed, or the file or the function is not there.
+    """
+    path = source_of(reference)
+    where, _, name = reference.rpartition(":")
+    if path is not None and path.suffix == ".py":
+        names = _defined(path)
+        if name not in names:
+            raise UserError(f"'{reference}': {where} has no function {name}{did_you_mean(name, names)}")
+    return path
+
+
+def _defined(path: Path) -> set[str]:
+    """Names that a file binds at its top level: functions, classes, imports, assignments."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid Python ({error})") from error
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        else:
+            names |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
+    return names
 
 
 def load(reference: str) -> Callable[..., Any]:

@@ -63,7 +63,9 @@ class Round:
                     reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
             about = {"round": number, "shard": shard, "seed": 1, "policy": "made-up"}
             tables.write(self._table(number, "rollouts", shard), rows, tables.ROLLOUTS, "rollouts", **about)
-            tables.write(self._table(number, "scores", shard), scores, tables.scores_schema(["answer"]), "scores", **about)
+            tables.write(
+                self._table(number, "scores", shard), scores, tables.scores_schema(["answer"]), "scores", **about
+            )
             tables.write(self._table(number, "reference", shard), reference, tables.REFERENCE, "reference", **about)
         return self
 
@@ -73,7 +75,10 @@ class Round:
     def update(self, number: int = 1) -> subprocess.CompletedProcess[str]:
         """Makes policy `number`."""
         folder = self.run / "rounds" / f"{number:05d}"
-        shards = {kind: [self._table(number, kind, shard) for shard in range(2)] for kind in ("rollouts", "scores", "reference")}
+        shards = {
+            kind: [self._table(number, kind, shard) for shard in range(2)]
+            for kind in ("rollouts", "scores", "reference")
+        }
         before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
         policy = self.model if number == 1 else self.policy(number - 1)
         words = [word for kind, files in shards.items() for word in (f"--{kind}", *files)]
@@ -123,7 +128,13 @@ class Project:
         self.configure(**changes)
         command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *words]
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
 
     def planned(self, *words: str, **changes) -> set[str]:

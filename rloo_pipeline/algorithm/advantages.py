@@ -1,11 +1,9 @@
 """Advantage estimators: `[prompts, samples]` rewards in, advantages of the same shape out. NaN = unscorable.
 
-A new estimator is a function here and its name in `ESTIMATORS`.
+A new estimator is a function here; its name is what `algorithm.advantage` takes.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -52,6 +50,3 @@ def uninformative(rewards: Tensor) -> Tensor:
     low = rewards.nan_to_num(torch.inf).amin(-1)
     high = torch.where(scorable, rewards, -torch.inf).amax(-1)
     return (scorable.sum(-1) < 2) | (low == high)
-
-
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"rloo": rloo}

@@ -143,6 +143,9 @@ def _bar(counter: Counter) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "delay": float("inf")})
 
+        def refresh(self, *_: Any, **__: Any) -> None:
+            """Stays unseen."""
+
         def update(self, n: float | None = 1) -> Any:
             counter.advance(int(n or 0))
             return super().update(n)

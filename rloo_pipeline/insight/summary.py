@@ -34,7 +34,7 @@ def summarize(config: Config, run: Path) -> dict[str, Any]:
         "gain": gain,
         "gain_ci95": interval,
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
-        "seconds": seconds_by_stage(run),
+        "seconds": seconds_by_stage(run, config.rounds),
         "tokens": {
             "rollouts": sum(metrics["num_completion_tokens"] for metrics in rounds),
             "evaluation": sum(found["num_completion_tokens"] for found in evaluations.values()),
@@ -59,7 +59,7 @@ def gain_of(config: Config, run: Path) -> tuple[float, tuple[float, float]]:
     return found.value, found.ci95
 
 
-def seconds_by_stage(run: Path) -> dict[str, float]:
+def seconds_by_stage(run: Path, rounds: int) -> dict[str, float]:
     """Wall seconds of all jobs of each stage, from the last line of each log; a stage taken from a cache has none.
 
     Snakemake's own benchmark files do not exist for rules that can come from its cache.
@@ -67,6 +67,8 @@ def seconds_by_stage(run: Path) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     folder = run / "logs"
     for file in sorted(folder.rglob("*.log")):
+        if file.stem[:5].isdigit() and int(file.stem[:5]) > rounds:
+            continue  # of a longer run that was here before
         if found := TOOK.findall(file.read_text(encoding="utf-8", errors="replace")):
             seconds[file.relative_to(folder).parts[0].removesuffix(".log")] += float(found[-1])
     return {stage: round(total, 1) for stage, total in seconds.items()}

@@ -68,8 +68,6 @@ def _arguments(function: Callable[..., Any], reward: Reward, batch: Batch) -> di
     """What the function is called with: by name, only what it takes."""
     offered = {**batch.columns, **dict(zip(OWN_ARGUMENTS, batch[:3], strict=True)), **reward.options}
     parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return offered
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for parameter in named:
         if parameter.name not in offered and parameter.default is parameter.empty:
@@ -83,6 +81,8 @@ def _arguments(function: Callable[..., Any], reward: Reward, batch: Batch) -> di
             raise UserError(
                 f"reward '{reward.column}' ({reward.function}) takes no option '{option}'{did_you_mean(option, names)}"
             )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return offered
     return {p.name: offered[p.name] for p in named if p.name in offered}
 
 

@@ -1,4 +1,4 @@
-"""checks: policy 0 is tried on probe prompts before any round is paid for → checks.json.
+"""checks: policy 0 is tried on probe prompts before any update is paid for → checks.json (checks.failed.json).
 
 Stops the run where RLOO could learn nothing: it learns only from groups whose rewards differ.
 """
@@ -49,12 +49,12 @@ def checks(config: Config, prompts: Path, policy_folder: Path, output: Path) -> 
     for check in found:
         say(f"{check['verdict']:4}  {check['name']}: {check['value']}  {check['advice']}".rstrip())
     failed = [check for check in found if check["verdict"] == "fail"]
+    place = output.with_suffix(".failed.json") if failed else output
+    about = {"policy": policy.digest(policy_folder), "prompts": len(probes), "num_generations": samples}
+    write_json(place, {**about, "checks": found})
     if failed:
-        raise UserError(f"{policy_folder}: the warm start does not pass its checks: {failed[0]['advice']}")
-    write_json(
-        output,
-        {"policy": policy.digest(policy_folder), "prompts": len(probes), "num_generations": samples, "checks": found},
-    )
+        advice = failed[0]["advice"]
+        raise UserError(f"{policy_folder}: the warm start does not pass its checks ({place}): {advice}")
 
 
 def _tokens(pad: int | None, eos: int | list[int] | None, stops: list[int]) -> Check:

@@ -42,7 +42,9 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     schema = tables.completions_schema([reward.column for reward in config.rewards])
     joined = pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)
     about = groups.facts(config.model, decoding)
-    tables.write(output, joined, schema, "completions", seed=config.seed, policy=digest, evaluated=name, **about)
+    tables.write(
+        output, joined, schema, "completions", run=config.run, seed=config.seed, policy=digest, evaluated=name, **about
+    )
     found = summarize(config, joined)
     write_json(summary, {"policy": digest, "evaluated": name, **found})
     low, high = found["ci95"]

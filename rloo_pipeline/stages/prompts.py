@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.config import Config, Dataset
+from rloo_pipeline.config import TABLE_COLUMNS, Config, Dataset
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_folder, read_json, write_json
 from rloo_pipeline.progress import say, track
@@ -24,7 +24,6 @@ from rloo_pipeline.training import policy
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RESERVED = ("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions")
 COUNTS = "counts.json"
 
 
@@ -79,8 +78,8 @@ def _part(
 def _prompt_row(row: Row, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> Row:
     """A row with its prompt, prompt_ids and prompt_id, and every column it had."""
     prompt = prompt_of(row, dataset, path)
-    columns = {key: value for key, value in row.items() if key != dataset.prompt_column or key not in RESERVED}
-    clash = sorted(columns.keys() & set(RESERVED) - {"prompt", "completion"})
+    columns = {key: value for key, value in row.items() if key != dataset.prompt_column or key not in TABLE_COLUMNS}
+    clash = sorted(columns.keys() & set(TABLE_COLUMNS) - {"prompt", "completion"})
     if clash:
         raise UserError(f"{path}: column '{clash[0]}' has a name that the pipeline uses itself; rename it")
     identity = hashlib.sha256(

@@ -43,7 +43,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         )
     ]
     about = {
-        **{key: known[key] for key in ("round", "shard", "seed")},
+        **{key: known[key] for key in ("run", "round", "shard", "seed")},
         "policy": policy.digest(policy_folder),
         "dtype": config.model.dtype,
     }

@@ -41,7 +41,16 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     about = groups.facts(config.model, decoding)
     digest = policy.digest(policy_folder)
     tables.write(
-        output, made, tables.ROLLOUTS, "rollouts", round=round_, shard=shard, seed=config.seed, policy=digest, **about
+        output,
+        made,
+        tables.ROLLOUTS,
+        "rollouts",
+        run=config.run,
+        round=round_,
+        shard=shard,
+        seed=config.seed,
+        policy=digest,
+        **about,
     )
     tokens = sum(len(row["completion_ids"]) for row in made)
     say(f"round {round_} shard {shard}: {len(made)} completions, {tokens} tokens, {tokens / seconds:.0f} tokens/s")

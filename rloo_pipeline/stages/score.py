@@ -26,7 +26,7 @@ def score(config: Config, prompts: Path, rollouts: Path, output: Path) -> None:
     rolled = tables.read(rollouts, "rollouts")
     made = score_table(config.rewards, rolled, PromptSet(prompts / "train"))
     known = tables.about(rolled)
-    about = {key: known[key] for key in ("round", "shard", "seed", "policy")}
+    about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
     tables.write(output, made, tables.scores_schema([reward.column for reward in config.rewards]), "scores", **about)
 
 

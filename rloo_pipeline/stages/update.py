@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, tables
-from rloo_pipeline.config import Algorithm, Config
+from rloo_pipeline import files, references, tables
+from rloo_pipeline.config import Algorithm, Config, estimator
 from rloo_pipeline.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.metrics import round_metrics
@@ -171,7 +171,7 @@ def make_batch(
         divergence = kl.sequence_k1(old, reference, torch.ones_like(old, dtype=torch.bool))
         penalised = rewards - algorithm.beta * divergence.double()
     grouped = penalised.view(-1, samples)
-    found = advantages.ESTIMATORS[algorithm.advantage](grouped)
+    found = references.load(estimator(algorithm.advantage))(grouped)
     if algorithm.normalize_advantages:
         found = advantages.normalize(found, ~grouped.isnan())
     return Batch(rewards, divergence, found.flatten().float(), masked, old)
@@ -253,7 +253,14 @@ def _write(
     }
     made = pa.table(columns, schema=tables.TRAIN)
     tables.write(
-        outputs.table, made, tables.TRAIN, "train", round=round_, seed=config.seed, policy=policy.digest(outputs.policy)
+        outputs.table,
+        made,
+        tables.TRAIN,
+        "train",
+        run=config.run,
+        round=round_,
+        seed=config.seed,
+        policy=policy.digest(outputs.policy),
     )
     metrics = round_metrics(rolled, scored, made, config.rollout.num_generations) | {
         "round": round_,

@@ -148,9 +148,11 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
         raise UserError(
             f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
         ) from error
-    if "sliding_attention" in (getattr(model.config, "layer_types", None) or []):
+    others = set(getattr(model.config, "layer_types", None) or []) - {"full_attention"}
+    if others or getattr(model.config, "attn_logit_softcapping", None):
+        what = ", ".join(sorted(others)) or "soft-capped attention"
         raise UserError(
-            f"{base}: {model.config.model_type} uses sliding-window attention, which packed training does not cover"
+            f"{base}: {model.config.model_type} uses {what}; packed training covers full causal attention only"
         )
     return model
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rloo_pipeline import progress
 from rloo_pipeline.errors import UserError
 
 
@@ -50,14 +51,20 @@ def alone() -> None:
 def launch(processes: int, arguments: Sequence[str]) -> None:
     """Runs `rloo ARGUMENTS` as `processes` ranks on this machine and waits for them.
 
+    The first rank tells its progress where this process does (progress.TERMINAL); the others' words go to the log.
+
     Raises:
-        UserError: a rank failed; its own words are in the log.
+        UserError: a rank failed.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    outcome = subprocess.run([*command, "-m", "rloo_pipeline", *arguments], check=False)
+    terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
+    outcome = subprocess.run(
+        [*command, "-m", "rloo_pipeline", *arguments], env={**os.environ, progress.TERMINAL: terminal}, check=False
+    )
     if outcome.returncode != 0:
         raise UserError(
-            f"a rank of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); its own line is above"
+            f"one of the {processes} ranks of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); "
+            "what it said is above or in the log"
         )
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPORT = {"summary.json", "report.html"}
 FINAL = {"evaluation/final/completions.parquet", "evaluation/final/summary.json"}
 WARM = {"evaluation/warmstart/completions.parquet", "evaluation/warmstart/summary.json"}
@@ -9,7 +11,9 @@ WARM = {"evaluation/warmstart/completions.parquet", "evaluation/warmstart/summar
 
 def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
     """Tables of all shards of some rounds."""
-    return {f"rounds/{number:05d}/{kind}/{shard:03d}.parquet" for number in rounds for kind in kinds for shard in range(2)}
+    return {
+        f"rounds/{number:05d}/{kind}/{shard:03d}.parquet" for number in rounds for kind in kinds for shard in range(2)
+    }
 
 
 def updates(rounds: range = range(1, 3)) -> set[str]:
@@ -27,7 +31,10 @@ def test_nothing_changed_nothing_runs(finished) -> None:
 
 def test_more_rounds_run_the_new_rounds_only(finished) -> None:
     new = range(3, 5)
-    assert finished.planned(rounds=4) == of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+    assert (
+        finished.planned(rounds=4)
+        == of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+    )
 
 
 def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
@@ -37,7 +44,9 @@ def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
         {"function": "rloo_pipeline.rewards.format:shows_work", "name": "worked", "weight": 0},
     ]
     planned = finished.planned(rewards=rewards)
-    assert planned == of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | REPORT | {"warmstart/checks.json"}
+    assert planned == of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | REPORT | {
+        "warmstart/checks.json"
+    }
 
 
 def test_a_sampling_option_runs_rollouts_on(finished) -> None:
@@ -70,7 +79,10 @@ def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("stages/score.py", of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | {"warmstart/checks.json"} | REPORT),
+        (
+            "stages/score.py",
+            of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | {"warmstart/checks.json"} | REPORT,
+        ),
         ("stages/update.py", updates() | SECOND_ROUND | FINAL | REPORT),
         ("stages/reference.py", of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
         ("stages/evaluate.py", WARM | FINAL | REPORT),
@@ -117,5 +129,7 @@ def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, 
             assert trained == (run == "first")
     finally:
         del finished.environment["SNAKEMAKE_OUTPUT_CACHE"]
-    policies = [(finished.folder / "results" / run / "policies" / "00000" / "model.safetensors") for run in ("first", "second")]
+    policies = [
+        (finished.folder / "results" / run / "policies" / "00000" / "model.safetensors") for run in ("first", "second")
+    ]
     assert policies[0].read_bytes() == policies[1].read_bytes()

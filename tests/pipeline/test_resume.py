@@ -6,14 +6,28 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from helpers import Project, mini
 
-STAGES = ("stage-assets", "prompts", "warmstart", "checks", "rollout", "score", "reference", "update", "evaluate", "report")
+pytestmark = pytest.mark.slow
 
-# Stands before the real command on the PATH. The first call of each stage is killed: at once, or when it has begun to write
-# (the name of a hidden file beside its output shows that).
+STAGES = (
+    "stage-assets",
+    "prompts",
+    "warmstart",
+    "checks",
+    "rollout",
+    "score",
+    "reference",
+    "update",
+    "evaluate",
+    "report",
+)
+
+# Stands before the real command on the PATH. The first call of each stage is killed when it has begun to write: a hidden
+# file beside its output shows that.
 KILLER = """#!/bin/bash
 stage=$1
 mark={marks}/$stage
@@ -44,8 +58,8 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
     killer = shim / "rloo"
     killer.write_text(KILLER.format(marks=marks, python=sys.executable))
     killer.chmod(killer.stat().st_mode | stat.S_IXUSR)
-    own = os.path.dirname(sys.executable)
-    project.environment["PATH"] = os.pathsep.join([str(shim), own, os.environ["PATH"]])
+    own = Path(sys.executable).parent
+    project.environment["PATH"] = os.pathsep.join([str(shim), str(own), os.environ["PATH"]])
     for _ in range(len(STAGES) + 2):
         outcome = project.snakemake("--cores", "2", "--keep-going")
         if outcome.returncode == 0:
@@ -61,7 +75,9 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
     project.configure()
     command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]
     run = project.folder / "results" / "mini"
-    started = subprocess.Popen(command, cwd=project.folder, env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = subprocess.Popen(
+        command, cwd=project.folder, env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 600
     while not (run / "logs" / "update" / "00001.log").exists():
         assert started.poll() is None
@@ -76,7 +92,7 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended(project, finished) -> None:
-    """Two rounds at once, or one and then another: the same policies, since the learning rate's horizon is a key of its own."""
+    """Two rounds at once, or one and then another: the same policies, since the learning rate has a horizon of its own."""
     for rounds in (1, 2):
         outcome = project.snakemake("--cores", "2", "--", "results/mini/policies/" + f"{rounds:05d}", rounds=rounds)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr

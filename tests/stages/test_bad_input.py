@@ -23,7 +23,11 @@ class Case:
         base = mini()
         del base["warmstart"]
         base |= {"model": {"name_or_path": str(self.model), "dtype": "float32"}, "data_dir": str(folder)}
-        base["dataset"] = {"train": {"path": "train.jsonl"}, "eval": {"path": "test.jsonl"}, "user_prompt": "{question}"}
+        base["dataset"] = {
+            "train": {"path": "train.jsonl"},
+            "eval": {"path": "test.jsonl"},
+            "user_prompt": "{question}",
+        }
         base["rewards"] = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
         base["evaluation"] = {}
         self.run.mkdir()
@@ -130,7 +134,10 @@ def sampled(case: Case, policy: Path) -> str:
     return outcome.stderr
 
 
-ONE_PROMPT = {"rollout": {"num_generations": 2, "generation_batch_size": 4, "shards": 1}, "algorithm": {"steps_per_generation": 1}}
+ONE_PROMPT = {
+    "rollout": {"num_generations": 2, "generation_batch_size": 4, "shards": 1},
+    "algorithm": {"steps_per_generation": 1},
+}
 
 
 def test_more_prompts_a_round_than_there_are_is_a_sentence(tmp_path, tiny_model) -> None:
@@ -211,9 +218,13 @@ def score(folder: Path, model: Path, function: str):
 
     from rloo_pipeline import tables
 
-    run = Round(folder / "run", model, rewards=[{"function": function}], correct={}, evaluation={"breakdown": []}).write(1)
+    run = Round(
+        folder / "run", model, rewards=[{"function": function}], correct={}, evaluation={"breakdown": []}
+    ).write(1)
     rolled = tables.read_all([run._table(1, "rollouts", shard) for shard in range(2)], "rollouts")
-    tables.write(run._table(1, "rollouts", 9), rolled, tables.ROLLOUTS, "rollouts", round=1, shard=9, seed=1, policy="x")
+    tables.write(
+        run._table(1, "rollouts", 9), rolled, tables.ROLLOUTS, "rollouts", round=1, shard=9, seed=1, policy="x"
+    )
     ids = sorted(set(rolled["prompt_id"].to_pylist()))
     rows = [{"prompt_id": name, "prompt": "x", "prompt_ids": [4], "answer": "1"} for name in ids]
     datasets.Dataset.from_list(rows).save_to_disk(str(run.run / "prompts" / "train"))
@@ -245,7 +256,8 @@ def test_a_full_disk_is_a_sentence(tmp_path, tiny_model) -> None:
     (run.run / "config.yaml").write_text(yaml.safe_dump(config))
     (run.run / "assets").mkdir()
     (run.run / "assets" / "assets.json").write_text(json.dumps({"model": {"path": str(tiny_model)}}))
-    words = f" --assets {run.run}/assets --prompts {run.run}/none --output {run.run}/policies/00000 --log={run.run}/logs/w.log"
+    words = f" --assets {run.run}/assets --prompts {run.run}/none --output {run.run}/policies/00000"
+    words += f" --log={run.run}/logs/warmstart.log"
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", shell + words]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 1

@@ -2,13 +2,17 @@
 
 import json
 
-import pytest
 import pyarrow.parquet as pq
+import pytest
 import torch
 from helpers import Round
 
+pytestmark = pytest.mark.slow
+
 # Everything about the algorithm that can differ between ways of cutting a batch is on.
-CHANGES = {"algorithm": {"steps_per_generation": 2, "num_iterations": 2, "beta": 0.05, "mask_truncated_completions": True}}
+CHANGES = {
+    "algorithm": {"steps_per_generation": 2, "num_iterations": 2, "beta": 0.05, "mask_truncated_completions": True}
+}
 
 
 def made(tmp_path, tiny_model, name, **changes) -> Round:

@@ -21,9 +21,6 @@ try:
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
-    if workflow.is_main_process and not workflow.dryrun:
-        if cleared := locks.hold(Path.cwd()):
-            logger.info(cleared)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -103,7 +100,13 @@ def growing(megabytes):
     return lambda wildcards, attempt: megabytes * attempt
 
 
-write_config()
+# The jobs of a run read its configuration while it lasts: only the process that holds the run may write it.
+if workflow.is_main_process and not workflow.dryrun:
+    held = locks.hold(Path.cwd())
+    if held.message:
+        logger.info(held.message)
+    if held.alone:
+        write_config()
 
 
 wildcard_constraints:
