@@ -26,8 +26,8 @@ STAGES = (
     "report",
 )
 
-# Stands before the real command on the PATH. The first call of each stage is killed when it has begun to write: a hidden
-# file beside its output shows that.
+# Stands before the real command on the PATH. The first call of each stage is killed when it has begun to write:
+# a hidden file beside its output shows that.
 KILLER = """#!/bin/bash
 stage=$1
 mark={marks}/$stage
@@ -92,7 +92,7 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended(project, finished) -> None:
-    """Two rounds at once, or one and then another: the same policies, since the learning rate has a horizon of its own."""
+    """Two rounds at once, or one and then another: the same policies, as the learning rate has its own horizon."""
     for rounds in (1, 2):
         outcome = project.snakemake("--cores", "2", "--", "results/mini/policies/" + f"{rounds:05d}", rounds=rounds)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
