@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,8 @@ T = TypeVar("T")
 log = logging.getLogger("rloo")
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 15.0
+STYLE = "RLOO_PROGRESS"
+"""Environment variable; `lines` asks for lines also on a terminal."""
 TERMINAL = "RLOO_TERMINAL"
 """Environment variable with the file that the first of several ranks tells its progress to."""
 
@@ -42,7 +45,7 @@ class Counter:
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Counter]:
     """A counter for a block of work."""
-    if not console.is_terminal:
+    if not console.is_terminal or os.environ.get(STYLE) == "lines":
         yield Counter(what, total, None)
         return
     columns = (

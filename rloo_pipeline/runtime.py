@@ -38,8 +38,11 @@ def use_threads(count: int) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def put_programs_on_path() -> None:
-    """Makes `rloo` in a child's shell that of this interpreter's environment, whether or not it is activated."""
+def prepare_jobs() -> None:
+    """What Snakemake's jobs inherit: `rloo` is that of this interpreter's environment, whether or not it is activated,
+    and progress comes in lines, since the bars of several jobs on one terminal would overwrite each other.
+    """
+    os.environ.setdefault(progress.STYLE, "lines")
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if own not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([own, path])

@@ -96,6 +96,16 @@ def test_a_lora_policy_is_a_peft_adapter_and_goes_on(tmp_path, tiny_model) -> No
     assert all(not torch.equal(first[name], second[name]) for name in first if "lora_B" in name)
 
 
+def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def plain(rewards):\n    return rewards.nan_to_num(0.0)\n")
+    run = Round(tmp_path / "own", tiny_model, algorithm={"advantage": f"{file}:plain", "beta": 0}).write(1)
+    outcome = run.update()
+    assert outcome.returncode == 0, outcome.stderr
+    table = pq.read_table(run.run / "rounds" / "00001" / "train.parquet").to_pylist()
+    assert [row["advantage"] for row in table] == pytest.approx([row["reward"] or 0.0 for row in table])
+
+
 def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:
     run = made(tmp_path, tiny_model, "state").write(2)
     state = next((run.run / "trainer" / "00001").rglob("*.pt"))

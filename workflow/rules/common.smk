@@ -11,11 +11,11 @@ from rloo_pipeline.cluster import locks
 from rloo_pipeline.config import STAGES, validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.provenance import source_digest
-from rloo_pipeline.runtime import put_programs_on_path
+from rloo_pipeline.runtime import prepare_jobs
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
-put_programs_on_path()
+prepare_jobs()
 
 try:
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
