@@ -102,7 +102,7 @@ def growing(megabytes):
 
 # The jobs of a run read its configuration while it lasts: only the process that holds the run may write it.
 if workflow.is_main_process and not workflow.dryrun:
-    held = locks.hold(Path.cwd())
+    held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)
     if held.alone:
