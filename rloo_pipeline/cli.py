@@ -23,7 +23,7 @@ def main(words: Sequence[str] | None = None) -> None:
     runtime.prepare(arguments.log)
     try:
         arguments.command(arguments)
-        logging.getLogger("rloo.time").info("took %.1f s", runtime.seconds_since_start())
+        runtime.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
         if arguments.log:

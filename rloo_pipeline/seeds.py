@@ -30,15 +30,20 @@ def permutation(length: int, seed: int) -> list[int]:
 
 
 def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
-    """The `count` dataset rows that round `round_` (from 1) samples from; no row twice in a round.
+    """The `count` dataset rows that round `round_` (from 1) samples from, none of them twice. Needs count <= length.
 
-    Each epoch is a seeded permutation cut into whole rounds; what is left of it is dropped, as data loaders do
-    (`drop_last`). Needs count <= length.
+    Epochs are seeded permutations laid end to end: each row is used once before any is used again. Where a round goes
+    on into the next epoch, the rows that it has already taken come last there.
     """
-    rounds_per_epoch = length // count
-    epoch, place = divmod(round_ - 1, rounds_per_epoch)
-    order = permutation(length, derive(seed, "epoch", epoch))
-    return order[place * count : (place + 1) * count]
+    first, rows, order = (round_ - 1) * count, list[int](), list[int]()
+    for epoch in range((first + count - 1) // length + 1):
+        begun = epoch * length % count
+        taken = set(order[length - begun :] if begun else ())
+        drawn = permutation(length, derive(seed, "epoch", epoch))
+        order = [row for row in drawn if row not in taken] + [row for row in drawn if row in taken]
+        offset = first - epoch * length
+        rows += order[max(0, offset) : max(0, offset + count)]
+    return rows
 
 
 def cut(items: int, parts: int, part: int) -> range:

@@ -1,5 +1,8 @@
 """Seeds and shares depend on what they are for and on nothing else."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rloo_pipeline.seeds import cut, derive, permutation, rows_of_round
 
 
@@ -21,11 +24,18 @@ def test_seeds_are_the_same_in_every_version() -> None:
     assert permutation(5, 1) == [2, 3, 4, 0, 1]
 
 
-def test_an_epoch_uses_each_row_once_and_a_round_none_twice() -> None:
-    rounds = [rows_of_round(10, 3, number, seed=5) for number in range(1, 7)]
-    assert len({row for rows in rounds[:3] for row in rows}) == 9
-    assert all(len(set(rows)) == 3 for rows in rounds)
-    assert rounds[0] != rounds[3]
+@given(st.integers(1, 40), st.data())
+def test_an_epoch_uses_each_row_once_and_a_round_none_twice(length, data) -> None:
+    count = data.draw(st.integers(1, length))
+    rounds = [rows_of_round(length, count, number, seed=5) for number in range(1, 3 * length // count + 2)]
+    stream = [row for rows in rounds for row in rows]
+    for start in range(0, len(stream) - length + 1, length):
+        assert sorted(stream[start : start + length]) == list(range(length))
+    assert all(len(set(rows)) == len(rows) == count for rows in rounds)
+
+
+def test_epochs_differ() -> None:
+    assert rows_of_round(30, 30, 1, seed=5) != rows_of_round(30, 30, 2, seed=5)
 
 
 def test_shares_cover_everything_in_order() -> None:

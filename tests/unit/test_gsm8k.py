@@ -14,8 +14,9 @@ from rloo_pipeline.config import load, validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.format import answer_mark_reward
 from rloo_pipeline.rewards.math import math_reward
+from rloo_pipeline.seeds import rows_of_round
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=f"{GSM8K} is not on this machine")
 
@@ -198,9 +199,11 @@ def test_the_answer_mark_counts_once_and_at_the_end(completion: str, reward: flo
     assert answer_mark_reward([completion]) == [reward]
 
 
-def test_the_tiny_run_samples_all_problems_but_the_odd_one() -> None:
+def test_the_tiny_run_samples_every_problem() -> None:
     config = load(ROOT / "config/gsm8k-tiny.yaml")
-    assert config.rounds * config.rollout.num_prompts == 7472
+    count = config.rollout.num_prompts
+    rows = {row for number in range(1, config.rounds + 1) for row in rows_of_round(7473, count, number, config.seed)}
+    assert len(rows) == 7473
     assert config.evaluation.num_prompts is None
     assert config.uses_reference
 
