@@ -17,7 +17,7 @@ demo: setup ## run the main job: post-train a small model on arithmetic
 	$(BIN)/snakemake --cores all
 
 test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
-	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2)
+	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadgroup)
 
 lint: setup ## check the code and the workflow
 	$(BIN)/ruff check

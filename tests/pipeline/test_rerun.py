@@ -2,7 +2,8 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# one worker has the finished run
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("finished")]
 
 REPORT = {"summary.json", "report.html"}
 FINAL = {"evaluation/final/completions.parquet", "evaluation/final/summary.json"}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from helpers import Project, mini
 
-pytestmark = pytest.mark.slow
+# one worker has the finished run
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("finished")]
 
 STAGES = (
     "stage-assets",
