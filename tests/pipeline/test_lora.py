@@ -1,0 +1,39 @@
+"""A LoRA run: the adapter of one round is what vLLM samples from in the next."""
+
+import pyarrow.parquet as pq
+import pytest
+from helpers import Project
+
+pytestmark = pytest.mark.slow
+
+
+def test_vllm_samples_from_the_adapter_that_the_round_before_made(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    update = {"learning_rate": 0.05, "lora": {"r": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}}
+    changes = {"update": update, "rollout": {"shards": 1}, "algorithm": {"beta": 0, "steps_per_generation": 1}}
+    wanted = "results/mini/rounds/00002/rollouts/000.parquet"
+    outcome = project.snakemake("--cores", "2", "--", wanted, "results/mini/policies/00002", **changes)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / "mini"
+    assert (run / "policies" / "00001" / "adapter_model.safetensors").exists()
+    rolled = pq.read_table(project.folder / wanted).to_pylist()
+    assert_trainer_agrees(project, rolled)
+
+
+def assert_trainer_agrees(project: Project, rolled: list[dict]) -> None:
+    """The sampler's log-probs are those of the adapter under PEFT, in the trainer's own code."""
+    import peft
+    import torch
+
+    from rloo_pipeline.training import packing, policy
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    run = project.folder / "results" / "mini" / "policies"
+    model = policy.load(run / "00000", "float32", trust_remote_code=False)
+    plain = TokenLogProbs(model, 1.0)
+    pack = packing.pack([row["prompt_ids"] for row in rolled], [row["completion_ids"] for row in rolled])
+    sampled = torch.tensor([logp for row in rolled for logp in row["sampling_logps"]])
+    with torch.no_grad():
+        assert (plain(pack)[0] - sampled).abs().max() > 0.01
+        adapted = TokenLogProbs(peft.PeftModel.from_pretrained(model, run / "00001"), 1.0)
+        torch.testing.assert_close(adapted(pack)[0], sampled, atol=1e-4, rtol=0)
