@@ -23,15 +23,25 @@ UMASK = os.umask(0o022)
 os.umask(UMASK)
 
 
-def _beside(path: Path) -> Path:
+def place_beside(path: Path) -> Path:
+    """A fresh hidden name beside `path` to write under.
+
+    What a killed writer of the same path left there is removed. If it is still alive, it fails at its rename: of two
+    writers the later one wins, and the output is whole either way.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A path to write to; it becomes `path` when the block ends well, and is gone when it does not."""
-    beside = _beside(path)
+    beside = place_beside(path)
     try:
         yield beside
         _sync(beside)
@@ -44,7 +54,7 @@ def new_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """An empty folder to fill; it takes the place of `path` when the block ends well, and is gone when it does not."""
-    beside = _beside(path)
+    beside = place_beside(path)
     beside.mkdir()
     try:
         yield beside

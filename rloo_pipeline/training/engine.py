@@ -187,7 +187,7 @@ class Engine:
         """Writes optimizer and master weights with a manifest; every rank takes part."""
         import torch
 
-        beside: list[str] = [str(target.with_name(f".{target.name}.{os.getpid()}.tmp"))]
+        beside = [str(files.place_beside(target)) if self.rank.first else ""]
         torch.distributed.broadcast_object_list(beside, src=0)
         state = {"step": self.step_count}
         frozen = self.settings.lora is not None

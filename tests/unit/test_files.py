@@ -1,0 +1,65 @@
+"""Files are whole or absent, and a manifest notices every change."""
+
+import pytest
+
+from rloo_pipeline import files
+from rloo_pipeline.errors import UserError
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
+    path = tmp_path / "sub" / "value.json"
+
+    def fail_half_way() -> None:
+        with files.new_file(path) as beside:
+            beside.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
+    assert list(path.parent.iterdir()) == []
+    files.write_json(path, {"a": 1})
+    assert files.read_json(path) == {"a": 1}
+
+
+def test_a_folder_takes_the_place_of_the_old_one_in_one_step(tmp_path) -> None:
+    path = tmp_path / "folder"
+    for content in ("old", "new"):
+        with files.new_folder(path) as beside:
+            (beside / content).write_text(content)
+    assert [file.name for file in path.iterdir()] == ["new"]
+    with pytest.raises(RuntimeError), files.new_folder(path) as beside:
+        raise RuntimeError
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
+    path = tmp_path / "table"
+
+    def overtaken() -> None:
+        with files.new_file(path) as first:
+            first.write_text("first")
+            files.write_json(path, "second")
+
+    with pytest.raises(FileNotFoundError):
+        overtaken()
+    assert files.read_json(path) == "second"
+    assert [file.name for file in tmp_path.iterdir()] == ["table"]
+
+
+def test_a_manifest_notices_every_change(tmp_path) -> None:
+    (tmp_path / "a").write_text("content")
+    files.write_manifest(tmp_path, round=3)
+    assert files.verify_manifest(tmp_path) == {"round": 3}
+    for name, text, word in (
+        ("a", "conten", "truncated"),
+        ("a", "CONTENT", "SHA-256"),
+        ("b", "", "not written by this run"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=word):
+            files.verify_manifest(tmp_path)
+        (tmp_path / "a").write_text("content")
+    (tmp_path / "b").unlink()
+    (tmp_path / "a").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        files.verify_manifest(tmp_path)
