@@ -75,7 +75,8 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
 
 def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
     project.configure()
-    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]
+    words = ("--cores", "2", "--", "results/mini/policies/00002")
+    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *words]
     run = project.folder / "results" / "mini"
     started = subprocess.Popen(
         command, cwd=project.folder, env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -87,7 +88,7 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
         time.sleep(0.1)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    outcome = project.snakemake("--cores", "2")
+    outcome = project.snakemake(*words)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "cleared the lock of a killed run" in outcome.stdout + outcome.stderr
     assert project.files("policies/*/*") == finished.files("policies/*/*")
