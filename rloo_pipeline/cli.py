@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rloo_pipeline import __version__, progress, runtime
-from rloo_pipeline.config import Config, load
+from rloo_pipeline.config import Config
+from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
 
 Command = Callable[[argparse.Namespace], None]

@@ -83,6 +83,6 @@ def test_a_bad_configuration_stops_before_anything_runs(project, changes, words)
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
 def test_the_shipped_configurations_are_valid(name) -> None:
-    from rloo_pipeline.config import load
+    from rloo_pipeline.config_file import load
 
     assert load(ROOT / "config" / name).rounds >= 1

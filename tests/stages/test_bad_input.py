@@ -94,7 +94,7 @@ def test_a_bad_configuration_is_a_sentence(name, tmp_path, tiny_model) -> None:
 
 
 def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
-    from rloo_pipeline.config import validate
+    from rloo_pipeline.config_file import validate
     from rloo_pipeline.errors import UserError
     from rloo_pipeline.provenance import source_digest
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rloo_pipeline.config import load, validate
+from rloo_pipeline.config_file import load, validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.format import answer_mark_reward
 from rloo_pipeline.rewards.math import math_reward

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from rloo_pipeline import tables
-from rloo_pipeline.config import Config, validate
+from rloo_pipeline.config import Config
+from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import write_json
 from rloo_pipeline.insight.charts import charts, figure

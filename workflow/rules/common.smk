@@ -8,7 +8,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from rloo_pipeline.cluster import locks
-from rloo_pipeline.config import STAGES, validate
+from rloo_pipeline.config import STAGES
+from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs

@@ -1,0 +1,77 @@
+"""Reading a configuration: nothing is merged or guessed, and an error names the key and its cure in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from rloo_pipeline.config import Config, Section
+from rloo_pipeline.errors import UserError, did_you_mean
+
+
+def load(path: Path) -> Config:
+    """The configuration in a YAML file.
+
+    Raises:
+        UserError: the file is missing, not YAML, or a key in it is unknown, missing or out of range.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such configuration file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return validate(raw, str(path))
+
+
+def validate(raw: object, origin: str) -> Config:
+    """The configuration in a mapping that came from `origin`.
+
+    Raises:
+        UserError: a key is unknown, missing or out of range; the message names the first such key and its cure.
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{origin}: the configuration must be a mapping of keys")
+    try:
+        return Config.model_validate(dict(raw))
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One sentence for the first thing that pydantic found; unknown keys come first, since they explain the others."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = problems[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        section, word = _section_at(problem["loc"][:-1]), str(problem["loc"][-1])
+        near = did_you_mean(word, section.model_fields if section else [])
+        where = "" if near else f"; known keys here: {', '.join(section.model_fields)}" if section else ""
+        return f"unknown key '{key}'{near}{where}{more}"
+    if problem["type"] == "missing":
+        return f"key '{key}' is missing{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    got = "" if problem["type"] == "value_error" else f", got {problem['input']!r}"
+    return f"{key + ': ' if key else ''}{message}{got}{more}"
+
+
+def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
+    """The model of the section that a pydantic error location points into."""
+    section: type[Section] | None = Config
+    for part in location:
+        if isinstance(part, int) or section is None:
+            continue
+        field = section.model_fields.get(part)
+        section = _model_in(field.annotation) if field else None
+    return section
+
+
+def _model_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in getattr(annotation, "__args__", ()) if (found := _model_in(part))), None)
