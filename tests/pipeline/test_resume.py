@@ -27,23 +27,33 @@ STAGES = (
     "report",
 )
 
-# Stands before the real command on the PATH. The first call of each stage is killed when it has begun to write:
-# a hidden file beside its output shows that.
-KILLER = """#!/bin/bash
-stage=$1
-mark={marks}/$stage
-[ -e $mark ] && exec {python} -m rloo_pipeline "$@"
-touch $mark
-{python} -m rloo_pipeline "$@" &
-victim=$!
-for _ in $(seq 1200); do
-    find results -name '.*.tmp*' 2>/dev/null | grep -q . && break
-    kill -0 $victim 2>/dev/null || break
-    sleep 0.05
-done
-kill -9 $victim 2>/dev/null && touch $mark.killed
-wait $victim
-exit 137
+# Stands before the real command on the PATH and kills the first call of each stage: those that write policies while
+# they write (a hidden folder shows it), the others half a second after they have opened their log.
+KILLER = """#!{python}
+import os, subprocess, sys, time
+from pathlib import Path
+
+command = [{python!r}, "-m", "rloo_pipeline", *sys.argv[1:]]
+mark = Path({marks!r}) / sys.argv[1]
+if mark.exists():
+    os.execv(command[0], command)
+mark.touch()
+log = Path(next(word for word in sys.argv if word.startswith("--log=")).removeprefix("--log="))
+log.unlink(missing_ok=True)
+victim = subprocess.Popen(command)
+while victim.poll() is None:
+    if sys.argv[1] in ("warmstart", "update"):
+        if any(Path("results/mini").glob("policies/.*.tmp")):
+            break
+    elif log.exists():
+        time.sleep(0.5)
+        break
+    time.sleep(0.002)
+if victim.poll() is None:
+    victim.kill()
+    mark.with_suffix(".killed").touch()
+victim.wait()
+sys.exit(137)
 """
 
 
@@ -57,7 +67,7 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
     marks.mkdir()
     shim.mkdir()
     killer = shim / "rloo"
-    killer.write_text(KILLER.format(marks=marks, python=sys.executable))
+    killer.write_text(KILLER.format(marks=str(marks), python=sys.executable))
     killer.chmod(killer.stat().st_mode | stat.S_IXUSR)
     own = Path(sys.executable).parent
     project.environment["PATH"] = os.pathsep.join([str(shim), str(own), os.environ["PATH"]])
