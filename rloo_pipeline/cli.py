@@ -145,9 +145,9 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _build_ops(_: argparse.Namespace) -> None:
-    from rloo_pipeline.training.engine import build_ops
+    from rloo_pipeline.training.engine import load_ops
 
-    build_ops()
+    load_ops()
 
 
 def _parser() -> argparse.ArgumentParser:

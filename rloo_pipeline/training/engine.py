@@ -8,6 +8,7 @@ scheduler there is to carry.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ class Engine:
 
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
-        clear_stale_locks()
+        load_ops()
         self.rank = ranks.current()
         self.settings = settings
         self.folder = folder
@@ -278,25 +279,26 @@ def _keep_grad_norm(engine: Engine) -> None:
     engine.engine.clip_fp32_gradients = clip
 
 
-def build_ops() -> None:
-    """Compiles DeepSpeed's CPU communication once, so that no stage waits for it (86 s on 2 cores)."""
+def load_ops() -> None:
+    """Loads DeepSpeed's CPU communication, compiling it the first time (about a minute on 2 cores).
+
+    torch guards each load by a file that a killed process leaves behind, and waits on it for ever. So loads are
+    guarded here by a lock of the operating system, which ends with its process: whoever has it may remove torch's
+    file.
+    """
     if ranks.chip() == "cuda":
         return
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    clear_stale_locks()
     from deepspeed.comm.torch import build_shm_op
 
-    build_shm_op()
-
-
-def clear_stale_locks() -> None:
-    """Removes locks of builds that were killed; torch would wait on them for ever.
-
-    A build that is alive holds no file handle on its lock, so age decides: none takes ten minutes.
-    """
-    import time
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", ""))
-    for lock in root.glob("*/lock") if root.name else ():
-        if time.time() - lock.stat().st_mtime > 600:
-            lock.unlink(missing_ok=True)
+    root = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "rloo.lock").open("w") as guard:
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+        except OSError:
+            build_shm_op()  # a file system without locks: torch's own guard must do
+            return
+        for left in root.glob("*/lock"):
+            left.unlink(missing_ok=True)
+        build_shm_op()

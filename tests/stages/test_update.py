@@ -1,11 +1,14 @@
 """The update stage, run as a command on made-up rounds: what changes a result, what must not, and what is refused."""
 
 import json
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import Round
+
+from rloo_pipeline import runtime
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +107,18 @@ def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) 
     assert outcome.returncode == 0, outcome.stderr
     table = pq.read_table(run.run / "rounds" / "00001" / "train.parquet").to_pylist()
     assert [row["advantage"] for row in table] == pytest.approx([row["reward"] or 0.0 for row in table])
+
+
+def test_a_process_killed_while_it_loaded_an_extension_holds_nobody_up(tmp_path, tiny_model, monkeypatch) -> None:
+    """torch's guard file is left behind; it would be waited on for ever."""
+    extensions = shutil.copytree(runtime.extensions_dir(), tmp_path / "extensions")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
+    left = [folder / "lock" for folder in extensions.iterdir() if folder.is_dir()]
+    assert left
+    for file in left:
+        file.touch()
+    assert Round(tmp_path / "guard", tiny_model, algorithm={"beta": 0}).write(1).update().returncode == 0
+    assert not any(file.exists() for file in left)
 
 
 def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:
