@@ -28,7 +28,7 @@ STAGES = (
 )
 
 # Stands before the real command on the PATH and kills the first call of each stage: those that write policies while
-# they write (a hidden folder shows it), the others half a second after they have opened their log.
+# they write (a hidden folder shows it), the others just after they have opened their log.
 KILLER = """#!{python}
 import os, subprocess, sys, time
 from pathlib import Path
@@ -43,10 +43,10 @@ log.unlink(missing_ok=True)
 victim = subprocess.Popen(command)
 while victim.poll() is None:
     if sys.argv[1] in ("warmstart", "update"):
-        if any(Path("results/mini").glob("policies/.*.tmp")):
+        if any(Path("results/mini").glob("[pt]*/.000*.tmp")):
             break
     elif log.exists():
-        time.sleep(0.5)
+        time.sleep(0.1)
         break
     time.sleep(0.002)
 if victim.poll() is None:
