@@ -38,7 +38,7 @@ TRAIN = pa.schema(
         pa.field("reward", pa.float64()),
         pa.field("kl", pa.float32()),
         pa.field("advantage", pa.float32(), nullable=False),
-        pa.field("ratio", pa.float32(), nullable=False),
+        pa.field("ratio", pa.float32()),
         pa.field("clipped", pa.bool_(), nullable=False),
         pa.field("masked", pa.bool_(), nullable=False),
     ]

@@ -85,6 +85,7 @@ class Round:
         return rloo(
             *("update", "--round", number, "--policy", policy, *before, *words, "--output", self.policy(number)),
             *("--output-trainer", self.run / "trainer" / f"{number:05d}", "--metrics", folder / "metrics.json"),
+            *("--events", self.run / "tensorboard" / f"{number:05d}.tfevents"),
             *("--table", folder / "train.parquet", f"--log={self.run / 'logs' / f'update-{number}.log'}"),
         )
 

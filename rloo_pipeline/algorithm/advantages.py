@@ -1,52 +1,124 @@
 """Advantage estimators: `[prompts, samples]` rewards in, advantages of the same shape out. NaN = unscorable.
 
-A new estimator is a function here; its name is what `algorithm.advantage` takes.
+Each function under `@estimator` can be named in `algorithm.advantage`; a new one is one function here. Its formula may
+give NaN where it has no meaning (an unscorable sample, no sibling to compare with): what comes out is 0 there.
+R_i are the rewards of a prompt's samples, means and standard deviations are over its scorable ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import update_wrapper
+
 import torch
 from torch import Tensor
 
+from rloo_pipeline.algorithm import known
 
+Formula = Callable[[Tensor], Tensor]
+
+
+class Estimator:
+    """An estimator: its formula, whether its result is standardized over the batch, and NaN made 0."""
+
+    def __init__(self, formula: Formula, whitened: bool) -> None:
+        self.formula, self.whitened = formula, whitened
+        update_wrapper(self, formula)
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        """Advantages, [prompts, samples]."""
+        found = self.formula(rewards)
+        return (known.whiten(found) if self.whitened else found).nan_to_num(0.0)
+
+
+def estimator(formula: Formula) -> Estimator:
+    """Marks a formula as an estimator."""
+    return Estimator(formula, whitened=False)
+
+
+def whitened(formula: Formula) -> Estimator:
+    """Marks a formula as an estimator whose advantages get mean 0 and standard deviation 1 over the whole batch: over
+    completions, or over tokens where each has an advantage of its own (kl.placement: token_reward).
+    """
+    return Estimator(formula, whitened=True)
+
+
+@estimator
 def rloo(rewards: Tensor) -> Tensor:
     """REINFORCE leave-one-out: A_i = R_i − mean_{j≠i} R_j.
 
-    Ahmadian et al. 2024 (arXiv 2402.14740), equation 8; Kool et al. 2019. The baseline of a sample is the mean over its
-    scorable siblings and never contains the sample itself, so the gradient estimate is unbiased.
-
-    Args:
-        rewards: [prompts, samples], NaN where a completion could not be scored.
-
-    Returns:
-        [prompts, samples]; 0 for unscorable samples and in groups with fewer than two scorable ones.
+    Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3; Kool et al. 2019. The baseline of a sample never contains the
+    sample itself, so the gradient estimate is unbiased. 0 in groups with fewer than two scorable samples.
     """
-    scorable = ~rewards.isnan()
-    known = rewards.nan_to_num(0.0)
-    siblings = scorable.sum(-1, keepdim=True) - 1
-    baseline = (known.sum(-1, keepdim=True) - known) / siblings.clamp(min=1)
-    return torch.where(scorable & (siblings >= 1), known - baseline, 0.0)
+    return rewards - _mean_of_others(rewards)
 
 
-def normalize(advantages: Tensor, counted: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Advantages with mean 0 and standard deviation 1 over the whole batch (TRL's normalize_advantages).
+@estimator
+def rloo_std(rewards: Tensor) -> Tensor:
+    """RLOO divided by the siblings' own spread: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
 
-    Args:
-        advantages: [prompts, samples].
-        counted: [prompts, samples] bool, the samples that mean and standard deviation are taken over.
-
-    Returns:
-        [prompts, samples]; unchanged where not counted.
+    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings are
+    all equal is not divided. Neither moment contains the sample itself.
     """
-    values = advantages[counted]
-    if values.numel() < 2:
-        return advantages
-    return torch.where(counted, (advantages - values.mean()) / (values.std() + epsilon), advantages)
+    others = known.count(rewards) - 1
+    mean = _mean_of_others(rewards)
+    centred = rewards - mean
+    squares = (rewards - known.mean(rewards)).square().nansum(-1, keepdim=True)
+    # Σ_{j≠i} (R_j − mean_{j≠i})² = Σ_j (R_j − mean)² − (n−1)/n (R_i − mean_{j≠i})²
+    left = (squares - centred.square() * others / (others + 1)).clamp(min=0)
+    std = torch.where(others > 1, left / (others - 1).clamp(min=1), 0.0).sqrt()
+    return torch.where(std > 1e-7, centred / (std + known.STD_EPSILON), centred)
 
 
-def uninformative(rewards: Tensor) -> Tensor:
-    """[prompts] bool: groups that teach nothing, since their scorable rewards are all equal or fewer than two."""
-    scorable = ~rewards.isnan()
-    low = rewards.nan_to_num(torch.inf).amin(-1)
-    high = torch.where(scorable, rewards, -torch.inf).amax(-1)
-    return (scorable.sum(-1) < 2) | (low == high)
+@estimator
+def grpo(rewards: Tensor) -> Tensor:
+    """GRPO: A_i = (R_i − mean R) / (std R + ε). Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
+
+    The mean contains the sample itself, and the division weighs prompts by how settled they are.
+    """
+    return (rewards - known.mean(rewards)) / (known.std(rewards) + known.STD_EPSILON)
+
+
+@estimator
+def dr_grpo(rewards: Tensor) -> Tensor:
+    """Dr. GRPO: A_i = R_i − mean R. Liu et al. 2025 (arXiv 2503.20783), section 3.2.
+
+    RLOO times (K − 1)/K where all K samples are scorable.
+    """
+    return rewards - known.mean(rewards)
+
+
+@whitened
+def reinforce_pp(rewards: Tensor) -> Tensor:
+    """REINFORCE++: no group baseline, A_i = (R_i − mean over the batch) / std over the batch.
+
+    Hu et al. 2025 (arXiv 2501.03262), section 3.1.
+    """
+    return rewards
+
+
+@whitened
+def reinforce_pp_baseline(rewards: Tensor) -> Tensor:
+    """REINFORCE++-baseline: R_i − mean R of its group, then standardized over the batch.
+
+    Hu et al. 2025 (arXiv 2501.03262), section 3.2.
+    """
+    return torch.where(known.count(rewards) > 1, rewards - known.mean(rewards), torch.nan)
+
+
+@estimator
+def maxrl(rewards: Tensor) -> Tensor:
+    """MaxRL: A_i = (R_i − mean R) / mean R, for rewards of 0 and 1; 0 in groups without success.
+
+    Tajwar et al. 2026 (arXiv 2602.02710): in expectation the gradient of log p(success) expanded in powers of 1 − p to
+    order K − 1; RLOO stops at the first order, which is the gradient of p itself.
+    """
+    mean = known.mean(rewards)
+    return torch.where(mean > 0, (rewards - mean) / mean, rewards - rewards)
+
+
+def _mean_of_others(rewards: Tensor) -> Tensor:
+    """Mean over a sample's scorable siblings, [prompts, samples]; NaN where it has none."""
+    others = known.count(rewards) - 1
+    total = rewards.nansum(-1, keepdim=True) - rewards
+    return torch.where(others > 0, total / others.clamp(min=1), torch.nan)

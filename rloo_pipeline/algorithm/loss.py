@@ -1,7 +1,13 @@
-"""The clipped policy-gradient loss (Schulman et al. 2017, arXiv 1707.06347, equation 7) at three levels of action.
+"""Policy-gradient losses of actions, and how they become one number.
 
-RLOO takes the whole completion as one action (Ahmadian et al. 2024, section 3.1), so its ratio is that of sequences:
-ρ = exp(Σ_t (log π_θ − log π_old)) and the loss of a completion is −min(ρA, clip(ρ, 1−ε, 1+ε_high)A).
+An action is a whole completion (RLOO: Ahmadian et al. 2024, section 2.2) or a token; with ρ = π_θ/π_old of an action
+its loss is
+
+    ppo     −min(ρA, clip(ρ, 1−ε, 1+ε_high)A), where A < 0 at least −δA   (arXiv 1707.06347, equation 7; 1912.09729)
+    cispo   −sg[min(ρ, 1+ε_high)] A log π_θ                               (arXiv 2506.13585, equation 5)
+    none    −A log π_θ                                                    (Williams 1992)
+
+At ρ = 1, the first step on fresh samples, all have the gradient of the last one (ppo at `sequence_mean`: 1/T of it).
 """
 
 from __future__ import annotations
@@ -12,17 +18,31 @@ import torch
 from torch import Tensor
 
 Level = Literal["sequence", "sequence_mean", "token"]
+Clip = Literal["ppo", "cispo", "none"]
+AggMode = Literal[
+    "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+]
 
 
-class Surrogate(NamedTuple):
-    """The loss of each completion and what the clip did to it."""
+class Bounds(NamedTuple):
+    """How far a ratio counts."""
+
+    epsilon: float
+    epsilon_high: float
+    delta: float | None = None
+
+
+class Losses(NamedTuple):
+    """The loss of each action and what the clip did to it."""
 
     loss: Tensor
-    """[completions]; the batch's loss is their mean."""
+    """[completions, 1] where a completion is one action, else [completions, tokens]; 0 outside the mask."""
     ratio: Tensor
     """[completions], detached; at token level the mean over the completion's tokens."""
-    clipped: Tensor
-    """[completions], detached: share of the completion's actions on which the clip took the gradient away."""
+    low: Tensor
+    """[completions], detached: share of its actions whose gradient was taken away below 1 − ε."""
+    high: Tensor
+    """[completions], detached: the same above 1 + ε_high (CISPO: whose weight was cut)."""
 
 
 def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level) -> Tensor:
@@ -31,9 +51,8 @@ def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level) -> T
     Args:
         logps, old_logps: [completions, tokens].
         mask: [completions, tokens] bool, true on the completion's tokens.
-        level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071, equation
-        7),
-            `token` leaves them apart (PPO, GRPO).
+        level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071,
+            equation 7), `token` leaves them apart (PPO, GRPO).
 
     Returns:
         [completions, 1], or [completions, tokens] at token level.
@@ -45,36 +64,76 @@ def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level) -> T
     return total if level == "sequence" else total / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def clipped_surrogate(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    level: Level,
-    epsilon: float,
-    epsilon_high: float,
-) -> Surrogate:
-    """PPO's clipped objective, negated, for each completion; at token level the sum over its tokens.
-
-    With ρ = 1 (the first step on fresh samples) the gradient is −A ∇ Σ_t log π_θ at the levels `sequence` and `token`,
-    which is REINFORCE, and 1/T of it at `sequence_mean`.
+def losses(
+    logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, level: Level, clip: Clip, bounds: Bounds
+) -> Losses:
+    """The loss of each action.
 
     Args:
         logps: [completions, tokens] under the policy being trained.
         old_logps: [completions, tokens] under the policy that sampled.
-        advantages: [completions].
-        mask: [completions, tokens] bool.
-        level: see `log_ratio`.
-        epsilon, epsilon_high: the ratio is clipped to [1 − epsilon, 1 + epsilon_high].
+        advantages: [completions], or [completions, tokens] where tokens are actions.
+        mask: [completions, tokens] bool, true on the completion's tokens.
+        level: what the ratio is of, see `log_ratio`.
+        clip: one of the three losses above; all but `ppo` have a term for each token.
+        bounds: of the ratio.
     """
     ratio = log_ratio(logps, old_logps, mask, level).exp()
     actions = mask if level == "token" else torch.ones_like(ratio, dtype=torch.bool)
-    weight = advantages.unsqueeze(-1)
-    free = ratio * weight
-    bound = ratio.clamp(1 - epsilon, 1 + epsilon_high) * weight
-    loss = -(torch.minimum(free, bound) * actions).sum(-1)
+    weight = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
+    none = torch.zeros_like(actions)
+    if clip == "ppo":
+        free = ratio if bounds.delta is None else ratio.clamp(max=bounds.delta)
+        bound = ratio.clamp(1 - bounds.epsilon, 1 + bounds.epsilon_high)
+        loss = torch.where(actions, -torch.minimum(free * weight, bound * weight), 0.0)
+        low, high = (ratio < 1 - bounds.epsilon) & (weight < 0), (ratio > 1 + bounds.epsilon_high) & (weight > 0)
+    elif clip == "cispo":
+        factor = ratio.detach().clamp(max=1 + bounds.epsilon_high)
+        loss = torch.where(mask, -factor * weight * logps, 0.0)
+        low, high = none, ratio > 1 + bounds.epsilon_high
+    else:
+        loss = torch.where(mask, -weight * logps, 0.0)
+        low, high = none, none
     count = actions.sum(-1).clamp(min=1)
-    with torch.no_grad():
-        mean_ratio = (ratio * actions).sum(-1) / count
-        clipped = ((bound < free) & actions).sum(-1) / count
-    return Surrogate(loss, mean_ratio, clipped)
+    return Losses(
+        loss,
+        (ratio.detach() * actions).sum(-1) / count,
+        (low & actions).sum(-1) / count,
+        (high & actions).sum(-1) / count,
+    )
+
+
+class Totals(NamedTuple):
+    """What an optimizer step's loss is divided by: fixed before the step is cut into micro-batches and processes."""
+
+    completions: int
+    tokens: int
+    longest: int
+    """Tokens of the longest completion that may be, Dr. GRPO's constant."""
+
+
+def aggregate(parts: Tensor, mask: Tensor, mode: AggMode, totals: Totals) -> Tensor:
+    """The share of these completions in their optimizer step's loss, a scalar.
+
+    sequence                      1/N Σ_i Σ_actions          RLOO: an action counts once, however long it is
+    token_mean                    1/ΣT Σ_i Σ_t               DAPO (arXiv 2503.14476, equation 8)
+    sequence_mean_token_mean      1/N Σ_i 1/T_i Σ_t          GRPO (arXiv 2402.03300, equation 3)
+    sequence_mean_token_sum       1/N Σ_i Σ_t
+    sequence_mean_token_sum_norm  1/(N L) Σ_i Σ_t            Dr. GRPO (arXiv 2503.20783, section 3.2)
+
+    Args:
+        parts: [completions, tokens], or [completions, 1] for actions that are completions: in the modes that speak of
+            tokens each of the completion's tokens then carries that loss.
+        mask: [completions, tokens] bool.
+    """
+    lengths = mask.sum(-1)
+    per_completion = parts.sum(-1)
+    if parts.shape[-1] == 1 and mode != "sequence":
+        per_completion = per_completion * lengths
+    if mode == "token_mean":
+        return per_completion.sum() / max(1, totals.tokens)
+    if mode == "sequence_mean_token_mean":
+        per_completion = per_completion / lengths.clamp(min=1)
+    elif mode == "sequence_mean_token_sum_norm":
+        per_completion = per_completion / totals.longest
+    return per_completion.sum() / max(1, totals.completions)

@@ -1,21 +1,31 @@
-"""What metrics.json says of a round's samples, under TRL's names; values that do not exist (no scorable row) are
-null.
+"""What metrics.json says of a round, under TRL's names; values that do not exist (no scorable row) are null.
+
+Rewards and lengths are those of all completions that were sampled, before any was left out of the update. Means over
+tokens weigh every token alike, as TRL's do.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from rloo_pipeline import tables
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rloo_pipeline.algorithm.mismatch import Gap
+    from rloo_pipeline.training.batch import Batch
+    from rloo_pipeline.training.objective import Record
+
 Metrics = dict[str, float | int | None]
 
 
-def round_metrics(rolled: pa.Table, scored: pa.Table, train: pa.Table, samples: int) -> Metrics:
-    """Rewards, groups, lengths and KL of one round."""
+def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
+    """Rewards, groups and lengths of what a round sampled."""
     functions = [
         name for name in scored.column_names if name not in {*(field.name for field in tables.KEYS), "reward", "error"}
     ]
@@ -23,13 +33,12 @@ def round_metrics(rolled: pa.Table, scored: pa.Table, train: pa.Table, samples: 
     for function in functions:
         values = _known(scored[function])
         metrics[f"rewards/{function}/mean"], metrics[f"rewards/{function}/std"] = _mean(values), _std(values)
-    rewards = train["reward"].to_pylist()
-    groups = [[r for r in rewards[i : i + samples] if r is not None] for i in range(0, len(rewards), samples)]
-    metrics["reward"] = _mean(_known(train["reward"]))
-    metrics["reward_std"] = _mean([statistics.stdev(group) for group in groups if len(group) > 1])
-    metrics["frac_reward_zero_std"] = sum(len(set(group)) < 2 for group in groups) / len(groups)
-    metrics["unscorable"] = sum(reward is None for reward in scored["reward"].to_pylist())
-    metrics["kl"] = _mean(_known(train["kl"]))
+    rewards = scored["reward"].to_pylist()
+    groups = [{r for r in rewards[i : i + samples] if r is not None} for i in range(0, len(rewards), samples)]
+    known = _known(scored["reward"])
+    metrics["reward"], metrics["reward_std"] = _mean(known), _std(known)
+    metrics["frac_reward_zero_std"] = sum(len(group) < 2 for group in groups) / len(groups)
+    metrics["unscorable"] = len(rewards) - len(known)
     return metrics | length_metrics(rolled)
 
 
@@ -43,10 +52,91 @@ def length_metrics(rolled: pa.Table) -> Metrics:
         "completions/min_length": min(lengths),
         "completions/max_length": max(lengths),
         "completions/mean_terminated_length": _mean([float(length) for length in ended]),
+        "completions/min_terminated_length": min(ended, default=None),
+        "completions/max_terminated_length": max(ended, default=None),
         "completions/clipped_ratio": 1 - len(ended) / len(lengths),
-        "num_tokens": sum(lengths) + sum(len(ids) for ids in rolled["prompt_ids"].to_pylist()),
         "num_completion_tokens": sum(lengths),
     }
+
+
+def update_metrics(batch: Batch, record: Record, level: str, ratio_is_known: bool) -> Metrics:
+    """What the optimizer steps did and saw: KL, entropy, ratios and clips, sampler against trainer."""
+    lengths = batch.completions.mask.sum(-1)
+    seen = record.seen > 0
+    tokens = lengths * record.seen
+    actions = tokens if level == "token" else record.seen
+    metrics: Metrics = {
+        "shaped_reward": _value(batch.rewards.nanmean()),
+        "beta": batch.beta,
+        "entropy": _ratio(record.entropy.sum(), tokens.sum()),
+        "ratio/mean": _ratio((record.ratio * record.seen).sum(), record.seen.sum()) if ratio_is_known else None,
+        "clip_ratio/low_mean": _ratio((record.low * actions).sum(), actions.sum()),
+        "clip_ratio/high_mean": _ratio((record.high * actions).sum(), actions.sum()),
+        "clip_ratio/region_mean": _ratio(((record.low + record.high) * actions).sum(), actions.sum()),
+        "trained_completions": int(seen.sum()),
+    }
+    return metrics | _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
+
+
+def kl_of_completion(batch: Batch, record: Record) -> float | None:
+    """The mean KL of a completion in nats, from the reward or the loss; None where there is no reference."""
+    if batch.completions.reference_logps is None:
+        return None
+    kl, counted = (record.kl, record.seen > 0) if batch.kl is None else (batch.kl, ~batch.masked)
+    return _value(kl[counted].mean())
+
+
+def _kl_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
+    """KL a token (TRL's kl) and a completion."""
+    per_completion = kl_of_completion(batch, record)
+    if per_completion is None:
+        return {"kl": None, "kl/sequence_mean": None}
+    kl, counted = (record.kl, record.seen > 0) if batch.kl is None else (batch.kl, ~batch.masked)
+    return {"kl": _ratio(kl[counted].sum(), lengths[counted].sum()), "kl/sequence_mean": per_completion}
+
+
+def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
+    """Sampler against trainer: over all completions where a pass for old log-probs was made, else those of the first
+    step, which saw them with the weights that sampled.
+    """
+    found, counted = gap_of(batch, record)
+    log_weights = found.log_weight[counted]
+    tokens = lengths[counted].sum()
+    some = len(log_weights) > 0
+    return {
+        "sampling/sampling_logp_difference/mean": _ratio(found.absolute[counted].sum(), tokens),
+        "sampling/sampling_logp_difference/max": _value(found.largest[counted].max()) if some else None,
+        "sampling/importance_sampling_ratio/min": _value(log_weights.min().exp()) if some else None,
+        "sampling/importance_sampling_ratio/mean": _value(log_weights.exp().mean()) if some else None,
+        "sampling/importance_sampling_ratio/max": _value(log_weights.max().exp()) if some else None,
+        "sampling/kl": _ratio(found.kl[counted].sum(), tokens),
+        "sampling/effective_sample_size": _effective(log_weights) if some else None,
+    }
+
+
+def gap_of(batch: Batch, record: Record) -> tuple[Gap, Tensor]:
+    """The gap of each completion, and for which it is known."""
+    from rloo_pipeline.algorithm import mismatch
+
+    completions = batch.completions
+    old, sampling = completions.old_logps, completions.sampling_logps
+    if old is not None and sampling is not None and old is not sampling:
+        return mismatch.gap(old, sampling, completions.mask), completions.mask.any(-1)
+    return mismatch.Gap(*record.gap.unbind(-1)), record.compared > 0
+
+
+def _effective(log_weights: Tensor) -> float | None:
+    from rloo_pipeline.algorithm.mismatch import effective_sample_size
+
+    return _value(effective_sample_size(log_weights))
+
+
+def _ratio(part: Tensor, whole: Tensor) -> float | None:
+    return float(part) / float(whole) if float(whole) else None
+
+
+def _value(number: Tensor) -> float | None:
+    return float(number) if math.isfinite(float(number)) else None
 
 
 def _known(column: pa.ChunkedArray) -> list[float]:

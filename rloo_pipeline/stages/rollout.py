@@ -25,12 +25,12 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
-    if len(train) < settings.num_prompts:
+    if len(train) < settings.sampled_prompts:
         raise UserError(
-            f"{prompts}: {len(train)} training prompts, a round needs {settings.num_prompts}; "
+            f"{prompts}: {len(train)} training prompts, a round needs {settings.sampled_prompts}; "
             "lower rollout.generation_batch_size"
         )
-    places = rows_of_round(len(train), settings.num_prompts, round_, derive(config.seed, "prompts"))
+    places = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
     share = cut(len(places), settings.shards, shard)
     rows = train.rows(places[share.start : share.stop])
     decoding = groups.decoding_of(settings)

@@ -56,18 +56,12 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
 
 def _step(engine: Engine, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> float:
     """One optimizer step; returns its loss a token."""
-    import torch
-
     tokens = sum(len(sequences.completions[row]) for row in rows)
-    total = torch.zeros(())
 
     def loss_of(_: Sequence[int], logps: Tensor, mask: Tensor, __: Tensor) -> Tensor:
-        loss = -(logps * mask).sum() / tokens
-        total.add_(loss.detach().cpu())
-        return loss
+        return -(logps * mask).sum() / tokens
 
-    engine.step(sequences, rows, max_tokens, loss_of, lambda _: None)
-    return float(engine.sum_over_ranks(total))
+    return engine.step(sequences, rows, max_tokens, loss_of, lambda _: None)
 
 
 def _rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:

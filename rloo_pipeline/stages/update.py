@@ -1,8 +1,8 @@
 """update: a round's completions, scores and reference log-probs → the next policy, trainer state and metrics.
 
-The whole algorithm is in `algorithm/`; here it is fed. Rewards less β·KL give advantages over the whole round; then,
-for each of num_iterations passes, the round's groups are shuffled by seed and cut into steps_per_generation optimizer
-steps.
+The mathematics is in `algorithm/`, applied by `training/batch.py` (rewards → advantages over the whole round) and
+`training/objective.py` (loss). Here they are fed: for each of num_iterations passes, the round's groups are shuffled by
+seed and cut into steps_per_generation optimizer steps.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, references, tables
-from rloo_pipeline.config import Algorithm, Config, estimator
+from rloo_pipeline import files, tables
+from rloo_pipeline.config import Algorithm, Config
+from rloo_pipeline.insight.events import write_events
 from rloo_pipeline.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.metrics import round_metrics
+from rloo_pipeline.stages.metrics import Metrics, kl_of_completion, sample_metrics, update_metrics
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.engine import Engine, Sequences, Settings
 from rloo_pipeline.training.schedule import Schedule
@@ -23,6 +24,9 @@ from rloo_pipeline.training.schedule import Schedule
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
+
+    from rloo_pipeline.training.batch import Batch, Carried, Completions
+    from rloo_pipeline.training.objective import Record
 
 
 class Inputs(NamedTuple):
@@ -39,30 +43,21 @@ class Outputs(NamedTuple):
     policy: Path
     trainer: Path
     metrics: Path
+    events: Path
     table: Path
 
 
-class Batch(NamedTuple):
-    """A round as tensors, one row a completion."""
+class Tables(NamedTuple):
+    """A round's tables, row by row of the same completions."""
 
-    rewards: Tensor
-    """[completions] float64, after clipping; NaN where unscorable or masked."""
-    kl: Tensor | None
-    """[completions], summed over the sequence."""
-    advantages: Tensor
-    """[completions] float32."""
-    masked: Tensor
-    """[completions] bool: truncated completions that take no part."""
-    old_logps: Tensor | None
-    """[completions, longest]; None where the first step's own log-probs are the old ones."""
+    rolled: pa.Table
+    scored: pa.Table
+    reference: pa.Table | None
 
-
-class Record(NamedTuple):
-    """What the steps saw of each completion, on this rank; the last pass stays."""
-
-    ratio: Tensor
-    clipped: Tensor
-    entropy: Tensor
+    def take(self, rows: list[int]) -> Tables:
+        """Some of the rows."""
+        reference = None if self.reference is None else self.reference.take(rows)
+        return Tables(self.rolled.take(rows), self.scored.take(rows), reference)
 
 
 def update(config: Config, round_: int, start: Path, trainer: Path | None, inputs: Inputs, outputs: Outputs) -> None:
@@ -73,25 +68,31 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     """
     import torch
 
+    from rloo_pipeline.training.batch import Carried, make_batch
+
     torch.set_num_threads(config.deepspeed.threads)
-    rolled = tables.read_all(inputs.rollouts, "rollouts")
-    scored = tables.read_all(inputs.scores, "scores")
-    tables.check_aligned(rolled, scored, str(inputs.scores[0].parent))
-    sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
+    sampled = _read(config, inputs)
+    found = sampled.take(chosen_rows(config, sampled.scored))
+    sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
     engine = Engine(start, settings_of(config), derive(config.seed, "update", round_))
+    carried = Carried()
     if trainer is not None:
-        engine.load_state(trainer, round=round_ - 1, policy=policy.digest(start))
-    passes = config.algorithm.num_iterations + _needs_old_pass(config.algorithm)
+        carried = Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=policy.digest(start)))
+    passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
     with counting("update", passes * len(sequences.prompts)) as counter:
-        reference = _reference_logps(inputs.reference, rolled) if config.uses_reference else None
-        old = _old_logps(config, engine, sequences, rolled, counter)
-        batch = make_batch(config.algorithm, config.rollout.num_generations, rolled, scored, old, reference)
-        record, norms = _train(config, round_, engine, sequences, batch, counter)
+        completions = _completions(config, engine, sequences, found, counter)
+        batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
+        record, steps = _train(config, round_, engine, sequences, batch, counter)
+    carried = _carry_on(config, carried, batch, record, sampled.rolled)
     engine.save_policy(outputs.policy)
-    engine.save_state(outputs.trainer, round=round_, policy=policy.digest(outputs.policy))
-    record = Record(*(engine.sum_over_ranks(values) for values in record))
+    engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=policy.digest(outputs.policy))
     if engine.rank.first:
-        _write(config, round_, engine, rolled, scored, batch, record, norms, outputs)
+        metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
+        metrics |= update_metrics(
+            batch, record, config.algorithm.importance_sampling_level, _knows_ratio(config.algorithm)
+        )
+        metrics |= _step_metrics(engine, steps) | {"round": round_, "num_tokens": carried.num_tokens}
+        _write(config, round_, found.rolled, batch, record, metrics, outputs)
     engine.close()
 
 
@@ -117,144 +118,160 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def _needs_old_pass(algorithm: Algorithm) -> bool:
-    """Whether the trainer must compute log-probs before it steps: on a round's only step they are that step's own."""
-    one_step = algorithm.num_iterations * algorithm.steps_per_generation == 1
-    return algorithm.old_logps == "trainer" and not (one_step and algorithm.beta == 0)
+def _single_step(algorithm: Algorithm) -> bool:
+    """Whether a round is one optimizer step: then that step's own log-probs are those of the policy that sampled."""
+    return algorithm.num_iterations * algorithm.steps_per_generation == 1
 
 
-def _old_logps(
-    config: Config, engine: Engine, sequences: Sequences, rolled: pa.Table, counter: Counter
-) -> Tensor | None:
-    """log π_old of each completion token, [completions, longest]."""
-    if config.algorithm.old_logps == "sampler":
-        return _padded(rolled["sampling_logps"].to_pylist())
-    if _needs_old_pass(config.algorithm):
-        return engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
-    return None
+def needs_old_pass(algorithm: Algorithm) -> bool:
+    """Whether the trainer must compute log-probs before it steps: for a KL in the reward, or where later steps compare
+    with them.
+    """
+    if algorithm.old_logps == "sampler":
+        return False
+    in_reward = algorithm.beta != 0 and algorithm.kl.placement != "loss"
+    compared = algorithm.clip != "none" or algorithm.mismatch.correction != "none"
+    return in_reward or (compared and not _single_step(algorithm))
 
 
-def _reference_logps(shards: Sequence[Path], rolled: pa.Table) -> Tensor:
-    """log π_ref of each completion token, [completions, longest]."""
-    table = tables.read_all(shards, "reference")
-    tables.check_aligned(rolled, table, str(shards[0].parent))
-    return _padded(table["reference_logps"].to_pylist())
+def _knows_ratio(algorithm: Algorithm) -> bool:
+    """Whether the ratios that the steps saw are against the policy that sampled."""
+    return algorithm.old_logps == "sampler" or needs_old_pass(algorithm) or _single_step(algorithm)
 
 
-def _padded(rows: list[list[float]]) -> Tensor:
+def _read(config: Config, inputs: Inputs) -> Tables:
+    """The tables of a round, once it is sure that they belong together."""
+    rolled, scored = tables.read_all(inputs.rollouts, "rollouts"), tables.read_all(inputs.scores, "scores")
+    tables.check_aligned(rolled, scored, str(inputs.scores[0].parent))
+    if not config.uses_reference:
+        return Tables(rolled, scored, None)
+    reference = tables.read_all(inputs.reference, "reference")
+    tables.check_aligned(rolled, reference, str(inputs.reference[0].parent))
+    return Tables(rolled, scored, reference)
+
+
+def chosen_rows(config: Config, scored: pa.Table) -> list[int]:
+    """The rows that the update trains on: all, or of an over-sampled round the first groups whose rewards differ."""
+    from rloo_pipeline.algorithm.known import first_informative
+
+    samples = config.rollout.num_generations
+    if len(scored) == config.rollout.generation_batch_size:
+        return list(range(len(scored)))
+    groups = first_informative(_scores(scored).view(-1, samples), config.rollout.num_prompts)
+    return [group * samples + sample for group in groups for sample in range(samples)]
+
+
+def _scores(scored: pa.Table) -> Tensor:
+    """Weighted rewards, [completions] float64, NaN where unscorable."""
+    import torch
+
+    return torch.tensor([torch.nan if r is None else r for r in scored["reward"].to_pylist()], dtype=torch.float64)
+
+
+def _completions(config: Config, engine: Engine, sequences: Sequences, found: Tables, counter: Counter) -> Completions:
+    """The round as tensors; the trainer's own old log-probs are computed where they are needed."""
+    import torch
+
+    from rloo_pipeline.training.batch import Completions
+
+    lengths = torch.tensor([len(ids) for ids in sequences.completions])
+    sampling = None if config.rollout.cut_by else _padded(found.rolled["sampling_logps"])
+    old = sampling if config.algorithm.old_logps == "sampler" else None
+    if needs_old_pass(config.algorithm):
+        old = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
+    return Completions(
+        scores=_scores(found.scored),
+        mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
+        truncated=torch.tensor([reason != "stop" for reason in found.rolled["finish_reason"].to_pylist()]),
+        old_logps=old,
+        reference_logps=None if found.reference is None else _padded(found.reference["reference_logps"]),
+        sampling_logps=sampling,
+    )
+
+
+def _padded(column: pa.ChunkedArray) -> Tensor:
     """Lists of different lengths as [rows, longest] float32, 0 behind the end."""
     import torch
 
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
-
-
-def make_batch(
-    algorithm: Algorithm, samples: int, rolled: pa.Table, scored: pa.Table, old: Tensor | None, reference: Tensor | None
-) -> Batch:
-    """Rewards, KL and advantages of a round.
-
-    A truncated completion that is masked leaves the loss, its denominator and the baseline of its siblings: its reward
-    becomes NaN.
-    """
-    import torch
-
-    from rloo_pipeline.algorithm import advantages, kl
-
-    rewards = torch.tensor([torch.nan if r is None else r for r in scored["reward"].to_pylist()], dtype=torch.float64)
-    truncated = torch.tensor([reason != "stop" for reason in rolled["finish_reason"].to_pylist()])
-    masked = truncated & algorithm.mask_truncated_completions
-    if algorithm.reward_clip_range is not None:
-        rewards = rewards.clamp(*algorithm.reward_clip_range)
-    rewards = rewards.masked_fill(masked, torch.nan)
-    penalised, divergence = rewards, None
-    if reference is not None and old is not None:
-        divergence = kl.sequence_k1(old, reference, torch.ones_like(old, dtype=torch.bool))
-        penalised = rewards - algorithm.beta * divergence.double()
-    grouped = penalised.view(-1, samples)
-    found = references.load(estimator(algorithm.advantage))(grouped)
-    if algorithm.normalize_advantages:
-        found = advantages.normalize(found, ~grouped.isnan())
-    return Batch(rewards, divergence, found.flatten().float(), masked, old)
+    rows = [torch.tensor(row, dtype=torch.float32) for row in column.to_pylist()]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _train(
     config: Config, round_: int, engine: Engine, sequences: Sequences, batch: Batch, counter: Counter
-) -> tuple[Record, list[float]]:
-    """All optimizer steps of a round; what they saw, and the gradient norm of each."""
-    import torch
+) -> tuple[Record, list[tuple[float, float]]]:
+    """All optimizer steps of a round: what they saw, and loss and gradient norm of each."""
+    from rloo_pipeline.training.objective import Record, StepLoss
 
     algorithm, samples = config.algorithm, config.rollout.num_generations
     groups = len(sequences.prompts) // samples
-    record = Record(*(torch.zeros(len(sequences.prompts)) for _ in range(3)))
-    norms = []
+    size = groups // algorithm.steps_per_generation
+    record = Record.empty(len(sequences.prompts))
+    steps: list[tuple[float, float]] = []
     for iteration in range(algorithm.num_iterations):
         order = permutation(groups, derive(config.seed, "steps", round_, iteration))
-        size = groups // algorithm.steps_per_generation
-        for values in record:
-            values.zero_()
+        record.forget_pass()
         for first in range(0, groups, size):
             rows = [group * samples + sample for group in order[first : first + size] for sample in range(samples)]
-            loss = StepLoss(algorithm, batch, rows, record)
-            engine.step(sequences, rows, config.deepspeed.max_tokens_per_micro_batch, loss, counter.advance)
-            norms.append(engine.grad_norm)
-    return record, norms
+            loss_of = StepLoss(algorithm, batch, rows, config.rollout.max_completion_length, record, first=not steps)
+            # a masked completion has no gradient, so it need not go through the model
+            kept = [row for row in rows if not batch.masked[row]]
+            counter.advance(len(rows) - len(kept))
+            loss = engine.step(
+                sequences, kept or rows[:1], config.deepspeed.max_tokens_per_micro_batch, loss_of, counter.advance
+            )
+            steps.append((loss, engine.grad_norm))
+    return Record(*(engine.sum_over_ranks(values) for values in record)), steps
 
 
-class StepLoss:
-    """The loss of a micro-batch as its share of an optimizer step's mean over completions."""
+def _step_metrics(engine: Engine, steps: list[tuple[float, float]]) -> Metrics:
+    """Loss and gradient norm as means over the round's optimizer steps."""
+    return {
+        "step": engine.step_count,
+        "loss": sum(loss for loss, _ in steps) / len(steps),
+        "grad_norm": sum(norm for _, norm in steps) / len(steps),
+        "learning_rate": engine.settings.schedule.rate(engine.step_count - 1),
+    }
 
-    def __init__(self, algorithm: Algorithm, batch: Batch, rows: Sequence[int], record: Record) -> None:
-        self.algorithm, self.batch, self.record = algorithm, batch, record
-        self.denominator = max(1, int((~batch.masked[list(rows)]).sum()))
 
-    def __call__(self, rows: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        """A micro-batch's part of the loss; what the clip did to each completion goes into the record."""
-        from rloo_pipeline.algorithm.loss import clipped_surrogate
+def _carry_on(config: Config, carried: Carried, batch: Batch, record: Record, rolled: pa.Table) -> Carried:
+    """What the next round gets: β steered by this round's KL, and the tokens sampled so far."""
+    from rloo_pipeline.algorithm.kl import steered
 
-        algorithm, batch, chosen = self.algorithm, self.batch, list(rows)
-        old = logps.detach() if batch.old_logps is None else batch.old_logps[chosen, : logps.shape[1]].to(logps.device)
-        high = algorithm.epsilon if algorithm.epsilon_high is None else algorithm.epsilon_high
-        advantages = batch.advantages[chosen].to(logps.device)
-        made = clipped_surrogate(
-            logps, old, advantages, mask, algorithm.importance_sampling_level, algorithm.epsilon, high
-        )
-        self.record.ratio[chosen] = made.ratio.cpu()
-        self.record.clipped[chosen] = made.clipped.cpu()
-        self.record.entropy[chosen] = (entropy.sum(-1) / mask.sum(-1).clamp(min=1)).cpu()
-        kept = ~batch.masked[chosen].to(logps.device)
-        return (made.loss * kept).sum() / self.denominator
+    section, kl = config.algorithm.kl, kl_of_completion(batch, record)
+    beta = carried.beta
+    if section.target is not None and kl is not None:
+        beta = steered(batch.beta, kl, section.target, section.gain)
+    tokens = sum(len(ids) for name in ("prompt_ids", "completion_ids") for ids in rolled[name].to_pylist())
+    return carried._replace(beta=beta, num_tokens=carried.num_tokens + tokens)
 
 
 def _write(
-    config: Config,
-    round_: int,
-    engine: Engine,
-    rolled: pa.Table,
-    scored: pa.Table,
-    batch: Batch,
-    record: Record,
-    norms: list[float],
-    outputs: Outputs,
+    config: Config, round_: int, rolled: pa.Table, batch: Batch, record: Record, metrics: Metrics, outputs: Outputs
 ) -> None:
-    """train.parquet and metrics.json."""
+    """train.parquet, metrics.json and the same as TensorBoard events."""
     import pyarrow as pa
-    import torch
 
     rewards = [None if value != value else value for value in batch.rewards.tolist()]
+    seen, mask = record.seen > 0, batch.completions.mask
+    advantages = batch.advantages
+    if advantages.dim() == 2:
+        advantages = (advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    in_loss = batch.kl is None and batch.completions.reference_logps is not None
+    kl = record.kl if in_loss else batch.kl
     columns = {
         "prompt_id": rolled["prompt_id"],
         "sample": rolled["sample"],
         "reward": rewards,
-        "kl": batch.kl.float().tolist() if batch.kl is not None else pa.nulls(len(rewards), pa.float32()),
-        "advantage": batch.advantages.tolist(),
-        "ratio": record.ratio.tolist(),
-        "clipped": (record.clipped > 0).tolist(),
+        "kl": kl.float().tolist() if kl is not None else pa.nulls(len(rewards), pa.float32()),
+        "advantage": advantages.tolist(),
+        "ratio": [value if known else None for value, known in zip(record.ratio.tolist(), seen.tolist(), strict=True)],
+        "clipped": ((record.low + record.high) > 0).tolist(),
         "masked": batch.masked.tolist(),
     }
-    made = pa.table(columns, schema=tables.TRAIN)
     tables.write(
         outputs.table,
-        made,
+        pa.table(columns, schema=tables.TRAIN),
         tables.TRAIN,
         "train",
         run=config.run,
@@ -262,17 +279,9 @@ def _write(
         seed=config.seed,
         policy=policy.digest(outputs.policy),
     )
-    metrics = round_metrics(rolled, scored, made, config.rollout.num_generations) | {
-        "round": round_,
-        "step": engine.step_count,
-        "entropy": float(record.entropy.mean()),
-        "clip_ratio/region_mean": float(record.clipped.mean()),
-        "ratio/mean": float(record.ratio.mean()),
-        "grad_norm": float(torch.tensor(norms).mean()),
-        "learning_rate": engine.settings.schedule.rate(engine.step_count - 1),
-    }
     files.write_json(outputs.metrics, metrics)
+    write_events(outputs.events, round_, metrics)
     say(
         f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
-        f"{engine.step_count} optimizer steps so far"
+        f"{metrics['step']} optimizer steps so far"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files
-from rloo_pipeline.config import Lora
+from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import packing, policy, ranks
 from rloo_pipeline.training.schedule import Schedule
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STATE = "state"
+CARRIED = "carried.json"
 
 
 class Settings(NamedTuple):
@@ -126,19 +127,38 @@ class Engine:
         max_tokens: int,
         loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
         advance: Callable[[int], None],
-    ) -> None:
-        """One optimizer step on `rows`, shared out over the ranks.
+    ) -> float:
+        """One optimizer step on `rows`, shared out over the ranks; returns its loss. Arguments as in `backward`."""
+        loss = self.backward(sequences, rows, max_tokens, loss_of, advance)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.settings.schedule.rate(self.step_count)
+        self.engine.step()
+        self.grad_norm = float(self.engine.get_global_grad_norm() or self.grad_norm)
+        self.step_count += 1
+        return loss
+
+    def backward(
+        self,
+        sequences: Sequences,
+        rows: Sequence[int],
+        max_tokens: int,
+        loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
+        advance: Callable[[int], None],
+    ) -> float:
+        """Adds up the gradient of a step's loss; returns the loss, the same on every rank.
 
         Args:
             sequences: all of them; the same on every rank.
             rows: the step's.
             max_tokens: of a micro-batch.
             loss_of: `(rows, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`, already divided by
-            the
-                step's denominator.
+                the step's denominator.
             advance: told how many sequences were worked through.
         """
+        import torch
+
         lengths = sequences.lengths()
+        total = torch.zeros((), dtype=torch.float64)
         for batch in self._own([lengths[row] for row in rows], max_tokens):
             chosen = [rows[place] for place in batch]
             pack = sequences.pick(chosen or rows[:1]).to(self.device)
@@ -147,12 +167,9 @@ class Engine:
             # a rank that has nothing left to do takes part with a loss of 0
             loss = loss_of(chosen, padded, mask, pack.unpack(entropy)[0]) if chosen else 0.0 * logps.sum()
             self.engine.backward(loss * self.rank.world)
+            total += loss.detach().double().cpu()
             advance(len(batch))
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.settings.schedule.rate(self.step_count)
-        self.engine.step()
-        self.grad_norm = float(self.engine.get_global_grad_norm() or self.grad_norm)
-        self.step_count += 1
+        return float(self.sum_over_ranks(total))
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all ranks, on the CPU."""
@@ -184,8 +201,8 @@ class Engine:
             state = self.engine.module.state_dict()
         return {name.removeprefix("model."): tensor.detach().cpu() for name, tensor in state.items()}
 
-    def save_state(self, target: Path, **about: object) -> None:
-        """Writes optimizer and master weights with a manifest; every rank takes part."""
+    def save_state(self, target: Path, carried: JSON, **about: object) -> None:
+        """Writes optimizer, master weights and `carried` with a manifest; every rank takes part."""
         import torch
 
         beside = [str(files.place_beside(target)) if self.rank.first else ""]
@@ -197,12 +214,14 @@ class Engine:
         )
         self._barrier()
         if self.rank.first:
+            files.write_json(Path(beside[0]) / CARRIED, carried)
             files.write_manifest(Path(beside[0]), world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
             files.put_folder(Path(beside[0]), target)
         self._barrier()
 
-    def load_state(self, source: Path, **about: object) -> None:
-        """Goes on from a saved state, once its manifest shows that it is whole and of this run.
+    def load_state(self, source: Path, **about: object) -> JSON:
+        """Goes on from a saved state, once its manifest shows that it is whole and of this run; returns what was
+        carried.
 
         Raises:
             UserError: it was changed, is of something else, or was written by another number of processes or ZeRO
@@ -219,6 +238,8 @@ class Engine:
         frozen = self.settings.lora is not None
         _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=not frozen)
         self.step_count = int(state["step"])
+        carried: JSON = files.read_json(source / CARRIED)
+        return carried
 
     def close(self) -> None:
         """Leaves the process group."""

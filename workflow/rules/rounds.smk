@@ -80,6 +80,7 @@ rule update:
         policy=directory(f"{RUN}/policies/{{round}}"),
         trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     log:
         f"{RUN}/logs/update/{{round}}.log",
@@ -97,7 +98,7 @@ rule update:
     shell:
         "rloo update --round {wildcards.round} --policy {input.policy} --trainer {input.trainer}"
         " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --output {output.policy}"
-        " --output-trainer {output.trainer} --metrics {output.metrics} --table {output.table} --log={log}"
+        " --output-trainer {output.trainer} --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 
 
 use rule update as update_passing with:
@@ -105,6 +106,7 @@ use rule update as update_passing with:
         policy=temp(directory(f"{RUN}/policies/{{round}}")),
         trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     wildcard_constraints:
         round=one_of(PASSING),
@@ -115,6 +117,7 @@ use rule update as update_last with:
         policy=directory(f"{RUN}/policies/{{round}}"),
         trainer=directory(f"{RUN}/trainer/{{round}}"),
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     wildcard_constraints:
         round=LAST,

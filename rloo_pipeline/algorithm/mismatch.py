@@ -1,0 +1,72 @@
+"""The sampler's log-probs against the trainer's: importance weights and how far the two are apart.
+
+Sampler and trainer hold the same weights and still differ: other kernels, other rounding. With w = π_trainer/π_sampler
+of a token or of a whole completion, losses are weighted by w truncated (tis) or dropped outside thresholds (mis):
+Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Liu et al. 2025, "When speed
+kills stability"; TRL's vllm_importance_sampling_mode.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Correction = Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis"]
+
+
+def weights(
+    logps: Tensor, sampling_logps: Tensor, mask: Tensor, correction: Correction, low: float | None, high: float | None
+) -> Tensor:
+    """What each action's loss is multiplied by, without gradient.
+
+    Args:
+        logps: [completions, tokens] under the trainer, for the weights that sampled.
+        sampling_logps: [completions, tokens] under the sampler.
+        mask: [completions, tokens] bool, true on the completion's tokens.
+        low, high: thresholds; None is no threshold.
+
+    Returns:
+        [completions, tokens] for the corrections of tokens, [completions, 1] for those of sequences and for none.
+    """
+    if correction == "none":
+        return torch.ones_like(logps[:, :1])
+    difference = torch.where(mask, logps.detach() - sampling_logps, 0.0)
+    if correction.startswith("sequence"):
+        difference = difference.sum(-1, keepdim=True)
+    weight = difference.exp()
+    if correction.endswith("tis"):
+        return weight.clamp(low, high) if (low, high) != (None, None) else weight
+    outside = torch.zeros_like(weight, dtype=torch.bool)
+    if low is not None:
+        outside |= weight < low
+    if high is not None:
+        outside |= weight > high
+    return weight.masked_fill(outside, 0.0)
+
+
+class Gap(NamedTuple):
+    """How far apart the two are on each completion; all [completions]."""
+
+    absolute: Tensor
+    """Σ_t |log π_trainer − log π_sampler|."""
+    largest: Tensor
+    """Its largest token."""
+    kl: Tensor
+    """Σ_t of the k3 estimate of KL(sampler‖trainer), nats."""
+    log_weight: Tensor
+    """Σ_t (log π_trainer − log π_sampler): log of the completion's importance weight."""
+
+
+def gap(logps: Tensor, sampling_logps: Tensor, mask: Tensor) -> Gap:
+    """The gap of each completion; arguments as in `weights`."""
+    difference = torch.where(mask, logps.detach() - sampling_logps, 0.0)
+    size, kl = difference.abs(), difference.expm1() - difference
+    return Gap(size.sum(-1), size.amax(-1), kl.sum(-1), difference.sum(-1))
+
+
+def effective_sample_size(log_weights: Tensor) -> Tensor:
+    """(Σ w)² / (n Σ w²), a scalar in (0, 1]: the share of the samples that the weights leave (Kong 1992)."""
+    scaled = (log_weights - log_weights.max()).exp()
+    return scaled.sum().square() / (len(scaled) * scaled.square().sum())

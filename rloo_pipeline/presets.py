@@ -1,0 +1,140 @@
+"""Presets: values of the configuration's section `algorithm` by name, where the user gave none.
+
+A system's name stands for that system's own RLOO; docs/algorithms.md has the sources and what differs all the same. A
+preset spells its definition out, so that a later default of this package does not change it. steps_per_generation
+belongs to the batch and is in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rloo_pipeline.errors import did_you_mean
+
+Values = Mapping[str, Any]
+
+_PLAIN: Values = {
+    "normalize_advantages": False,
+    "reward_normalization": "none",
+    "reward_clip_range": None,
+    "old_logps": "trainer",
+    "clip": "ppo",
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "mask_truncated_completions": False,
+    "keep_truncated_in_baseline": False,
+    "filter_zero_variance": False,
+    "mismatch": {"correction": "none"},
+    "num_iterations": 1,
+}
+"""What most have in common: PPO's clip at 0.2, one pass, and nothing that is optional."""
+_COMPLETIONS: Values = {**_PLAIN, "importance_sampling_level": "sequence", "loss_agg_mode": "sequence"}
+"""A completion is one action."""
+_TOKENS: Values = {**_PLAIN, "importance_sampling_level": "token", "loss_agg_mode": "token_mean"}
+"""A token is an action; all tokens of a step count alike."""
+
+
+def _kl(placement: str, estimator: str) -> Values:
+    """The section `kl`."""
+    return {"placement": placement, "estimator": estimator, "bias_correction": False}
+
+
+_NO_KL: Values = {"beta": 0.0, "kl": _kl("reward", "k1")}
+
+PRESETS: Mapping[str, Values] = {
+    # arXiv 2402.14740, sections 2.2 and 2.3; beta is that of its Anthropic-HH runs (appendix C)
+    "paper": {**_COMPLETIONS, "advantage": "rloo", "beta": 0.1, "kl": _kl("reward", "k1"), "clip": "none"},
+    # TRL 1.16.0, trainer/rloo_trainer.py and rloo_config.py
+    "trl": {
+        **_COMPLETIONS,
+        "advantage": "rloo",
+        "beta": 0.05,
+        "kl": _kl("reward", "k1"),
+        "keep_truncated_in_baseline": True,
+    },
+    # OpenRLHF 0.11.2, trainer/ppo_utils/experience_maker.py and cli/train_ppo_ray.py
+    "openrlhf": {**_TOKENS, "advantage": "rloo", "beta": 0.01, "kl": _kl("token_reward", "k1")},
+    # verl 0.9.1, trainer/ppo/core_algos.py and trainer/config/
+    "verl": {**_TOKENS, **_NO_KL, "advantage": "rloo", "delta": 3.0},
+    # NeMo-RL, algorithms/advantage_estimator.py and examples/configs/grpo_math_1B.yaml
+    "nemo_rl": {**_TOKENS, "advantage": "rloo_std", "beta": 0.01, "kl": _kl("loss", "k3")},
+    # SkyRL 0.4.0, train/config/config.py and backends/skyrl_train/utils/ppo_utils.py
+    "skyrl": {**_TOKENS, "advantage": "rloo", "beta": 0.001, "kl": _kl("loss", "k3")},
+    # Tunix 0.1.7, rl/algo_core.py and rl/grpo/grpo_learner.py
+    "tunix": {
+        **_TOKENS,
+        "advantage": "rloo",
+        "beta": 0.04,
+        "kl": _kl("loss", "k1"),
+        "loss_agg_mode": "sequence_mean_token_mean",
+    },
+    # this package's own, whatever its defaults are
+    "rloo": {},
+    # arXiv 2402.03300, equations 3 and 4, section 4.2; epsilon is PPO's
+    "grpo": {
+        **_TOKENS,
+        "advantage": "grpo",
+        "beta": 0.04,
+        "kl": _kl("loss", "k3"),
+        "loss_agg_mode": "sequence_mean_token_mean",
+    },
+    # arXiv 2503.20783, section 3.2 and table 6
+    "dr_grpo": {**_TOKENS, **_NO_KL, "advantage": "dr_grpo", "loss_agg_mode": "sequence_mean_token_sum_norm"},
+    # arXiv 2501.03262v9, section 3.1; beta and epsilon of v1, table 1; aggregation of OpenRLHF 0.11.2
+    "reinforce_pp": {**_TOKENS, "advantage": "reinforce_pp", "beta": 0.01, "kl": _kl("token_reward", "k1")},
+    # arXiv 2501.03262v9, section 3.2; beta of OpenRLHF's train_reinforce_baseline_hybrid_engine.sh
+    "reinforce_pp_baseline": {
+        **_TOKENS,
+        "advantage": "reinforce_pp_baseline",
+        "beta": 1e-5,
+        "kl": _kl("loss", "k2"),
+    },
+    # arXiv 2503.14476, equations 8 to 11; add response_length.overlong_cache, which depends on the longest completion
+    "dapo": {**_TOKENS, **_NO_KL, "advantage": "grpo", "epsilon_high": 0.28, "filter_zero_variance": True},
+    # arXiv 2507.18071, equations 5 to 7, section 5.1
+    "gspo": {
+        **_COMPLETIONS,
+        **_NO_KL,
+        "advantage": "grpo",
+        "importance_sampling_level": "sequence_mean",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    # arXiv 2506.13585, equations 4 and 5; the bound of 5 is ScaleRL's (arXiv 2510.13786) as TRL and SkyRL give it
+    "cispo": {
+        **_TOKENS,
+        **_NO_KL,
+        "advantage": "grpo",
+        "clip": "cispo",
+        "epsilon_high": 4.0,
+        "filter_zero_variance": True,
+    },
+    # arXiv 2602.02710, algorithm 1; the loss of its authors' repository, tajwarfahim/maxrl
+    "maxrl": {**_TOKENS, **_NO_KL, "advantage": "maxrl"},
+}
+
+
+def fill(given: Values) -> dict[str, Any]:
+    """What the user gave for `algorithm`, over the values of the preset that it names; sections key by key.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    name = given.get("preset")
+    if name is None:
+        return dict(given)
+    if not isinstance(name, str) or name not in PRESETS:
+        near = did_you_mean(str(name), PRESETS) or f"; there are {', '.join(PRESETS)}"
+        raise ValueError(f"no preset '{name}'{near}")
+    return _over(PRESETS[name], given)
+
+
+def _over(values: Values, given: Values) -> dict[str, Any]:
+    """`given` laid over `values`."""
+    made = {**values, **given}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+            made[key] = _over(value, given[key])
+    return made

@@ -1,0 +1,84 @@
+"""A program for torchrun: loss and gradient of one optimizer step, cut in several ways, through the real engine.
+
+    python gradients.py MODEL OUTPUT: {(case, max_tokens): (loss, gradient)} is saved by the first rank.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from rloo_pipeline.config import Algorithm, Rollout
+from rloo_pipeline.training.batch import Carried, Completions, make_batch
+from rloo_pipeline.training.engine import Engine, Sequences, Settings
+from rloo_pipeline.training.objective import Record, StepLoss
+from rloo_pipeline.training.schedule import Schedule
+
+LENGTH = 24
+"""Tokens of each sequence, so that max_tokens says how many go into a micro-batch."""
+ROWS = list(range(8))
+TOKEN = {"importance_sampling_level": "token"}
+CASES = {
+    **{mode: {"loss_agg_mode": mode} for mode in ("sequence", "token_mean")},
+    "grpo": {**TOKEN, "loss_agg_mode": "sequence_mean_token_mean"},
+    "token_sum": {**TOKEN, "loss_agg_mode": "sequence_mean_token_sum"},
+    "dr_grpo": {**TOKEN, "loss_agg_mode": "sequence_mean_token_sum_norm"},
+    "loss_kl": {**TOKEN, "kl": {"placement": "loss", "estimator": "k3"}, "loss_agg_mode": "token_mean"},
+    "token_reward": {**TOKEN, "kl": {"placement": "token_reward"}},
+    "cispo_tis": {**TOKEN, "clip": "cispo", "mismatch": {"correction": "token_tis"}},
+    "masked": {"mask_truncated_completions": True, "mismatch": {"correction": "sequence_mis"}},
+}
+
+
+def plain(rewards: torch.Tensor) -> torch.Tensor:
+    """The rewards themselves: advantages that do not sum to 0, and so a loss that is more than rounding."""
+    return rewards.nan_to_num(0.0)
+
+
+def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
+    """Rewards and log-probs that nothing in a loss leaves out."""
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.tensor([len(ids) for ids in sequences.completions])
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
+
+    def near() -> torch.Tensor:
+        return torch.where(mask, old + 0.1 * torch.randn(old.shape, generator=generator), 0.0)
+
+    scores = torch.tensor([1, 0, 0, 2, 1, 1, 0, float("nan")], dtype=torch.float64)
+    return Completions(scores, mask, torch.tensor([False] * 6 + [True] * 2), near(), near(), near())
+
+
+def main(model: Path, output: Path) -> None:
+    """Every case, in micro-batches of 8, 4 and 1."""
+    torch.set_num_threads(1)
+    schedule = Schedule(0.0, "constant", 0, 0, 0.0)  # the weights stay
+    settings = Settings("float32", False, 0.8, schedule, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
+    engine = Engine(model, settings, 0)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, 20, (8, LENGTH), generator=generator).tolist()
+    sequences = Sequences([row[: 4 + i] for i, row in enumerate(ids)], [row[4 + i :] for i, row in enumerate(ids)])
+    data = completions_of(sequences, engine.logps(sequences, 10**6, lambda _: None))
+    gradients: list[torch.Tensor] = []
+
+    def keep() -> None:
+        """In place of clipping, where the gradient is whole on every rank."""
+        parameters = engine.engine.module.parameters()
+        gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in parameters]))
+
+    engine.engine.clip_fp32_gradients = keep
+    found = {}
+    for name, keys in CASES.items():
+        algorithm = Algorithm.model_validate({"advantage": f"{__file__}:plain", **keys})
+        rollout = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=30)
+        batch, _ = make_batch(algorithm, rollout, data, Carried())
+        for size in (8, 4, 1):
+            loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8))
+            loss = engine.step(sequences, ROWS, size * LENGTH, loss_of, lambda _: None)
+            found[name, size] = (loss, gradients.pop())
+    if engine.rank.first:
+        torch.save(found, output)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,162 @@
+"""Keys of `algorithm` seen from the update stage, run as a command on made-up rounds."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from helpers import Round, mini
+
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.stages.update import needs_old_pass
+
+pytestmark = pytest.mark.slow
+
+TRL_NAMES = {
+    *("reward", "reward_std", "rewards/answer/mean", "rewards/answer/std", "frac_reward_zero_std", "kl", "entropy"),
+    *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "completions/clipped_ratio"),
+    *(f"completions/{which}_length" for which in ("mean", "min", "max")),
+    *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
+    *("grad_norm", "learning_rate", "num_tokens", "loss"),
+    *(f"sampling/sampling_logp_difference/{which}" for which in ("mean", "max")),
+    *(f"sampling/importance_sampling_ratio/{which}" for which in ("min", "mean", "max")),
+}
+
+
+def updated(tmp_path, model, rounds=1, **changes) -> Round:
+    run = Round(tmp_path / "run", model, **changes)
+    for number in range(1, rounds + 1):
+        outcome = run.write(number).update(number)
+        assert outcome.returncode == 0, outcome.stderr
+    return run
+
+
+def metrics(run: Round, number: int = 1) -> dict:
+    return json.loads((run.run / "rounds" / f"{number:05d}" / "metrics.json").read_text())
+
+
+def table(run: Round, number: int = 1) -> list[dict]:
+    return pq.read_table(run.run / "rounds" / f"{number:05d}" / "train.parquet").to_pylist()
+
+
+def test_metrics_have_trls_names_in_json_and_in_tensorboard(tmp_path, tiny_model) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = updated(tmp_path, tiny_model, rounds=2)
+    found = metrics(run, 2)
+    assert found.keys() >= TRL_NAMES
+    assert all(found[name] is not None for name in TRL_NAMES)
+    events = EventAccumulator(str(run.run / "tensorboard")).Reload()
+    for name in TRL_NAMES:
+        assert [event.step for event in events.Scalars(name)] == [1, 2]
+        assert events.Scalars(name)[1].value == pytest.approx(found[name], rel=1e-6)
+
+
+def test_metrics_are_what_the_tables_say(tmp_path, tiny_model) -> None:
+    run = updated(tmp_path, tiny_model, rounds=2)
+    rolled = [row for shard in range(2) for row in pq.read_table(run._table(2, "rollouts", shard)).to_pylist()]
+    used, found = table(run, 2), metrics(run, 2)
+    lengths = [len(row["completion_ids"]) for row in rolled]
+    assert found["kl"] == pytest.approx(sum(row["kl"] for row in used) / sum(lengths), rel=1e-5)
+    assert found["kl/sequence_mean"] == pytest.approx(sum(row["kl"] for row in used) / len(used), rel=1e-5)
+    assert found["completions/max_length"] == max(lengths)
+    assert found["num_tokens"] > metrics(run, 1)["num_tokens"] > found["num_completion_tokens"]
+    assert found["loss"] != 0
+
+
+def test_beta_is_steered_from_round_to_round(tmp_path, tiny_model) -> None:
+    run = updated(tmp_path, tiny_model, rounds=3, algorithm={"beta": 0.05, "kl": {"target": 1e-6}})
+    betas, kls = zip(*((metrics(run, n)["beta"], metrics(run, n)["kl/sequence_mean"]) for n in (1, 2, 3)), strict=True)
+    expected = [0.05]
+    for kl in kls[:2]:
+        expected.append(expected[-1] * (1 + 0.1 * max(-0.2, min(0.2, kl / 1e-6 - 1))))
+    assert betas == pytest.approx(expected)
+    assert betas[1] != betas[0]
+
+
+def test_running_moments_are_carried_to_the_next_round(tmp_path, tiny_model) -> None:
+    run = updated(tmp_path, tiny_model, rounds=2, algorithm={"reward_normalization": "running", "beta": 0})
+    carried = [json.loads((run.run / "trainer" / f"{n:05d}" / "carried.json").read_text()) for n in (1, 2)]
+    scored = [
+        [row["reward"] for shard in range(2) for row in pq.read_table(run._table(n, "scores", shard)).to_pylist()]
+        for n in (1, 2)
+    ]
+    known = [reward for rewards in scored for reward in rewards if reward is not None]
+    assert carried[1]["moments"]["number"] == len(known) > carried[0]["moments"]["number"]
+    assert carried[1]["moments"]["mean"] == pytest.approx(sum(known) / len(known))
+
+
+def test_an_over_sampled_round_trains_on_the_first_groups_whose_rewards_differ(tmp_path, tiny_model) -> None:
+    changes = {"rollout": {"generation_batch_size": 40, "oversample": 1.6}}
+    run = updated(tmp_path, tiny_model, algorithm={"filter_zero_variance": True, "steps_per_generation": 1}, **changes)
+    scored = [row for shard in range(2) for row in pq.read_table(run._table(1, "scores", shard)).to_pylist()]
+    groups = [scored[first : first + 4] for first in range(0, 64, 4)]
+    differ = [len({row["reward"] for row in group} - {None}) > 1 for group in groups]
+    assert sum(differ) > 10, "else nothing is chosen"
+    expected = [group[0]["prompt_id"] for group, good in zip(groups, differ, strict=True) if good][:10]
+    assert [row["prompt_id"] for row in table(run)[::4]] == expected
+    assert metrics(run)["num_completion_tokens"] > 0
+
+
+def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_path, tiny_model) -> None:
+    """The made-up sampler's log-probs differ much from the trainer's; both ways of measuring must say so."""
+    one_step = {"steps_per_generation": 1, "beta": 0.0}
+    free = metrics(updated(tmp_path / "free", tiny_model, algorithm=one_step))
+    passed = metrics(updated(tmp_path / "pass", tiny_model, algorithm={**one_step, "beta": 0.05}))
+    compared = [name for name in free if name.startswith("sampling/")]
+    assert len(compared) == 7
+    assert {name: free[name] for name in compared} == pytest.approx({name: passed[name] for name in compared}, rel=1e-4)
+    assert free["sampling/sampling_logp_difference/mean"] > 0.1
+    assert 0 < free["sampling/effective_sample_size"] < 1
+
+
+@pytest.mark.parametrize(
+    ("needed", "algorithm"),
+    [
+        (False, {"beta": 0, "steps_per_generation": 1}),
+        (False, {"beta": 0.1, "kl": {"placement": "loss"}, "steps_per_generation": 1}),
+        (False, {"beta": 0, "mismatch": {"correction": "sequence_tis"}, "steps_per_generation": 1}),
+        (False, {"beta": 0, "old_logps": "sampler", "steps_per_generation": 8}),
+        (False, {"beta": 0, "clip": "none", "steps_per_generation": 8}),
+        (True, {"beta": 0.1, "steps_per_generation": 1}),
+        (True, {"beta": 0, "steps_per_generation": 2}),
+        (True, {"beta": 0, "num_iterations": 2, "steps_per_generation": 1}),
+        (True, {"beta": 0, "clip": "none", "mismatch": {"correction": "sequence_tis"}, "steps_per_generation": 8}),
+    ],
+)
+def test_old_log_probs_are_computed_only_where_something_compares_with_them(needed, algorithm) -> None:
+    assert needs_old_pass(validate(mini(algorithm=algorithm), "test").algorithm) == needed
+
+
+def test_two_passes_over_one_batch_are_two_passes(tmp_path, tiny_model) -> None:
+    found = metrics(updated(tmp_path, tiny_model, algorithm={"num_iterations": 2, "steps_per_generation": 1}))
+    assert found["step"] == 2
+    assert found["ratio/mean"] != 1
+
+
+VARIANTS = {
+    "grpo": {"preset": "grpo", "steps_per_generation": 2},
+    "dr_grpo": {"preset": "dr_grpo", "steps_per_generation": 2},
+    "reinforce_pp": {"preset": "reinforce_pp", "steps_per_generation": 2},
+    "token_reward": {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token"},
+    "cispo": {"clip": "cispo", "importance_sampling_level": "token", "loss_agg_mode": "token_mean"},
+    "dual clip": {"delta": 1.5, "importance_sampling_level": "token"},
+    "gspo": {"importance_sampling_level": "sequence_mean", "advantage": "grpo"},
+    "sequence_tis": {"mismatch": {"correction": "sequence_tis"}},
+    "token_mis": {"mismatch": {"correction": "token_mis", "max": 2, "min": 0.5}, "importance_sampling_level": "token"},
+    "trl's mask": {"mask_truncated_completions": True, "keep_truncated_in_baseline": True},
+    "length": {"response_length": {"overlong_cache": 8, "target": 10}, "reward_normalization": "batch"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_variant_makes_another_policy_and_finite_metrics(name, tmp_path, tiny_model, baseline) -> None:
+    run = updated(tmp_path, tiny_model, algorithm=VARIANTS[name])
+    weights, plain = run.weights(), baseline.weights()
+    assert any((weights[key] != plain[key]).any() for key in weights)
+    assert all(value is None or abs(value) < 1e9 for value in metrics(run).values())
+    assert run.policy(1).joinpath("model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory, tiny_model) -> Round:
+    return updated(tmp_path_factory.mktemp("baseline"), tiny_model)

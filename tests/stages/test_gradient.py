@@ -1,0 +1,50 @@
+"""How an optimizer step is cut into micro-batches and processes changes neither its loss nor its gradient."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gradients import CASES
+
+from rloo_pipeline import runtime
+
+pytestmark = pytest.mark.slow
+PROGRAM = Path(__file__).with_name("gradients.py")
+
+
+def found(folder: Path, model: Path, processes: int) -> dict:
+    """Loss and gradient of every case by how it was cut."""
+    output = folder / f"{processes}.pt"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(runtime.extensions_dir())}
+    outcome = subprocess.run(
+        [*launch, PROGRAM, model, output], capture_output=True, text=True, env=environment, check=False
+    )
+    assert output.exists(), outcome.stderr
+    return torch.load(output)
+
+
+@pytest.fixture(scope="module")
+def cuts(tmp_path_factory, tiny_model) -> dict:
+    folder = tmp_path_factory.mktemp("gradients")
+    return {processes: found(folder, tiny_model, processes) for processes in (1, 2)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("processes", "size"), [(1, 4), (1, 1), (2, 8), (2, 4), (2, 1)])
+def test_loss_and_gradient_are_those_of_one_micro_batch_in_one_process(cuts, case, processes, size) -> None:
+    loss, gradient = cuts[1][case, 8]
+    other_loss, other_gradient = cuts[processes][case, size]
+    assert gradient.norm() > 0
+    assert other_loss == pytest.approx(loss, rel=1e-6, abs=1e-7)
+    assert (other_gradient - gradient).norm() <= 1e-6 * gradient.norm()
+
+
+def test_the_cases_differ_from_each_other(cuts) -> None:
+    """Otherwise the test above would compare one thing with itself."""
+    gradients = [cuts[1][case, 8][1] for case in CASES]
+    for i, left in enumerate(gradients):
+        assert all((left - right).norm() > 1e-3 * left.norm() for right in gradients[:i])

@@ -1,0 +1,145 @@
+"""The advantage estimators: numbers worked out by hand, and what must hold for any rewards."""
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rloo_pipeline import config
+from rloo_pipeline.algorithm import advantages, known
+
+NAN = float("nan")
+E = known.STD_EPSILON
+ALL = {name: getattr(advantages, name) for name in config.estimators()}
+IN_GROUPS = {name: f for name, f in ALL.items() if not f.whitened}
+every = pytest.mark.parametrize("name", ALL)
+in_groups = pytest.mark.parametrize("name", IN_GROUPS)
+
+# Rewards on a grid of quarters, so that sums are exact in double precision; NaN is unscorable.
+values = st.one_of(st.integers(0, 16).map(lambda n: n / 4), st.just(NAN))
+rewards_of = hnp.arrays("float64", st.tuples(st.integers(1, 4), st.integers(2, 6)), elements=values).map(
+    torch.from_numpy
+)
+
+
+def double(rows) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+BY_HAND = {
+    "rloo": [1 - 5 / 3, 0 - 6 / 3, 1 - 5 / 3, 4 - 2 / 3],
+    # the others' sample deviations: of (0,1,4) √(13/3), of (1,1,4) √3, of (1,0,1) √(1/3)
+    "rloo_std": [
+        *[(1 - 5 / 3) / ((13 / 3) ** 0.5 + E), (0 - 2) / (3**0.5 + E)],
+        *[(1 - 5 / 3) / ((13 / 3) ** 0.5 + E), (4 - 2 / 3) / ((1 / 3) ** 0.5 + E)],
+    ],
+    "grpo": [(r - 1.5) / (3**0.5 + E) for r in (1, 0, 1, 4)],
+    "dr_grpo": [-0.5, -1.5, -0.5, 2.5],
+    "reinforce_pp": [(r - 1.5) / (3**0.5 + E) for r in (1, 0, 1, 4)],
+    "reinforce_pp_baseline": [(r - 1.5) / (3**0.5 + E) for r in (1, 0, 1, 4)],
+    "maxrl": [(r - 1.5) / 1.5 for r in (1, 0, 1, 4)],
+}
+
+
+@every
+def test_one_group_by_hand(name) -> None:
+    torch.testing.assert_close(ALL[name](double([[1, 0, 1, 4]])), double([BY_HAND[name]]))
+
+
+def test_every_estimator_is_worked_out_by_hand_here() -> None:
+    assert BY_HAND.keys() == ALL.keys()
+
+
+def test_reinforce_pp_standardizes_over_the_batch_and_its_baseline_is_the_group() -> None:
+    rewards = double([[1, 0], [5, 3]])
+    torch.testing.assert_close(advantages.reinforce_pp(rewards), (rewards - 2.25) / (rewards.std() + E))
+    centred = double([[0.5, -0.5], [1, -1]])
+    torch.testing.assert_close(advantages.reinforce_pp_baseline(rewards), centred / (centred.std() + E))
+
+
+def test_rloo_std_does_not_divide_by_siblings_that_are_all_equal() -> None:
+    assert advantages.rloo_std(double([[1, 0, 0, 0]]))[0, 0] == 1
+
+
+def test_dr_grpo_is_rloo_times_the_share_of_the_others() -> None:
+    rewards = torch.rand(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(advantages.dr_grpo(rewards), advantages.rloo(rewards) * 3 / 4)
+
+
+@every
+def test_unscorable_samples_are_as_if_they_were_not_there(name) -> None:
+    with_hole, without = double([[1.0, NAN, 0.0, 3.0]]), double([[1.0, 0.0, 3.0]])
+    found = ALL[name](with_hole)
+    assert found[0, 1] == 0
+    torch.testing.assert_close(found[:, [0, 2, 3]], ALL[name](without))
+
+
+@every
+@given(rewards_of)
+def test_nothing_but_numbers_of_the_same_shape_comes_out(name, rewards) -> None:
+    found = ALL[name](rewards)
+    assert found.shape == rewards.shape
+    assert found.isfinite().all()
+    assert (found[rewards.isnan()] == 0).all()
+
+
+@every
+@given(rewards_of, st.randoms(use_true_random=False))
+def test_samples_and_prompts_in_another_order_get_the_same_advantages(name, rewards, random) -> None:
+    samples, prompts = list(range(rewards.shape[1])), list(range(rewards.shape[0]))
+    random.shuffle(samples)
+    random.shuffle(prompts)
+    torch.testing.assert_close(ALL[name](rewards[prompts][:, samples]), ALL[name](rewards)[prompts][:, samples])
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "maxrl"])
+@given(rewards_of, st.integers(-8, 8))
+def test_a_shift_of_all_rewards_changes_nothing(name, rewards, shift) -> None:
+    """But for MaxRL, which divides by the mean."""
+    assume(name != "reinforce_pp" or int((~rewards.isnan()).sum()) > 1)
+    torch.testing.assert_close(ALL[name](rewards + shift), ALL[name](rewards), atol=1e-9, rtol=1e-7)
+
+
+@in_groups
+@given(hnp.arrays("float64", (3, 2), elements=st.integers(0, 9)).map(torch.from_numpy))
+def test_two_samples_get_opposite_advantages(name, rewards) -> None:
+    found = IN_GROUPS[name](rewards)
+    torch.testing.assert_close(found[:, 0], -found[:, 1])
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo", "maxrl"])
+@given(rewards_of)
+def test_the_advantages_of_a_group_sum_to_0(name, rewards) -> None:
+    total = ALL[name](rewards).sum(-1)
+    torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-9, rtol=0)
+
+
+@in_groups
+@given(rewards_of)
+def test_one_scorable_sample_alone_teaches_nothing(name, rewards) -> None:
+    rewards[:, 1:] = NAN
+    assert (IN_GROUPS[name](rewards) == 0).all()
+
+
+@in_groups
+@given(st.integers(1, 9), st.integers(2, 6))
+def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
+    assert IN_GROUPS[name](torch.full((2, samples), float(reward), dtype=torch.float64)).abs().max() < 1e-9
+
+
+def test_groups_of_equal_or_lone_rewards_are_uninformative() -> None:
+    rewards = double([[1, 1, 1], [1, 0, NAN], [1, 1, NAN], [1, NAN, NAN], [NAN, NAN, NAN], [0, 1, 1]])
+    assert known.uninformative(rewards).tolist() == [True, False, True, True, True, False]
+    assert known.first_informative(rewards, 2) == [1, 5]
+    assert known.first_informative(rewards, 4) == [0, 1, 2, 5]
+
+
+@given(rewards_of)
+def test_the_whitened_batch_has_mean_0_and_deviation_1(rewards) -> None:
+    found = known.whiten(rewards)
+    left = found[~found.isnan()]
+    assert torch.equal(found.isnan(), rewards.isnan())
+    assume(len(left) > 1 and rewards[~rewards.isnan()].std() > 0)
+    assert left.mean().item() == pytest.approx(0, abs=1e-9)
+    assert left.std().item() == pytest.approx(1, rel=1e-3)

@@ -1,0 +1,125 @@
+"""From scores to advantages: every key of `algorithm` does what its docstring says, in the order that batch.py gives."""
+
+import json
+
+import pytest
+import torch
+from torch import tensor
+
+from rloo_pipeline.algorithm import known, shaping
+from rloo_pipeline.config import Algorithm, Rollout
+from rloo_pipeline.training.batch import Batch, Carried, Completions, make_batch
+
+NAN = float("nan")
+ROLLOUT = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=4)
+SCORES = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def made(scores=SCORES, lengths=(1, 2, 3, 4, 1, 2, 3, 4), truncated=(), kl=None, **keys) -> Batch:
+    """The batch of two groups of four; `kl` is log π_old − log π_ref of every token."""
+    keys = {"beta": 0.0 if kl is None else 0.5, **keys}
+    return make_batch(Algorithm.model_validate(keys), ROLLOUT, completions(scores, lengths, truncated, kl), Carried())[0]
+
+
+def completions(scores, lengths, truncated=(), kl=None) -> Completions:
+    mask = torch.arange(4) < tensor(lengths).unsqueeze(-1)
+    old = torch.where(mask, -1.0, 0.0)
+    reference = None if kl is None else torch.where(mask, old - kl, 0.0)
+    cut = tensor([row in truncated for row in range(8)])
+    return Completions(tensor(scores, dtype=torch.float64), mask, cut, old, reference, old)
+
+
+def rloo(*rewards: float) -> list[float]:
+    others = [(sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+    return [r - mean for r, mean in zip(rewards, others, strict=True)]
+
+
+def test_without_more_it_is_rloo() -> None:
+    assert made().advantages.tolist() == pytest.approx([*rloo(1, 0, 0, 1), 0, 0, 0, 0])
+
+
+def test_the_kl_of_the_sequence_comes_before_the_baseline() -> None:
+    found = made(kl=0.1)
+    assert found.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4] * 2)
+    assert found.advantages.tolist() == pytest.approx([*rloo(0.95, -0.1, -0.15, 0.8), *rloo(0.95, 0.9, 0.85, 0.8)])
+
+
+def test_the_kl_of_tokens_comes_after_the_baseline_as_a_reward_to_go() -> None:
+    keys = {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token", "beta": 0.5}
+    found = make_batch(
+        Algorithm.model_validate(keys), ROLLOUT, completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1), Carried()
+    )[0]
+    first = rloo(1, 0, 0, 1)
+    expected = [[first[0] - 0.05, 0, 0, 0], [first[1] - 0.1, first[1] - 0.05, 0, 0]]
+    torch.testing.assert_close(found.advantages[:2], tensor(expected))
+
+
+def test_whitening_is_over_tokens_where_tokens_have_advantages() -> None:
+    keys = {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token", "advantage": "reinforce_pp"}
+    data = completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1)
+    found = make_batch(Algorithm.model_validate({**keys, "beta": 0.5}), ROLLOUT, data, Carried())[0].advantages
+    assert found[data.mask].mean().item() == pytest.approx(0, abs=1e-6)
+    assert found[data.mask].std().item() == pytest.approx(1, rel=1e-3)
+    assert (found[~data.mask] == 0).all()
+
+
+def test_a_masked_completion_leaves_the_baseline_and_the_loss() -> None:
+    found = made(truncated={3}, mask_truncated_completions=True)
+    assert found.advantages.tolist() == pytest.approx([*rloo(1, 0, 0), 0, 0, 0, 0, 0])
+    assert (found.masked.nonzero().flatten().tolist(), found.out.nonzero().flatten().tolist()) == ([3], [3])
+
+
+def test_or_it_stays_in_the_baseline_with_kl_0() -> None:
+    found = made(truncated={3}, kl=0.1, mask_truncated_completions=True, keep_truncated_in_baseline=True)
+    assert found.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0.1, 0.2, 0.3, 0.4])
+    assert found.advantages[:4].tolist() == pytest.approx(rloo(0.95, -0.1, -0.15, 1))
+    assert (found.masked.nonzero().flatten().tolist(), found.out.any().item()) == ([3], False)
+
+
+def test_groups_of_equal_rewards_are_filtered_before_anything_is_added_to_them() -> None:
+    found = made(kl=0.1, filter_zero_variance=True, response_length={"target": 2})
+    assert found.masked.tolist() == found.out.tolist() == [False] * 4 + [True] * 4
+    assert found.advantages[4:].tolist() == [0, 0, 0, 0]
+    assert found.rewards[4:].isnan().all()
+
+
+def test_rewards_are_shaped_then_standardized_then_clipped() -> None:
+    length = {"overlong_cache": 2, "overlong_penalty": 0.5, "target": 2, "target_penalty": 0.1}
+    shaped = made(response_length=length).rewards
+    assert shaped.tolist() == pytest.approx([1 - 0.05, 0, -0.25 - 0.05, 1 - 0.5 - 0.1, 0.95, 1, 0.7, 0.4])
+    scaled = made(response_length=length, reward_normalization="batch").rewards
+    torch.testing.assert_close(scaled, (shaped - shaped.mean()) / (shaped.std() + known.STD_EPSILON))
+    clipped = made(response_length=length, reward_normalization="batch", reward_clip_range=[-1, 0.5]).rewards
+    torch.testing.assert_close(clipped, scaled.clamp(-1, 0.5))
+
+
+def test_running_moments_are_those_of_all_rounds_together() -> None:
+    algorithm = Algorithm(reward_normalization="running", beta=0)
+    rounds = [[1.0, 2.0, NAN, 4.0, 0.0, 0.0, 3.0, 1.0], [9.0, -2.0, 5.0, 4.0, 0.0, NAN, NAN, 1.0]]
+    carried = Carried()
+    for scores in rounds:
+        batch, carried = make_batch(algorithm, ROLLOUT, completions(scores, (1,) * 8), carried)
+        carried = Carried.from_json(json.loads(json.dumps(carried.to_json())))
+    seen = tensor([score for scores in rounds for score in scores if score == score], dtype=torch.float64)
+    assert carried.moments.number == len(seen)
+    expected = (tensor(rounds[1], dtype=torch.float64) - seen.mean()) / (seen.std() + known.STD_EPSILON)
+    torch.testing.assert_close(batch.rewards, expected, equal_nan=True)
+
+
+def test_the_steered_beta_takes_the_place_of_the_given_one() -> None:
+    algorithm = Algorithm.model_validate({"beta": 0.5, "kl": {"target": 1.0}})
+    data = completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1)
+    batch, _ = make_batch(algorithm, ROLLOUT, data, Carried(beta=0.25))
+    assert batch.beta == 0.25
+    assert batch.advantages[:4].tolist() == pytest.approx(rloo(0.975, -0.05, -0.075, 0.9))
+
+
+def test_an_unscorable_completion_has_no_advantage_but_counts_in_the_denominator() -> None:
+    found = made(scores=[1.0, NAN, 0.0, NAN, NAN, NAN, NAN, 2.0])
+    assert found.advantages.tolist() == [1, 0, -1, 0, 0, 0, 0, 0]
+    assert not found.out.any()
+
+
+def test_the_soft_overlong_penalty_is_that_of_dapo() -> None:
+    found = shaping.overlong(tensor([100, 900, 950, 1000, 1200]), longest=1000, cache=100)
+    assert found.tolist() == [0, 0, -0.5, -1, -1]

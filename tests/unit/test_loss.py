@@ -1,0 +1,176 @@
+"""Losses of actions, their aggregation, the KL and the sampler's mismatch, in numbers worked out by hand."""
+
+import pytest
+import torch
+
+from rloo_pipeline.algorithm import kl, mismatch
+from rloo_pipeline.algorithm.loss import Bounds, Totals, aggregate, log_ratio, losses
+
+MASK = torch.tensor([[True, True], [True, False]])
+WIDE = Bounds(0.2, 0.2)
+
+
+@pytest.mark.parametrize("clip", ["ppo", "cispo", "none"])
+@pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
+def test_on_policy_the_gradient_is_reinforce(level, clip) -> None:
+    """With equal log-probs the ratio is 1 and d loss / d logp = -A (divided by the length for GSPO's mean in PPO)."""
+    logps = torch.tensor([[-1.0, -2.0], [-0.5, 0.0]], requires_grad=True)
+    weights = torch.tensor([2.0, -1.0])
+    made = losses(logps, logps.detach(), weights, MASK, level, clip, WIDE)
+    made.loss.sum().backward()
+    lengths = torch.tensor([[2.0], [1.0]]) if (level, clip) == ("sequence_mean", "ppo") else 1.0
+    assert torch.allclose(logps.grad, -weights.unsqueeze(-1) * MASK / lengths)
+    assert made.ratio.tolist() == [1.0, 1.0]
+    assert [*made.low.tolist(), *made.high.tolist()] == [0.0] * 4
+
+
+def test_the_sequence_ratio_is_the_product_of_the_token_ratios() -> None:
+    logps, old = torch.tensor([[-1.0, -2.0, 5.0]]), torch.tensor([[-1.2, -2.5, 0.0]])
+    mask = torch.tensor([[True, True, False]])
+    assert log_ratio(logps, old, mask, "sequence").item() == pytest.approx(0.7)
+    assert log_ratio(logps, old, mask, "sequence_mean").item() == pytest.approx(0.35)
+    assert log_ratio(logps, old, mask, "token")[0].tolist() == pytest.approx([0.2, 0.5, 0.0])
+
+
+def one_token(clip, bounds, advantages=(1.0, -1.0, 1.0, -1.0)):
+    """Four completions of one token whose ratios are e^0.5, e^0.5, e^-0.5, e^-0.5."""
+    logps = torch.tensor([[0.5], [0.5], [-0.5], [-0.5]], requires_grad=True)
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    made = losses(logps, torch.zeros(4, 1), torch.tensor(advantages), mask, "token", clip, bounds)
+    made.loss.sum().backward()
+    return made, logps.grad.flatten()
+
+
+def test_the_clip_takes_the_gradient_only_where_it_would_go_further() -> None:
+    made, gradient = one_token("ppo", Bounds(0.2, 0.3))
+    assert made.high.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert made.low.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert (gradient != 0).tolist() == [False, True, True, False]
+    assert made.loss[0].item() == pytest.approx(-1.3)
+    assert made.loss[3].item() == pytest.approx(0.8)
+
+
+def test_the_dual_clip_bounds_the_loss_of_a_bad_completion_that_became_likely() -> None:
+    free, gradient = one_token("ppo", Bounds(0.2, 0.2))
+    bound, bounded = one_token("ppo", Bounds(0.2, 0.2, delta=1.5))
+    assert free.loss[1].item() == pytest.approx(torch.e**0.5)
+    assert bound.loss[1].item() == pytest.approx(1.5)
+    assert (gradient[1] != 0, bounded[1] != 0) == (True, False)
+    assert torch.equal(bound.loss[[0, 2, 3]], free.loss[[0, 2, 3]])
+
+
+def test_cispo_cuts_the_weight_and_keeps_the_gradient() -> None:
+    made, gradient = one_token("cispo", Bounds(0.2, 0.3))
+    assert gradient.tolist() == pytest.approx([-1.3, 1.3, -(torch.e**-0.5), torch.e**-0.5])
+    assert made.high.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_without_a_clip_there_is_no_ratio_in_the_gradient() -> None:
+    _, gradient = one_token("none", Bounds(0.2, 0.3))
+    assert gradient.tolist() == [-1.0, 1.0, -1.0, 1.0]
+
+
+def test_each_token_can_have_an_advantage_of_its_own() -> None:
+    logps = torch.zeros(1, 3, requires_grad=True)
+    mask = torch.tensor([[True, True, False]])
+    losses(logps, torch.zeros(1, 3), torch.tensor([[2.0, -1.0, 9.0]]), mask, "token", "ppo", WIDE).loss.sum().backward()
+    assert logps.grad.tolist() == [[-2.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_tokens", "of_sequences"),
+    [
+        ("sequence", (1 + 2 + 4) / 2, (3 + 5) / 2),
+        ("token_mean", (1 + 2 + 4) / 3, (3 * 2 + 5) / 3),
+        ("sequence_mean_token_mean", (1.5 + 4) / 2, (3 + 5) / 2),
+        ("sequence_mean_token_sum", (3 + 4) / 2, (6 + 5) / 2),
+        ("sequence_mean_token_sum_norm", (3 + 4) / 10 / 2, (6 + 5) / 10 / 2),
+    ],
+)
+def test_how_a_loss_is_aggregated(mode, of_tokens, of_sequences) -> None:
+    totals = Totals(completions=2, tokens=3, longest=10)
+    tokens, sequences = torch.tensor([[1.0, 2.0], [4.0, 0.0]]), torch.tensor([[3.0], [5.0]])
+    assert aggregate(tokens, MASK, mode, totals).item() == pytest.approx(of_tokens)
+    assert aggregate(sequences, MASK, mode, totals).item() == pytest.approx(of_sequences)
+    parts = [aggregate(tokens[[row]], MASK[[row]], mode, totals).item() for row in (0, 1)]
+    assert sum(parts) == pytest.approx(of_tokens), "the sum over micro-batches is the whole"
+
+
+def test_a_step_without_any_completion_has_loss_0() -> None:
+    nothing = aggregate(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool), "token_mean", Totals(0, 0, 10))
+    assert nothing.item() == 0
+
+
+def test_the_estimates_of_the_kl() -> None:
+    logps, reference = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -1.0, 0.0]])
+    mask = torch.tensor([[True, True, False]])
+    found = {name: kl.estimate(name, logps, reference, mask)[0].tolist() for name in ("k1", "k2", "k3")}
+    assert found["k1"] == [0.5, -1.0, 0.0]
+    assert found["k2"] == [0.125, 0.5, 0.0]
+    assert found["k3"] == pytest.approx([torch.e**-0.5 - 0.5, torch.e - 2, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "unbiased"), [("k1", True), ("k2", False), ("k3", True)])
+def test_k1_and_k3_are_unbiased_as_values_and_k2_is_not(name, unbiased) -> None:
+    logps, reference = torch.tensor([0.1, -0.9, 0.4]).log_softmax(0), torch.tensor([-0.6, 0.5, 0.2]).log_softmax(0)
+    exact = (logps.exp() * (logps - reference)).sum()
+    mean = (logps.exp() * kl.estimate(name, logps, reference, torch.ones(3, dtype=torch.bool))).sum()
+    assert (abs(mean - exact) < 1e-6) == unbiased
+
+
+@pytest.mark.parametrize(("name", "right"), [("k1", False), ("k2", True), ("k3", False)])
+def test_in_a_loss_the_gradient_of_k2_is_that_of_the_kl(name, right) -> None:
+    """On samples of π, weighted by π without a gradient; that of k1 is 0, that of k3 belongs to KL(π_ref‖π)."""
+    logits = torch.tensor([0.1, -0.9, 0.4], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-0.6, 0.5, 0.2]).double().log_softmax(0)
+    logps = logits.log_softmax(0)
+    exact = torch.autograd.grad((logps.exp() * (logps - reference)).sum(), logits, retain_graph=True)[0]
+    tokens = kl.estimate(name, logps, reference, torch.ones(3, dtype=torch.bool))
+    found = torch.autograd.grad((logps.exp().detach() * tokens).sum(), logits)[0]
+    assert torch.allclose(found, exact) == right
+    if name == "k1":
+        assert found.abs().max() < 1e-12
+
+
+def test_what_is_to_go_is_the_sum_from_here_on() -> None:
+    assert kl.to_go(torch.tensor([[1.0, 2.0, 4.0]])).tolist() == [[7.0, 6.0, 4.0]]
+
+
+@pytest.mark.parametrize(("measured", "factor"), [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (0.0, 0.98)])
+def test_beta_is_steered_towards_the_target_and_never_far(measured, factor) -> None:
+    assert kl.steered(0.05, measured, 6.0, 0.1) == pytest.approx(0.05 * factor)
+
+
+TRAINER = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -1.0]])
+SAMPLER = torch.tensor([[-1.5, -1.0, 7.0], [-1.0, -1.0, -1.0]])
+TOKENS = torch.tensor([[True, True, False], [True, True, True]])
+
+
+@pytest.mark.parametrize(
+    ("correction", "first", "second"),
+    [
+        ("none", [1.0], [1.0]),
+        ("token_tis", [1.2, torch.e**-1, 1.0], [1.0, 1.0, 1.0]),
+        ("token_mis", [0.0, 0.0, 1.0], [1.0, 1.0, 1.0]),
+        ("sequence_tis", [torch.e**-0.5], [1.0]),
+        ("sequence_mis", [torch.e**-0.5], [1.0]),
+    ],
+)
+def test_importance_weights_are_truncated_or_dropped(correction, first, second) -> None:
+    low = None if correction.endswith("tis") else 0.5
+    found = mismatch.weights(TRAINER, SAMPLER, TOKENS, correction, low, 1.2).tolist()
+    assert found[0] == pytest.approx(first)
+    assert found[1] == second
+
+
+def test_the_gap_between_sampler_and_trainer() -> None:
+    found = mismatch.gap(TRAINER, SAMPLER, TOKENS)
+    assert found.absolute.tolist() == [1.5, 0.0]
+    assert found.largest.tolist() == [1.0, 0.0]
+    assert found.log_weight.tolist() == [-0.5, 0.0]
+    assert found.kl[0].item() == pytest.approx((torch.e**0.5 - 1.5) + (torch.e**-1 - 0.0))
+
+
+def test_the_effective_sample_size_is_the_share_that_the_weights_leave() -> None:
+    assert mismatch.effective_sample_size(torch.zeros(5)).item() == pytest.approx(1)
+    assert mismatch.effective_sample_size(torch.tensor([0.0, -1000.0, -1000.0, -1000.0])).item() == pytest.approx(0.25)

@@ -1,0 +1,130 @@
+"""Presets of the section `algorithm`: they hold together, given keys win, and each one is documented."""
+
+import re
+
+import pytest
+import yaml
+from helpers import ROOT, mini
+
+from rloo_pipeline.config import KL, Algorithm, Config
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.presets import PRESETS
+
+SYSTEMS = {"paper", "trl", "openrlhf", "verl", "nemo_rl", "skyrl", "tunix"}
+MUST_SPELL_OUT = {
+    *("advantage", "normalize_advantages", "beta", "kl", "importance_sampling_level", "clip", "epsilon"),
+    *("loss_agg_mode", "old_logps"),
+}
+
+
+def algorithm(**keys) -> Algorithm:
+    """The section, as a configuration with these keys alone would have it."""
+    return Algorithm.model_validate(keys)
+
+
+def config(**keys) -> Config:
+    """A whole configuration; mini.yaml's own keys of `algorithm` are taken away, since they would win."""
+    return validate({**mini(), "algorithm": keys}, "test.yaml")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_goes_with_the_defaults_of_everything_else(name) -> None:
+    for key, value in PRESETS[name].items():
+        found = getattr(algorithm(preset=name), key)
+        if isinstance(value, dict):
+            found = {inner: getattr(found, inner) for inner in value}
+        assert found == value, key
+    assert config(preset=name).algorithm == algorithm(preset=name)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"rloo"}))
+def test_a_preset_spells_out_what_it_rests_on(name) -> None:
+    assert PRESETS[name].keys() >= MUST_SPELL_OUT
+    assert PRESETS[name].keys() <= Algorithm.model_fields.keys() - {"preset", "steps_per_generation"}
+    assert PRESETS[name]["kl"].keys() >= {"placement", "estimator"}
+
+
+def test_given_keys_win_over_a_preset() -> None:
+    found = algorithm(preset="verl", beta=0.5, delta=None, epsilon_high=0.3)
+    assert (found.beta, found.delta, found.epsilon_high) == (0.5, None, 0.3)
+    assert (found.loss_agg_mode, found.importance_sampling_level) == ("token_mean", "token")
+
+
+def test_in_a_section_of_a_section_given_keys_win_one_by_one() -> None:
+    found = algorithm(preset="grpo", kl={"target": 2.0, "estimator": "k2"})
+    assert found.kl == KL(placement="loss", estimator="k2", target=2.0)
+    found = algorithm(preset="openrlhf", mismatch={"correction": "token_tis", "max": 3.0})
+    assert (found.mismatch.correction, found.mismatch.max, found.kl.placement) == ("token_tis", 3.0, "token_reward")
+
+
+def test_a_section_that_a_preset_leaves_alone_is_the_given_one() -> None:
+    assert algorithm(preset="dapo", response_length={"overlong_cache": 9}).response_length.overlong_cache == 9
+
+
+def test_without_a_preset_nothing_is_filled_in() -> None:
+    assert algorithm() == algorithm(preset=None)
+    assert algorithm(preset="rloo").model_copy(update={"preset": None}) == algorithm()
+
+
+def test_the_package_s_own_rloo_is_that_of_trl_but_for_masked_completions() -> None:
+    trl = algorithm(preset="trl")
+    differs = {key for key, value in algorithm() if value != getattr(trl, key)}
+    assert differs == {"preset", "keep_truncated_in_baseline"}
+
+
+def test_filling_leaves_the_presets_as_they_are() -> None:
+    before = yaml.safe_dump(dict(PRESETS["grpo"]))
+    algorithm(preset="grpo", beta=1.0, kl={"estimator": "k1"})
+    assert yaml.safe_dump(dict(PRESETS["grpo"])) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("opnrlhf", "test.yaml: algorithm: no preset 'opnrlhf'; did you mean 'openrlhf'?"),
+        ("ppo2000", f"test.yaml: algorithm: no preset 'ppo2000'; there are {', '.join(PRESETS)}"),
+        (["trl"], "test.yaml: algorithm: no preset '['trl']'; did you mean 'trl'?"),
+    ],
+)
+def test_an_unknown_preset_is_one_sentence_that_helps(name, says) -> None:
+    with pytest.raises(UserError) as error:
+        config(preset=name)
+    assert str(error.value) == says
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_configuration_that_was_written_out_reads_back_the_same(name) -> None:
+    first = config(preset=name, steps_per_generation=4)
+    again = validate(yaml.safe_load(yaml.safe_dump(first.model_dump(mode="json"))), "config.yaml")
+    assert again == first
+
+
+def test_a_written_out_configuration_keeps_what_won_over_its_preset() -> None:
+    first = config(preset="verl", beta=0.001, delta=None, kl={"estimator": "k3"})
+    again = validate(first.model_dump(mode="json"), "config.yaml")
+    assert (again.algorithm.beta, again.algorithm.delta, again.algorithm.kl.estimator) == (0.001, None, "k3")
+
+
+def test_the_documentation_has_a_row_for_each_preset_and_none_besides() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    systems, others = text.split("## Other algorithms")
+    assert set(_rows(systems)) == SYSTEMS
+    assert set(_rows(systems)) | set(_rows(others)) | {"rloo"} == PRESETS.keys()
+    assert "`rloo`" in text
+
+
+def test_the_documentation_gives_the_keys_of_a_preset_as_they_are() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    for name, cells in _rows(text).items():
+        written = yaml.safe_load("\n".join(re.findall(r"`([^`]*)`", cells[2])))
+        assert written, name
+        for key, value in written.items():
+            given = PRESETS[name][key]
+            assert (given if not isinstance(value, dict) else {inner: given[inner] for inner in value}) == value, name
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    """Table rows of presets: the name in the second cell, and all cells."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {cells[1].strip("`"): cells for cells in rows if len(cells) == 5 and cells[1].startswith("`")}

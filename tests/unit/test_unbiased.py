@@ -1,0 +1,63 @@
+"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased and has less variance than a lone sample."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from rloo_pipeline.algorithm import advantages
+
+LOGITS = torch.tensor([0.2, -0.3, 0.5, -1.0]).double()
+VALUES = torch.tensor([1.0, 0.0, 3.0, 2.0]).double()
+PROBS = LOGITS.softmax(0)
+EXACT = PROBS * (VALUES - (PROBS * VALUES).sum())
+"""∇ E[R] with respect to the logits of a softmax policy over four arms."""
+DRAWS = 400_000
+
+
+def estimates(samples: int, estimator) -> torch.Tensor:
+    """DRAWS/samples gradient estimates from groups of `samples` draws each, [groups, arms]."""
+    generator = torch.Generator().manual_seed(samples)
+    arms = torch.multinomial(PROBS, DRAWS, replacement=True, generator=generator).view(-1, samples)
+    scores = torch.eye(4).double()[arms] - PROBS  # ∇ log π of each draw
+    return (estimator(VALUES[arms]).unsqueeze(-1) * scores).mean(1)
+
+
+def off(found: torch.Tensor) -> torch.Tensor:
+    """How many standard errors the mean of the estimates is from the exact gradient, by arm."""
+    return ((found.mean(0) - EXACT) / (found.std(0) / len(found) ** 0.5)).abs()
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8])
+def test_the_mean_of_the_rloo_estimate_is_the_gradient(samples) -> None:
+    assert (off(estimates(samples, advantages.rloo)) < 3).all()
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8])
+def test_a_baseline_that_contains_the_sample_itself_is_biased(samples) -> None:
+    """Dr. GRPO's mean: shrunk by (K − 1)/K. It shows that the test above can fail."""
+    found = estimates(samples, advantages.dr_grpo)
+    assert (off(found) > 3).any()
+    assert (off(found * samples / (samples - 1)) < 3).all()
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8])
+def test_its_variance_is_below_that_of_one_sample_without_a_baseline(samples) -> None:
+    one = estimates(1, lambda rewards: rewards).var(0).sum()
+    assert estimates(samples, advantages.rloo).var(0).sum() < one
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8])
+def test_its_variance_is_below_that_of_as_many_samples_without_a_baseline(samples) -> None:
+    plain = estimates(samples, lambda rewards: rewards).var(0).sum()
+    assert estimates(samples, advantages.rloo).var(0).sum() < plain
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4, 8])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_maxrl_is_the_gradient_of_the_log_of_success_to_the_order_of_its_siblings(samples, p) -> None:
+    """Over all outcomes of a coin with success p = σ(logit): ∇p Σ_{k < K−1} (1 − p)^k, which tends to ∇p / p."""
+    outcomes = torch.tensor(list(product([0.0, 1.0], repeat=samples)), dtype=torch.float64)
+    chance = torch.where(outcomes == 1, p, 1 - p).prod(-1)
+    found = (chance * (advantages.maxrl(outcomes) * (outcomes - p)).mean(-1)).sum()
+    assert found.item() == pytest.approx(p * (1 - p) * sum((1 - p) ** k for k in range(samples - 1)))
