@@ -13,4 +13,4 @@ lock() { # NAME OPTION ...
 lock controller "$@"
 lock cpu --override overrides.txt --override overrides-cpu.txt --excludes excludes-cpu.txt "$@"
 lock cuda --override overrides.txt "$@"
-lock dev "$@"
+lock dev --excludes excludes-dev.txt "$@"
