@@ -2,9 +2,10 @@
 ACCELERATOR ?= cpu
 export ACCELERATOR PYTHON
 BIN := .venv/bin
+ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint lock clean reference
+.PHONY: help setup demo compare test lint lock clean reference
 
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
@@ -15,6 +16,14 @@ setup: ## make .venv with everything in it (at once if it is there)
 
 demo: setup ## run the main job: post-train a small model on arithmetic
 	$(BIN)/snakemake --cores all
+
+compare: setup ## train the demo with each of four algorithms, from one warm start, and lay the runs side by side
+	@mkdir -p results/.cache
+	@set -e; for algorithm in $(ALGORITHMS); do \
+		SNAKEMAKE_OUTPUT_CACHE="$(CURDIR)/results/.cache" $(BIN)/snakemake --cores all --cache prompts warmstart \
+			--configfile config/config.yaml "config/$$algorithm.yaml"; \
+	done
+	$(BIN)/rloo compare $(ALGORITHMS:%=results/demo-%) --output results/comparison.html --summary results/comparison.json
 
 test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
 	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadgroup)

@@ -108,7 +108,9 @@ def _update(arguments: argparse.Namespace) -> None:
         from rloo_pipeline.stages.update import Inputs, Outputs, update
 
         inputs = Inputs(arguments.rollouts, arguments.scores, arguments.reference)
-        outputs = Outputs(arguments.output, arguments.output_trainer, arguments.metrics, arguments.table)
+        outputs = Outputs(
+            arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
+        )
         update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
 
 
@@ -144,6 +146,12 @@ def _report(arguments: argparse.Namespace) -> None:
     report(_config(arguments, "report"), _run_folder(arguments), arguments.summary, arguments.output)
 
 
+def _compare(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.compare import compare
+
+    compare(arguments.runs, arguments.output, arguments.summary)
+
+
 def _build_ops(_: argparse.Namespace) -> None:
     from rloo_pipeline.training.engine import load_ops
 
@@ -166,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name != "build-ops":
+        if name not in ("compare", "build-ops"):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -212,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
         "output",
         "output-trainer",
         "metrics",
+        "events",
         "table",
     )
     update.add_argument("--round", type=int, required=True, help="number of the round, from 1")
@@ -234,6 +243,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
     stage("report", _report, "Write summary.json and report.html of a run.", "output", "summary")
+    compare = stage("compare", _compare, "Lay finished runs side by side on one page.", "output")
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
+    compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
     return parser
 
@@ -246,6 +258,7 @@ HELP = {
     "rollouts": "table of rollouts",
     "output-trainer": "folder for the trainer state",
     "metrics": "JSON file for the round's metrics",
+    "events": "TensorBoard event file for the same",
     "table": "Parquet file for what the update used of each completion",
     "summary": "JSON file for the summary",
 }

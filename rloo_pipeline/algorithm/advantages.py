@@ -57,8 +57,8 @@ def rloo(rewards: Tensor) -> Tensor:
 def rloo_std(rewards: Tensor) -> Tensor:
     """RLOO divided by the siblings' own spread: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
 
-    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings are
-    all equal is not divided. Neither moment contains the sample itself.
+    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings
+    are all equal is not divided. Neither moment contains the sample itself.
     """
     others = known.count(rewards) - 1
     mean = _mean_of_others(rewards)

@@ -1,8 +1,4 @@
-"""report.html: one self-contained page of a run.
-
-Everything on it is read from the run's files and its bytes depend on them alone. The page fetches nothing (a
-Content-Security-Policy in its head forbids it), and everything that a model or a dataset wrote is escaped.
-"""
+"""report.html: one self-contained page of a run, read from its files."""
 
 from __future__ import annotations
 
@@ -10,14 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from rloo_pipeline import tables
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight.charts import charts, figure
+from rloo_pipeline.insight import frame
+from rloo_pipeline.insight.charts import charts
+from rloo_pipeline.insight.figures import figure
 from rloo_pipeline.insight.summary import metrics_of
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import derive, permutation
@@ -61,30 +57,22 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     Raises:
         UserError: a file of the run is missing or damaged.
     """
-    from plotly.offline import get_plotlyjs
-
     rounds = [read_json(metrics_of(run, number)) for number in range(1, config.rounds + 1)]
-    drawn = [(chart, figure(chart, rounds)) for chart in charts(config.rewards)]
     written = run / "config.yaml"
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            config=config,
-            summary=summary,
-            verdict=verdict(summary),
-            reward_names=[*(reward.column for reward in config.rewards), "reward"],
-            deciding=config.correct.reward or config.rewards[0].column,
-            parts={
-                name: parts_of_gain(summary["warmstart"], summary["final"], name)
-                for name in summary["final"]["breakdown"]
-            },
-            checks=read_json(run / "warmstart" / "checks.json"),
-            charts=[(chart, found) for chart, found in drawn if found],
-            cases=cases(config, run),
-            yaml=written.read_text(encoding="utf-8") if written.exists() else None,
-            plotly=Markup(get_plotlyjs()),
-        )
+    return frame.fill(
+        "page.html.j2",
+        config=config,
+        summary=summary,
+        verdict=verdict(summary),
+        reward_names=[*(reward.column for reward in config.rewards), "reward"],
+        deciding=config.correct.reward or config.rewards[0].column,
+        parts={
+            name: parts_of_gain(summary["warmstart"], summary["final"], name) for name in summary["final"]["breakdown"]
+        },
+        checks=read_json(run / "warmstart" / "checks.json"),
+        charts=[(chart, figure(chart, rounds)) for chart in charts(config.rewards)],
+        cases=cases(config, run),
+        yaml=written.read_text(encoding="utf-8") if written.exists() else None,
     )
 
 
@@ -152,44 +140,3 @@ def _answers(config: Config, table: pa.Table, places: list[int]) -> list[Answer]
 
 def _messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
     return [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _environment() -> Environment:
-    """The templates of this package, with everything escaped and no name allowed to be missing."""
-    made = Environment(
-        loader=PackageLoader("rloo_pipeline", "insight"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"percent": percent, "points": points, "figure": figure_of, "duration": duration}
-    return made
-
-
-def percent(share: float | None) -> str:
-    """0.123 → 12.3%; a dash for what does not exist."""
-    return "–" if share is None else f"{share:.1%}"
-
-
-def points(difference: float) -> str:
-    """0.123 → +12.3, in percentage points and with a real minus sign; no sign on a 0."""
-    shown = f"{100 * difference:+.1f}"
-    return "0.0" if float(shown) == 0 else shown.replace("-", "−")
-
-
-def figure_of(value: float | str | None) -> str:
-    """A number at a length that is read at a glance; text as it is, a dash for what does not exist."""
-    if value is None or isinstance(value, str):
-        return value or "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """4000 → 1 h 7 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 600:
-        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

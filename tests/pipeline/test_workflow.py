@@ -1,10 +1,11 @@
 """The workflow as Snakemake sees it: lint, picture, sizes, errors before anything runs."""
 
 import re
+import shutil
 
 import pytest
 import yaml
-from helpers import ROOT, Project, mini
+from helpers import ROOT, Project, merged, mini
 
 # Stages run in the environment that `make setup` makes; images come with the cluster's containers.
 EXPLAINED = {"Specify a conda environment or container for each rule."}
@@ -54,6 +55,18 @@ def test_only_kept_policies_outlive_the_run(project) -> None:
     assert removed == expected
 
 
+def test_a_dry_run_writes_nothing(project) -> None:
+    """Nor does it write a finished run's configuration over with another."""
+    path = project.folder / "results" / "mini" / "config.yaml"
+    assert not path.exists(), "nor did any of the tests above"
+    path.parent.mkdir(parents=True)
+    path.write_text("as it was\n")
+    assert project.snakemake("--dry-run", rounds=7).returncode == 0
+    assert path.read_text() == "as it was\n"
+    assert [file.name for file in path.parent.iterdir()] == ["config.yaml"]
+    shutil.rmtree(project.folder / "results")
+
+
 def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
     """500 rounds, past where Python's recursion limit stopped; 1,000 are in the README's table."""
     planned = project.planned(rounds=500, algorithm={"beta": 0})
@@ -83,6 +96,10 @@ def test_a_bad_configuration_stops_before_anything_runs(project, changes, words)
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
 def test_the_shipped_configurations_are_valid(name) -> None:
-    from rloo_pipeline.config_file import load
+    """One that names no rounds is an overlay, made for any other configuration."""
+    from rloo_pipeline.config_file import validate
 
-    assert load(ROOT / "config" / name).rounds >= 1
+    made = yaml.safe_load((ROOT / "config" / name).read_text())
+    if "rounds" not in made:
+        made = merged(yaml.safe_load((ROOT / "config" / "config.yaml").read_text()), made)
+    assert validate(made, name).rounds >= 1

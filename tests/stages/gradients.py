@@ -1,6 +1,6 @@
 """A program for torchrun: loss and gradient of one optimizer step, cut in several ways, through the real engine.
 
-    python gradients.py MODEL OUTPUT: {(case, max_tokens): (loss, gradient)} is saved by the first rank.
+`gradients.py MODEL OUTPUT`: the first rank saves {(case, completions in a micro-batch): (loss, gradient)}.
 """
 
 import sys

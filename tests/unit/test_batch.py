@@ -1,4 +1,4 @@
-"""From scores to advantages: every key of `algorithm` does what its docstring says, in the order that batch.py gives."""
+"""From scores to advantages: each key of `algorithm` does what its docstring says, in the order that batch.py gives."""
 
 import json
 
@@ -18,7 +18,8 @@ SCORES = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 def made(scores=SCORES, lengths=(1, 2, 3, 4, 1, 2, 3, 4), truncated=(), kl=None, **keys) -> Batch:
     """The batch of two groups of four; `kl` is log π_old − log π_ref of every token."""
     keys = {"beta": 0.0 if kl is None else 0.5, **keys}
-    return make_batch(Algorithm.model_validate(keys), ROLLOUT, completions(scores, lengths, truncated, kl), Carried())[0]
+    data = completions(scores, lengths, truncated, kl)
+    return make_batch(Algorithm.model_validate(keys), ROLLOUT, data, Carried())[0]
 
 
 def completions(scores, lengths, truncated=(), kl=None) -> Completions:

@@ -1,133 +1,26 @@
 """The page of a run opens anywhere, shows what was said as it was said, and depends on the run's files alone."""
 
 import json
-import random
 import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
-import pyarrow as pa
 import pytest
+from made_up import NASTY, ROUNDS, SAMPLES, Reader, configuration, make_run, metrics_of, write_completions
 
 from rloo_pipeline import tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import write_json
-from rloo_pipeline.insight.charts import charts, figure
-from rloo_pipeline.insight.page import duration, figure_of, parts_of_gain, points, render, verdict
+from rloo_pipeline.insight.charts import charts
+from rloo_pipeline.insight.figures import figure
+from rloo_pipeline.insight.frame import duration, figure_of, plain, points
+from rloo_pipeline.insight.page import parts_of_gain, render, verdict
 from rloo_pipeline.insight.summary import summarize
-from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
-
-ROUNDS, PROMPTS, SAMPLES = 40, 60, 2
-NASTY = '</pre></script><script>alert(1)</script><img src="http://x.invalid/y.png">'
-
-
-def configuration(**changes: Any) -> Config:
-    source = {"path": "rows.jsonl"}
-    reward = "rloo_pipeline.rewards.answer:exact_answer_reward"
-    plain = {
-        "run": "synthetic",
-        "rounds": ROUNDS,
-        "seed": 3,
-        "model": {"name_or_path": "a/model"},
-        "dataset": {"train": source, "eval": source},
-        "rewards": [{"function": reward, "name": "answer"}, {"function": reward, "name": "worked", "weight": 0}],
-        "evaluation": {"num_generations": SAMPLES, "breakdown": ["worked"], "bootstrap_samples": 200},
-        "report": {"title": "Sums & <b>differences</b>", "note": "Three digits, from memory or in columns."},
-    }
-    return validate(plain | changes, "test").only("report")
-
-
-def write_completions(config: Config, run: Path, name: str, worked: float, chance: float) -> None:
-    draw = random.Random(name)
-    rows = []
-    for place in range(PROMPTS * SAMPLES):
-        works, right = draw.random() < worked, draw.random() < chance
-        text = f"<think>{'1+2+0=03; ' * 12 if works else ''}</think>{place if right else NASTY}"
-        length = draw.randint(3, 40)
-        row = {
-            "prompt_id": f"p{place // SAMPLES}",
-            "sample": place % SAMPLES,
-            "prompt_ids": [1],
-            "completion_ids": [2] * length,
-        }
-        row |= {
-            "completion": text,
-            "sampling_logps": [-0.5] * length,
-            "finish_reason": "stop" if length < 38 else "length",
-        }
-        rows.append(
-            row | {"seed": place, "answer": float(right), "worked": float(works), "reward": float(right), "error": None}
-        )
-    schema = tables.completions_schema(["answer", "worked"])
-    folder = run / "evaluation" / name
-    tables.write(folder / "completions.parquet", rows, schema, "completions", evaluated=name)
-    table = tables.read(folder / "completions.parquet", "completions")
-    write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **summarize_evaluation(config, table)})
-
-
-def write_prompts(folder: Path) -> None:
-    rows = [{"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{n}+<b>{n}</b>"}]} for n in range(PROMPTS)]
-    table = pa.Table.from_pylist(rows)
-    folder.mkdir(parents=True)
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
-def metrics_of(number: int) -> dict[str, float | None]:
-    draw, t = random.Random(number), number / ROUNDS
-    gone = number in (12, 13)
-    return {
-        "round": number,
-        "reward": None if gone else 0.2 + 0.6 * t + draw.gauss(0, 0.03),
-        "reward_std": None if gone else 0.3 - 0.2 * t,
-        "rewards/answer/mean": None if gone else 0.2 + 0.6 * t + draw.gauss(0, 0.03),
-        "rewards/worked/mean": 0.5 + 0.4 * t + draw.gauss(0, 0.02),
-        "frac_reward_zero_std": 0.2 + 0.4 * t,
-        "kl": 8 * t**2,
-        "entropy": 1.2 - 0.9 * t,
-        "clip_ratio/region_mean": 0.01 + 0.02 * draw.random(),
-        "grad_norm": 0.5 + 0.3 * draw.random(),
-        "learning_rate": 3e-4 * (1 - t),
-        "completions/mean_length": 18 + 8 * t,
-        "completions/min_length": 3,
-        "completions/max_length": 40,
-        "completions/mean_terminated_length": 17 + 8 * t,
-        "completions/clipped_ratio": 0.05,
-        "num_completion_tokens": 1250,
-    }
-
-
-def make_run(run: Path, config: Config) -> Path:
-    """A finished run that nobody had to wait for."""
-    for number in range(1, config.rounds + 1):
-        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number))
-    write_completions(config, run, "warmstart", 0.5, 0.3)
-    write_completions(config, run, "final", 0.9, 0.75)
-    write_prompts(run / "prompts" / "eval")
-    found = [
-        ("tokens", "pad 0, eos 2", "pass", ""),
-        ("pass@4", 0.31, "pass", ""),
-        ("mean reward", None, "warn", "look at <it>"),
-    ]
-    names = ("name", "value", "verdict", "advice")
-    checked = [dict(zip(names, check, strict=True)) for check in found]
-    write_json(
-        run / "warmstart" / "checks.json", {"policy": "w", "prompts": 64, "num_generations": 4, "checks": checked}
-    )
-    for stage, seconds in {"rollout/00001-000": 4000, "update/00001": 700, "prompts": 1.5}.items():
-        log = run / "logs" / f"{stage}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"2026 INFO rloo.time: took {seconds:.1f} s\n")
-    return run
 
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return configuration()
+    return configuration().only("report")
 
 
 @pytest.fixture(scope="module")
@@ -138,22 +31,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Path:
 @pytest.fixture(scope="module")
 def page(run: Path, config: Config) -> str:
     return render(config, run, summarize(config, run))
-
-
-class Reader(HTMLParser):
-    """Every element's attributes, and the text outside scripts and styles."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += "" if self.cdata_elem else data
 
 
 def test_completions_stand_on_the_page_as_text(page: str) -> None:
@@ -238,10 +115,20 @@ def test_a_value_between_two_gaps_is_seen_though_no_line_reaches_it(config: Conf
     assert [number for number, size in zip(line["x"], line["marker"]["size"], strict=True) if size] == [21]
 
 
+def titles(config: Config, rounds: list[dict[str, float | None]]) -> set[str]:
+    return {chart.title for chart in charts(config.rewards) if figure(chart, rounds)}
+
+
 def test_a_metric_that_no_round_has_is_not_drawn(config: Config) -> None:
-    rounds = [metrics_of(number) | {"kl": None} for number in range(1, 4)]
-    missing = [chart.title for chart in charts(config.rewards) if figure(chart, rounds) is None]
-    assert missing == ["KL from the warm start"]
+    rounds = [metrics_of(number) for number in range(1, 4)]
+    without = [found | {"kl/sequence_mean": None} for found in rounds]
+    assert titles(config, rounds) - titles(config, without) == {"KL from the warm start"}
+
+
+def test_beta_is_drawn_where_it_is_steered(config: Config) -> None:
+    rounds = [metrics_of(number) for number in range(1, 4)]
+    steered = [found | {"beta": 0.05 * number} for number, found in enumerate(rounds, 1)]
+    assert titles(config, steered) - titles(config, rounds) == {"KL coefficient"}
 
 
 def test_evaluations_of_different_prompts_are_not_put_side_by_side(tmp_path: Path, config: Config) -> None:
@@ -255,7 +142,9 @@ def test_evaluations_of_different_prompts_are_not_put_side_by_side(tmp_path: Pat
 
 
 def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> None:
-    config = configuration(rounds=1, report={}, evaluation={"num_generations": SAMPLES, "bootstrap_samples": 100})
+    config = configuration(rounds=1, report={}, evaluation={"num_generations": SAMPLES, "bootstrap_samples": 100}).only(
+        "report"
+    )
     run = make_run(tmp_path / "run", config)
     write_completions(config, run, "warmstart", 0.5, 0.0)
     write_completions(config, run, "final", 0.5, 0.0)
@@ -276,3 +165,12 @@ def test_numbers_read_well() -> None:
     ]
     assert [points(value) for value in (0.123, -0.123, 0.0, -0.0001)] == ["+12.3", "−12.3", "0.0", "0.0"]
     assert [duration(value) for value in (1.5, 90, 4000, 7200)] == ["1.5 s", "1 min 30 s", "1 h 7 min", "2 h 0 min"]
+    assert [plain(value) for value in (None, "grpo", True, 0.05, 2.0, [1, 2], {"a": "ü"})] == [
+        "–",
+        "grpo",
+        "true",
+        "0.05",
+        "2",
+        "[1, 2]",
+        '{"a": "ü"}',
+    ]

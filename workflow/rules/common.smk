@@ -101,11 +101,17 @@ def growing(megabytes):
     return lambda wildcards, attempt: megabytes * attempt
 
 
-# The jobs of a run read its configuration while it lasts: only the process that holds the run may write it.
-if workflow.is_main_process and not workflow.dryrun:
+# Before Snakemake looks at its own lock; a dry run takes none.
+held = locks.Hold(False)
+if workflow.is_main_process and not workflow.output_settings.dryrun:
     held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)
+
+
+# The jobs of a run read its configuration while it lasts: only the process that holds the run writes it, before the
+# first job. Where nothing runs (a dry run, a picture of the DAG, a run that is finished), nothing is written.
+onstart:
     if held.alone:
         write_config()
 

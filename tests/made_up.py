@@ -1,0 +1,154 @@
+"""Finished runs that nobody had to wait for, and what an HTML page says."""
+
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.files import write_json
+from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
+
+ROUNDS, PROMPTS, SAMPLES = 40, 60, 2
+NASTY = '</pre></script><script>alert(1)</script><img src="http://x.invalid/y.png">'
+
+
+def configuration(**changes: Any) -> Config:
+    """The configuration of a made-up run."""
+    source = {"path": "rows.jsonl"}
+    reward = "rloo_pipeline.rewards.answer:exact_answer_reward"
+    plain = {
+        "run": "synthetic",
+        "rounds": ROUNDS,
+        "seed": 3,
+        "model": {"name_or_path": "a/model"},
+        "dataset": {"train": source, "eval": source},
+        "rewards": [{"function": reward, "name": "answer"}, {"function": reward, "name": "worked", "weight": 0}],
+        "evaluation": {"num_generations": SAMPLES, "breakdown": ["worked"], "bootstrap_samples": 200},
+        "report": {"title": "Sums & <b>differences</b>", "note": "Three digits, from memory or in columns."},
+    }
+    return validate(plain | changes, "test")
+
+
+def write_completions(config: Config, run: Path, name: str, worked: float, chance: float) -> None:
+    """An evaluation; warm starts do not depend on the run."""
+    draw = random.Random(f"{name} {config.run if name == 'final' else ''}")
+    rows = []
+    for place in range(PROMPTS * SAMPLES):
+        works, right = draw.random() < worked, draw.random() < chance
+        text = f"<think>{'1+2+0=03; ' * 12 if works else ''}</think>{place if right else NASTY}"
+        length = draw.randint(3, 40)
+        row = {
+            "prompt_id": f"p{place // SAMPLES}",
+            "sample": place % SAMPLES,
+            "prompt_ids": [1],
+            "completion_ids": [2] * length,
+        }
+        row |= {
+            "completion": text,
+            "sampling_logps": [-0.5] * length,
+            "finish_reason": "stop" if length < 38 else "length",
+        }
+        rows.append(
+            row | {"seed": place, "answer": float(right), "worked": float(works), "reward": float(right), "error": None}
+        )
+    schema = tables.completions_schema(["answer", "worked"])
+    folder = run / "evaluation" / name
+    tables.write(folder / "completions.parquet", rows, schema, "completions", evaluated=name)
+    table = tables.read(folder / "completions.parquet", "completions")
+    write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **summarize_evaluation(config, table)})
+
+
+def write_prompts(folder: Path) -> None:
+    """The prompts of an evaluation, or to train on."""
+    rows = [{"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{n}+<b>{n}</b>"}]} for n in range(PROMPTS)]
+    table = pa.Table.from_pylist(rows)
+    folder.mkdir(parents=True)
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, float | None]:
+    """metrics.json of a round; in two rounds no completion could be scored."""
+    draw, t = random.Random(f"{number} {run}"), number / ROUNDS
+    gone = number in (12, 13)
+    return {
+        "round": number,
+        "reward": None if gone else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
+        "reward_std": None if gone else 0.45 - 0.2 * t,
+        "rewards/answer/mean": None if gone else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
+        "rewards/worked/mean": 0.5 + 0.4 * t + draw.gauss(0, 0.02),
+        "frac_reward_zero_std": 0.2 + 0.4 * t,
+        "kl": 0.4 * t**2,
+        "kl/sequence_mean": 12 * learned * t**2,
+        "beta": 0.05,
+        "entropy": 1.2 - 1.5 * learned * t,
+        "clip_ratio/low_mean": 0.01 * draw.random(),
+        "clip_ratio/high_mean": 0.01 + 0.01 * draw.random(),
+        "clip_ratio/region_mean": 0.01 + 0.02 * draw.random(),
+        "sampling/sampling_logp_difference/mean": 0.004 + 0.001 * draw.random(),
+        "sampling/sampling_logp_difference/max": 0.3 + 0.4 * draw.random(),
+        "grad_norm": 0.5 + 0.3 * draw.random(),
+        "learning_rate": 3e-4 * (1 - t),
+        "completions/mean_length": 18 + 8 * t,
+        "completions/min_length": 3,
+        "completions/max_length": 40,
+        "completions/mean_terminated_length": 17 + 8 * t,
+        "completions/clipped_ratio": 0.05,
+        "num_completion_tokens": 1250,
+    }
+
+
+def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
+    """What the report is made of."""
+    for number in range(1, config.rounds + 1):
+        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number, config.run, learned))
+    write_completions(config, run, "warmstart", 0.5, 0.3)
+    write_completions(config, run, "final", 0.9, 0.15 + learned)
+    for part in ("train", "eval"):
+        write_prompts(run / "prompts" / part)
+    found = [
+        ("tokens", "pad 0, eos 2", "pass", ""),
+        ("pass@4", 0.31, "pass", ""),
+        ("mean reward", None, "warn", "look at <it>"),
+    ]
+    names = ("name", "value", "verdict", "advice")
+    checked = [dict(zip(names, check, strict=True)) for check in found]
+    write_json(
+        run / "warmstart" / "checks.json", {"policy": "w", "prompts": 64, "num_generations": 4, "checks": checked}
+    )
+    for stage, seconds in {"rollout/00001-000": 4000, "update/00001": 700, "prompts": 1.5}.items():
+        log = run / "logs" / f"{stage}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"2026 INFO rloo.time: took {seconds:.1f} s\n")
+    return run
+
+
+def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
+    """A finished run, without its page and without weights."""
+    make_run(run, config, learned)
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_json(run / "summary.json", summarize(config.only("report"), run))
+    return run
+
+
+class Reader(HTMLParser):
+    """Every element's attributes, and the text outside scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.cdata_elem else data

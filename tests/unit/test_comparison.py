@@ -1,0 +1,275 @@
+"""Runs are laid side by side as they were, and what they do not share is said where it is seen."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from helpers import rloo
+from made_up import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, finish_run, metrics_of
+
+from rloo_pipeline import tables
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import read_json, write_json
+from rloo_pipeline.insight import comparison, comparison_page, finished
+from rloo_pipeline.insight.charts import REWARD, shared_charts
+from rloo_pipeline.insight.figures import figure_of_runs
+from rloo_pipeline.insight.statistics import bootstrap
+from rloo_pipeline.seeds import derive
+from rloo_pipeline.stages.compare import compare
+
+FIRST, SECOND, THIRD = "demo-rloo", "demo-grpo", "demo-worse"
+GRPO = {"advantage": "grpo", "importance_sampling_level": "token", "kl": {"placement": "loss", "estimator": "k3"}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[Path]:
+    """Three finished runs that share everything but the algorithm."""
+    results = tmp_path_factory.mktemp("results")
+    made = {FIRST: (0.6, {}), SECOND: (0.58, GRPO), THIRD: (0.2, {"beta": 0.0})}
+    return [
+        finish_run(results / name, configuration(run=name, algorithm=algorithm), learned)
+        for name, (learned, algorithm) in made.items()
+    ]
+
+
+@pytest.fixture
+def pair(folders, tmp_path) -> list[Path]:
+    """Copies of two of them, to be changed."""
+    return [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in folders[:2]]
+
+
+def page_of(folders: list[Path], tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """The page and comparison.json."""
+    html, summary = tmp_path / "out" / "comparison.html", tmp_path / "out" / "comparison.json"
+    compare(folders, html, summary)
+    return html.read_text(encoding="utf-8"), read_json(summary)
+
+
+def text_of(page: str) -> str:
+    return " ".join(Reader(page).text.split())
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes a JSON file in place."""
+    found = read_json(file)
+    change(found)
+    write_json(file, found)
+
+
+def test_the_page_says_what_each_run_used_and_gained(folders, tmp_path) -> None:
+    page, found = page_of(folders, tmp_path)
+    text = text_of(page)
+    for row, folder in zip(found["runs"], folders, strict=True):
+        summary = read_json(folder / "summary.json")
+        assert (row["run"], row["gain"], row["gain_ci95"]) == (folder.name, summary["gain"], summary["gain_ci95"])
+        assert f"{summary['final']['accuracy']:.1%}" in text
+    assert (found["runs"][0]["seconds"], found["runs"][0]["tokens"]) == (4700.0, ROUNDS * 1250)
+    assert found["runs"][1]["algorithm"].items() >= {"advantage": "grpo", "kl_placement": "loss"}.items()
+    assert all(words in text for words in ("50,000", "1 h 18 min", "none (beta 0)", "beta 0.05 in loss"))
+
+
+def test_final_policies_are_compared_with_the_first_one_prompt_by_prompt(folders, tmp_path) -> None:
+    _, found = page_of(folders, tmp_path)
+    runs = [finished.read(folder) for folder in folders]
+    columns = [tables.read(f / "evaluation/final/completions.parquet", "completions")["answer"] for f in folders]
+    shares = [np.array(column.to_pylist()).reshape(PROMPTS, SAMPLES).mean(axis=1) for column in columns]
+    expected = bootstrap(shares[2] - shares[0], 200, derive(3, "comparison"))
+    assert all((run.accuracy == share).all() for run, share in zip(runs, shares, strict=True))
+    assert [row["difference"] is None for row in found["runs"]] == [True, False, False]
+    assert found["runs"][2]["difference"] == {"value": expected.value, "ci95": list(expected.ci95), "reason": None}
+
+
+def test_the_headline_tells_what_is_beyond_chance(folders, tmp_path) -> None:
+    page, found = page_of(folders, tmp_path)
+    best = max(found["runs"], key=lambda row: row["final"]["accuracy"])
+    text = text_of(page)
+    assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of its answers to 60" in text
+    assert f"{THIRD} (−" in text
+    assert "by more than chance; demo-grpo (" in text
+
+
+@pytest.mark.parametrize(
+    ("intervals", "words"),
+    [
+        ([(0.1, 0.2)], "b (+15.0) differs from a (50.0%) by more than chance."),
+        ([(-0.1, 0.2)], "b (+5.0) does not differ from a (50.0%) by more than chance."),
+        ([(-0.1, 0.2), (-0.2, 0.1)], "None of the others differs from a (50.0%) by more than chance."),
+        (
+            [(0.1, 0.2), (-0.2, -0.1), (0.0, 0.1)],
+            "b (+15.0) and c (−15.0) differ from a (50.0%) by more than chance; d",
+        ),
+    ],
+)
+def test_an_interval_with_0_in_it_is_no_difference(intervals, words) -> None:
+    final = {"accuracy": 0.5, "ci95": [0.4, 0.6], "prompts": 10}
+    others = [{"value": (low + high) / 2, "ci95": [low, high], "reason": None} for low, high in intervals]
+    rows = [
+        {"run": name, "final": final, "difference": difference}
+        for name, difference in zip("abcd", [None, *others], strict=False)
+    ]
+    assert words in comparison_page.headline(rows)
+
+
+def test_runs_that_share_what_they_should_are_said_to(folders, tmp_path) -> None:
+    page, found = page_of(folders, tmp_path)
+    assert all(fact["same"] for fact in found["shared"].values())
+    assert "All of them have the same warm start, seed, training prompts, held-out prompts, rewards" in text_of(page)
+    assert "do not share" not in text_of(page)
+
+
+def change_seed(folder: Path) -> None:
+    shutil.rmtree(folder)
+    finish_run(folder, configuration(run=SECOND, seed=4), 0.58)
+
+
+def change_rewards(folder: Path) -> None:
+    function = "rloo_pipeline.rewards.answer:exact_answer_reward"
+    rewards = [{"function": function, "name": "answer"}, {"function": function, "name": "worked", "weight": 0.5}]
+    shutil.rmtree(folder)
+    finish_run(folder, configuration(run=SECOND, rewards=rewards), 0.58)
+
+
+def change_warm_start(folder: Path) -> None:
+    edit(folder / "summary.json", lambda found: found["warmstart"].update(policy="another" * 8))
+
+
+def change_versions(folder: Path) -> None:
+    edit(folder / "summary.json", lambda found: found["versions"].update(transformers="0.1"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (change_seed, "Not the same seed: demo-rloo: 3; demo-grpo: 4. So "),
+        (change_rewards, "Not the same rewards: demo-rloo: 1 × exact_answer_reward + 0 × "),
+        (change_warm_start, "Not the same warm start: demo-rloo: policy 0 warmstartwar…; demo-grpo: policy 0 another"),
+        (change_versions, "Not the same software: demo-rloo; demo-grpo. So "),
+    ],
+)
+def test_what_runs_do_not_share_is_said_at_the_top(pair, tmp_path, change, words) -> None:
+    change(pair[1])
+    page, found = page_of(pair, tmp_path)
+    text = text_of(page)
+    assert [what for what, fact in found["shared"].items() if not fact["same"]] == [words.split(":")[0][13:]]
+    assert "do not share everything" in text
+    assert text.index(words) < text.index("Reward by round")
+    assert found["runs"][1]["difference"]["value"] is not None
+
+
+def test_accuracies_of_other_prompts_are_not_subtracted(pair, tmp_path) -> None:
+    file = pair[1] / "evaluation" / "final" / "completions.parquet"
+    table = tables.read(file, "completions")
+    tables.write(file, table.slice(SAMPLES), table.schema, "completions")
+    page, found = page_of(pair, tmp_path)
+    assert found["runs"][1]["difference"] == {"value": None, "ci95": None, "reason": "other held-out prompts"}
+    assert "– other held-out prompts" in text_of(page)
+    assert "cannot all be set against that of demo-rloo" in text_of(page)
+    assert not found["shared"]["held-out prompts"]["same"]
+
+
+def test_only_keys_that_differ_are_shown(folders, tmp_path) -> None:
+    page, found = page_of(folders, tmp_path)
+    assert found["differing"] == {
+        "algorithm.advantage": {FIRST: "rloo", SECOND: "grpo", THIRD: "rloo"},
+        "algorithm.beta": {FIRST: 0.05, SECOND: 0.05, THIRD: 0.0},
+        "algorithm.importance_sampling_level": {FIRST: "sequence", SECOND: "token", THIRD: "sequence"},
+        "algorithm.kl.estimator": {FIRST: "k1", SECOND: "k3", THIRD: "k1"},
+        "algorithm.kl.placement": {FIRST: "reward", SECOND: "loss", THIRD: "reward"},
+    }
+    assert all(key in text_of(page) for key in found["differing"])
+
+
+def test_a_section_that_one_run_lacks_is_shown_key_by_key() -> None:
+    rewards = [{"name": None, "function": "m:f", "weight": 1.0}]
+    a = {"run": "a", "report": {"title": "A"}, "update": {"lora": None}, "rewards": rewards}
+    b = {"run": "b", "report": {}, "update": {"lora": {"r": 8}}, "rewards": [{**rewards[0], "weight": 2.0}]}
+    expected = {"update.lora.r": {"a": None, "b": 8}, "rewards.f.weight": {"a": 1.0, "b": 2.0}}
+    assert comparison.differing({"a": a, "b": b}) == expected
+
+
+def test_every_run_has_its_line_in_every_figure() -> None:
+    runs = {name: [metrics_of(number, name) for number in range(1, ROUNDS + 1)] for name in "abcdefghijkl"}
+    for chart in (REWARD, *shared_charts(["answer"])):
+        drawn = figure_of_runs(chart, runs)
+        assert drawn is not None
+        go.Figure(drawn)
+        assert [line["name"] for line in drawn["data"]] == list(runs)
+        looks = {(line["line"]["color"], line["line"]["dash"]) for line in drawn["data"]}
+        assert len(looks) == len(runs)
+
+
+def test_a_metric_that_one_run_lacks_is_drawn_of_the_others() -> None:
+    rounds = [metrics_of(number) for number in range(1, 4)]
+    bare = [found | {"entropy": None} for found in rounds]
+    entropy = next(chart for chart in shared_charts(["answer"]) if chart.title == "Entropy")
+    drawn = figure_of_runs(entropy, {"a": rounds, "b": bare})
+    assert [any(line["y"]) for line in (drawn or {})["data"]] == [True, False]
+    assert figure_of_runs(entropy, {"a": bare, "b": bare}) is None
+
+
+def test_the_page_fetches_nothing_and_takes_names_as_text(folders, tmp_path) -> None:
+    runs = [finished.read(folder) for folder in folders]
+    found = comparison.compare(runs)
+    found["differing"]["<b>key</b>"] = dict.fromkeys((FIRST, SECOND, THIRD), "</script><img src=x>")
+    read = Reader(comparison_page.render(found, runs))
+    assert "<b>key</b>" in read.text
+    assert "</script><img src=x>" in read.text
+    assert not {"img", "b"} & {tag for tag, _ in read.elements}
+    assert [tag for tag, _ in read.elements].count("script") == 3
+    assert [attrs["href"] for _, attrs in read.elements if "href" in attrs] == ["data:,"]
+    assert any(attrs.get("http-equiv") == "Content-Security-Policy" for _, attrs in read.elements)
+
+
+def test_the_same_runs_give_the_same_bytes_wherever_they_lie(folders, pair, tmp_path) -> None:
+    assert page_of(pair, tmp_path / "a") == page_of(folders[:2], tmp_path / "b")
+
+
+def remove(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def more_rounds(folder: Path) -> None:
+    written = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(written.replace(f"rounds: {ROUNDS}", f"rounds: {ROUNDS + 5}"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (shutil.rmtree, ["demo-grpo: no such folder"]),
+        (remove("config.yaml"), ["demo-grpo: not the folder of a run", "config.yaml"]),
+        (remove("summary.json"), ["demo-grpo/summary.json", "not finished", "snakemake --cores all --configfile"]),
+        (more_rounds, ["demo-grpo/summary.json: rounds: 40 here, 45 in config.yaml", "snakemake"]),
+        (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
+        (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),
+        (remove("prompts/train/data.arrow"), ["prompts/train: no prompts"]),
+    ],
+)
+def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, words) -> None:
+    change(pair[1])
+    with pytest.raises(UserError) as error:
+        page_of(pair, tmp_path)
+    assert all(word in str(error.value) for word in words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_run_and_a_run_named_twice_are_refused(folders, tmp_path) -> None:
+    with pytest.raises(UserError, match="at least two runs, here is demo-rloo"):
+        page_of(folders[:1], tmp_path)
+    with pytest.raises(UserError, match="two of the runs are named 'demo-rloo'"):
+        page_of([*folders, folders[0]], tmp_path)
+
+
+def test_it_is_a_command(folders, tmp_path) -> None:
+    outputs = tmp_path / "c.html", tmp_path / "c.json"
+    outcome = rloo("compare", *folders, "--output", outputs[0], "--summary", outputs[1])
+    assert outcome.returncode == 0, outcome.stderr
+    assert f"see {outputs[0]}" in outcome.stderr
+    assert len(json.loads(outputs[1].read_text())["runs"]) == 3
+    wrong = rloo("compare", folders[0], "--output", outputs[0])
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
