@@ -28,22 +28,23 @@ def weights(
         low, high: thresholds; None is no threshold.
 
     Returns:
-        [completions, tokens] for the corrections of tokens, [completions, 1] for those of sequences and for none.
+        [completions, tokens] for the corrections of tokens, 0 outside the mask; [completions, 1] for those of sequences
+        and for none.
     """
     if correction == "none":
         return torch.ones_like(logps[:, :1])
     difference = torch.where(mask, logps.detach() - sampling_logps, 0.0)
+    actions = mask
     if correction.startswith("sequence"):
-        difference = difference.sum(-1, keepdim=True)
+        difference, actions = difference.sum(-1, keepdim=True), torch.ones_like(mask[:, :1])
     weight = difference.exp()
     if correction.endswith("tis"):
-        return weight.clamp(low, high) if (low, high) != (None, None) else weight
-    outside = torch.zeros_like(weight, dtype=torch.bool)
-    if low is not None:
-        outside |= weight < low
-    if high is not None:
-        outside |= weight > high
-    return weight.masked_fill(outside, 0.0)
+        weight = weight if low is None else weight.clamp(min=low)
+        weight = weight if high is None else weight.clamp(max=high)
+    else:
+        actions = actions if low is None else actions & (weight >= low)
+        actions = actions if high is None else actions & (weight <= high)
+    return torch.where(actions, weight, 0.0)
 
 
 class Gap(NamedTuple):

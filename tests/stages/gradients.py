@@ -26,6 +26,11 @@ CASES = {
     "loss_kl": {**TOKEN, "kl": {"placement": "loss", "estimator": "k3"}, "loss_agg_mode": "token_mean"},
     "token_reward": {**TOKEN, "kl": {"placement": "token_reward"}},
     "cispo_tis": {**TOKEN, "clip": "cispo", "mismatch": {"correction": "token_tis"}},
+    "gspo_mis": {
+        "importance_sampling_level": "sequence_mean",
+        "loss_agg_mode": "sequence_mean_token_mean",
+        "mismatch": {"correction": "token_mis", "max": 1.1},
+    },
     "masked": {"mask_truncated_completions": True, "mismatch": {"correction": "sequence_mis"}},
 }
 

@@ -150,8 +150,8 @@ TOKENS = torch.tensor([[True, True, False], [True, True, True]])
     ("correction", "first", "second"),
     [
         ("none", [1.0], [1.0]),
-        ("token_tis", [1.2, torch.e**-1, 1.0], [1.0, 1.0, 1.0]),
-        ("token_mis", [0.0, 0.0, 1.0], [1.0, 1.0, 1.0]),
+        ("token_tis", [1.2, torch.e**-1, 0.0], [1.0, 1.0, 1.0]),
+        ("token_mis", [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
         ("sequence_tis", [torch.e**-0.5], [1.0]),
         ("sequence_mis", [torch.e**-0.5], [1.0]),
     ],

@@ -1,0 +1,100 @@
+"""This package on a given round: from scores to advantages, and from log-probs to loss and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from conformance.rounds import LONGEST, Round, Step, shift
+from torch import Tensor
+
+from rloo_pipeline.config import Algorithm, Reward, Rollout
+from rloo_pipeline.stages.score import weighted_sum
+from rloo_pipeline.training import packing, policy
+from rloo_pipeline.training.batch import Carried, Completions, make_batch
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.objective import Record, StepLoss
+
+
+def steps(
+    folder: Path,
+    round_: Round,
+    rows: Sequence[Sequence[int]],
+    sampling_logps: list[list[float]] | None = None,
+    temperature: float = 1.0,
+    reward_weights: Sequence[float] = (1.0,),
+    **options: Any,
+) -> list[Step]:
+    """What optimizer steps on these rows make of a round, with the model in `folder` as the reference; each step in two
+    micro-batches.
+
+    Args:
+        options: of the section `algorithm`.
+    """
+    algorithm = Algorithm(**options)
+    rollout = Rollout(
+        num_generations=round_.samples,
+        generation_batch_size=len(round_.prompts),
+        temperature=temperature,
+        max_completion_length=LONGEST,
+    )
+    model = TokenLogProbs(policy.load(folder, "float32", False), temperature)
+    reference = _logps(model, round_)
+    shift(model.model, 0)
+    completions = Completions(
+        scores=_scores(round_, reward_weights),
+        mask=_padded([[1.0] * len(ids) for ids in round_.completion_ids]).bool(),
+        truncated=torch.tensor(round_.truncated),
+        old_logps=_logps(model, round_),
+        reference_logps=reference if algorithm.beta else None,
+        sampling_logps=None if sampling_logps is None else _padded(sampling_logps),
+    )
+    batch, _ = make_batch(algorithm, rollout, completions, Carried())
+    made = []
+    for number, chosen in enumerate(rows):
+        loss_of = StepLoss(algorithm, batch, chosen, LONGEST, Record.empty(len(round_.prompts)), first=number == 0)
+        loss = 0.0
+        for part in (chosen[0::2], chosen[1::2]):
+            pack = _pack(round_, part)
+            logps, entropy = model(pack)
+            padded, mask = pack.unpack(logps)
+            share = loss_of(part, padded, mask, pack.unpack(entropy)[0])
+            share.backward()
+            loss += float(share)
+        gradient = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
+        made.append(Step(list(chosen), loss, gradient, {}))
+        model.zero_grad()
+        shift(model.model, number + 1)
+    return made
+
+
+def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:
+    """Log-probs that a sampler could have given: the policy's with the round's noise."""
+    model = TokenLogProbs(policy.load(folder, "float32", False), 1.0)
+    shift(model.model, 0)
+    found = _logps(model, round_).tolist()
+    return [[a + b for a, b in zip(row, noise, strict=False)] for row, noise in zip(found, round_.noise, strict=True)]
+
+
+def _scores(round_: Round, weights: Sequence[float]) -> Tensor:
+    """The weighted sum of the rewards of each completion; NaN where there is none."""
+    rewards = [Reward(function="module:function", weight=weight) for weight in weights]
+    sums = [weighted_sum(rewards, row) for row in zip(*round_.scores, strict=True)]
+    return torch.tensor([torch.nan if value is None else value for value in sums], dtype=torch.float64)
+
+
+def _logps(model: TokenLogProbs, round_: Round) -> Tensor:
+    """[completions, longest], 0 behind a completion's end."""
+    pack = _pack(round_, round_.rows)
+    with torch.no_grad():
+        return pack.unpack(model(pack)[0])[0]
+
+
+def _pack(round_: Round, rows: Sequence[int]) -> packing.Pack:
+    return packing.pack([round_.prompt_ids[row] for row in rows], [round_.completion_ids[row] for row in rows])
+
+
+def _padded(rows: list[list[float]]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
