@@ -41,8 +41,10 @@ class Round:
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.yaml").write_text(yaml.safe_dump(mini(**changes)))
 
-    def write(self, number: int) -> "Round":
-        """Writes rollouts, scores and reference log-probs of 16 groups of 4 in two shards."""
+    def write(self, number: int, reward: float | None = None) -> "Round":
+        """Writes rollouts, scores (all of them `reward`, if given) and reference log-probs of 16 groups of 4 in two
+        shards.
+        """
         from rloo_pipeline import tables
 
         chance = random.Random(number)
@@ -58,8 +60,9 @@ class Round:
                         {**key, "prompt_ids": prompt, "completion_ids": ids, "completion": "", "sampling_logps": logps}
                         | {"finish_reason": chance.choice(["stop", "stop", "length"]), "seed": 0}
                     )
-                    reward = chance.choice([0.0, 1.0, 1.1, None])
-                    scores.append({**key, "answer": reward, "reward": reward, "error": None})
+                    drawn = chance.choice([0.0, 1.0, 1.1, None])
+                    score = drawn if reward is None else reward
+                    scores.append({**key, "answer": score, "reward": score, "error": None})
                     reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
             about = {"round": number, "shard": shard, "seed": 1, "policy": "made-up"}
             tables.write(self._table(number, "rollouts", shard), rows, tables.ROLLOUTS, "rollouts", **about)

@@ -160,3 +160,17 @@ def test_each_variant_makes_another_policy_and_finite_metrics(name, tmp_path, ti
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory, tiny_model) -> Round:
     return updated(tmp_path_factory.mktemp("baseline"), tiny_model)
+
+
+def test_a_round_of_nothing_but_equal_rewards_leaves_the_policy_as_it_is(tmp_path, tiny_model) -> None:
+    from safetensors.torch import load_file
+
+    run = Round(tmp_path / "run", tiny_model, algorithm={"filter_zero_variance": True, "beta": 0}).write(1, reward=1.0)
+    outcome = run.update()
+    assert outcome.returncode == 0, outcome.stderr
+    start, weights = load_file(tiny_model / "model.safetensors"), run.weights()
+    assert all((weights[name] == start[name]).all() for name in start)
+    found = metrics(run)
+    assert (found["trained_completions"], found["frac_reward_zero_std"], found["entropy"]) == (0, 1.0, None)
+    assert (found["loss"], found["grad_norm"]) == (0, 0)
+    assert all(row["masked"] and row["ratio"] is None for row in table(run))
