@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import update_wrapper
 
 import torch
-from torch import Tensor
 
 from rloo_pipeline.algorithm import known
+from rloo_pipeline.algorithm.shapes import PerSample
 
-Formula = Callable[[Tensor], Tensor]
+Formula = Callable[[PerSample], PerSample]
 
 
 class Estimator:
@@ -25,8 +25,8 @@ class Estimator:
         self.formula, self.whitened = formula, whitened
         update_wrapper(self, formula)
 
-    def __call__(self, rewards: Tensor) -> Tensor:
-        """Advantages, [prompts, samples]."""
+    def __call__(self, rewards: PerSample) -> PerSample:
+        """The advantages, none of them NaN."""
         found = self.formula(rewards)
         return (known.whiten(found) if self.whitened else found).nan_to_num(0.0)
 
@@ -44,7 +44,7 @@ def whitened(formula: Formula) -> Estimator:
 
 
 @estimator
-def rloo(rewards: Tensor) -> Tensor:
+def rloo(rewards: PerSample) -> PerSample:
     """REINFORCE leave-one-out: A_i = R_i − mean_{j≠i} R_j.
 
     Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3; Kool et al. 2019. The baseline of a sample never contains the
@@ -54,7 +54,7 @@ def rloo(rewards: Tensor) -> Tensor:
 
 
 @estimator
-def rloo_std(rewards: Tensor) -> Tensor:
+def rloo_std(rewards: PerSample) -> PerSample:
     """RLOO divided by the siblings' own spread: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
 
     NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings
@@ -71,7 +71,7 @@ def rloo_std(rewards: Tensor) -> Tensor:
 
 
 @estimator
-def grpo(rewards: Tensor) -> Tensor:
+def grpo(rewards: PerSample) -> PerSample:
     """GRPO: A_i = (R_i − mean R) / (std R + ε). Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
 
     The mean contains the sample itself, and the division weighs prompts by how settled they are.
@@ -80,7 +80,7 @@ def grpo(rewards: Tensor) -> Tensor:
 
 
 @estimator
-def dr_grpo(rewards: Tensor) -> Tensor:
+def dr_grpo(rewards: PerSample) -> PerSample:
     """Dr. GRPO: A_i = R_i − mean R. Liu et al. 2025 (arXiv 2503.20783), section 3.2.
 
     RLOO times (K − 1)/K where all K samples are scorable.
@@ -89,7 +89,7 @@ def dr_grpo(rewards: Tensor) -> Tensor:
 
 
 @whitened
-def reinforce_pp(rewards: Tensor) -> Tensor:
+def reinforce_pp(rewards: PerSample) -> PerSample:
     """REINFORCE++: no group baseline, A_i = (R_i − mean over the batch) / std over the batch.
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.1.
@@ -98,7 +98,7 @@ def reinforce_pp(rewards: Tensor) -> Tensor:
 
 
 @whitened
-def reinforce_pp_baseline(rewards: Tensor) -> Tensor:
+def reinforce_pp_baseline(rewards: PerSample) -> PerSample:
     """REINFORCE++-baseline: R_i − mean R of its group, then standardized over the batch.
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.2.
@@ -107,7 +107,7 @@ def reinforce_pp_baseline(rewards: Tensor) -> Tensor:
 
 
 @estimator
-def maxrl(rewards: Tensor) -> Tensor:
+def maxrl(rewards: PerSample) -> PerSample:
     """MaxRL: A_i = (R_i − mean R) / mean R, for rewards of 0 and 1; 0 in groups without success.
 
     Tajwar et al. 2026 (arXiv 2602.02710): in expectation the gradient of log p(success) expanded in powers of 1 − p to
@@ -117,8 +117,8 @@ def maxrl(rewards: Tensor) -> Tensor:
     return torch.where(mean > 0, (rewards - mean) / mean, rewards - rewards)
 
 
-def _mean_of_others(rewards: Tensor) -> Tensor:
-    """Mean over a sample's scorable siblings, [prompts, samples]; NaN where it has none."""
+def _mean_of_others(rewards: PerSample) -> PerSample:
+    """Mean over a sample's scorable siblings; NaN where it has none."""
     others = known.count(rewards) - 1
     total = rewards.nansum(-1, keepdim=True) - rewards
     return torch.where(others > 0, total / others.clamp(min=1), torch.nan)

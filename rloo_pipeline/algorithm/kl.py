@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rloo_pipeline.algorithm.shapes import Mask, PerToken
+
 Estimator = Literal["k1", "k2", "k3"]
 
 
@@ -35,22 +37,14 @@ def k3(logps: Tensor, reference_logps: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def estimate(name: Estimator, logps: Tensor, reference_logps: Tensor, mask: Tensor) -> Tensor:
-    """The estimate of each token, 0 outside the mask.
-
-    Args:
-        logps, reference_logps: [completions, tokens].
-        mask: [completions, tokens] bool, true on the completion's tokens.
-
-    Returns:
-        [completions, tokens]; summed over tokens it is the KL of the whole completion.
-    """
+def estimate(name: Estimator, logps: PerToken, reference_logps: PerToken, mask: Mask) -> PerToken:
+    """The estimate of each token, 0 outside the mask; summed over tokens it is the KL of the whole completion."""
     function = {"k1": k1, "k2": k2, "k3": k3}[name]
     return torch.where(mask, function(logps, reference_logps), 0.0)
 
 
-def to_go(tokens: Tensor) -> Tensor:
-    """Σ_{t' ≥ t} of each token's value: what is still to come from there. [..., tokens] in and out."""
+def to_go(tokens: PerToken) -> PerToken:
+    """Σ_{t' ≥ t} of each token's value: what is still to come from there."""
     return tokens.flip(-1).cumsum(-1).flip(-1)
 
 

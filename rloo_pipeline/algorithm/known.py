@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rloo_pipeline.algorithm.shapes import PerPrompt, PerSample
+
 STD_EPSILON = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
 
@@ -37,26 +39,16 @@ def whiten(values: Tensor) -> Tensor:
     return (values - mean(flat)) / (std(flat) + STD_EPSILON)
 
 
-def uninformative(rewards: Tensor) -> Tensor:
-    """Groups that teach nothing, since their known rewards are all equal or fewer than two.
-
-    Args:
-        rewards: [prompts, samples].
-
-    Returns:
-        [prompts] bool.
-    """
+def uninformative(rewards: PerSample) -> PerPrompt:
+    """Groups that teach nothing, bool, since their known rewards are all equal or fewer than two."""
     low = rewards.nan_to_num(torch.inf).amin(-1)
     high = rewards.nan_to_num(-torch.inf, neginf=-torch.inf).amax(-1)
     return (count(rewards).squeeze(-1) < 2) | (low == high)
 
 
-def first_informative(rewards: Tensor, wanted: int) -> list[int]:
+def first_informative(rewards: PerSample, wanted: int) -> list[int]:
     """The first `wanted` groups whose rewards differ, in their order; where there are fewer, filled up with the first
     of the others (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2, with a fixed surplus instead of resampling).
-
-    Args:
-        rewards: [prompts, samples], at least `wanted` prompts.
     """
     dull = uninformative(rewards).tolist()
     ranked = sorted(range(len(dull)), key=lambda group: (dull[group], group))

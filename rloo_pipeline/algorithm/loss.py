@@ -15,13 +15,16 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+
+from rloo_pipeline.algorithm.shapes import Mask, PerAction, PerCompletion, PerToken, Scalar
 
 Level = Literal["sequence", "sequence_mean", "token"]
 Clip = Literal["ppo", "cispo", "none"]
 AggMode = Literal[
     "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
+FARTHEST = 20.0
+"""Bound of a log-ratio, that of OpenRLHF, verl and NeMo-RL; ρ = 4.9e8 is clipped in every sense already."""
 
 
 class Bounds(NamedTuple):
@@ -35,45 +38,46 @@ class Bounds(NamedTuple):
 class Losses(NamedTuple):
     """The loss of each action and what the clip did to it."""
 
-    loss: Tensor
-    """[completions, 1] where a completion is one action, else [completions, tokens]; 0 outside the mask."""
-    ratio: Tensor
-    """[completions], detached; at token level the mean over the completion's tokens."""
-    low: Tensor
-    """[completions], detached: share of its actions whose gradient was taken away below 1 − ε."""
-    high: Tensor
-    """[completions], detached: the same above 1 + ε_high (CISPO: whose weight was cut)."""
+    loss: PerAction
+    """0 outside the mask."""
+    ratio: PerCompletion
+    """Detached; at token level the mean over the completion's tokens."""
+    low: PerCompletion
+    """Detached: share of its actions whose gradient was taken away below 1 − ε."""
+    high: PerCompletion
+    """Detached: the same above 1 + ε_high (CISPO: whose weight was cut)."""
 
 
-def log_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """log ρ of each action.
+def log_ratio(logps: PerToken, old_logps: PerToken, mask: Mask, level: Level) -> PerAction:
+    """log ρ of each action, bounded by ±20: a ratio of infinity would make NaN of an advantage of 0.
 
     Args:
-        logps, old_logps: [completions, tokens].
-        mask: [completions, tokens] bool, true on the completion's tokens.
         level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071,
             equation 7), `token` leaves them apart (PPO, GRPO).
-
-    Returns:
-        [completions, 1], or [completions, tokens] at token level.
     """
     difference = torch.where(mask, logps - old_logps, 0.0)
-    if level == "token":
-        return difference
-    total = difference.sum(-1, keepdim=True)
-    return total if level == "sequence" else total / mask.sum(-1, keepdim=True).clamp(min=1)
+    if level != "token":
+        difference = difference.sum(-1, keepdim=True)
+    if level == "sequence_mean":
+        difference = difference / mask.sum(-1, keepdim=True).clamp(min=1)
+    return difference.clamp(-FARTHEST, FARTHEST)
 
 
 def losses(
-    logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, level: Level, clip: Clip, bounds: Bounds
+    logps: PerToken,
+    old_logps: PerToken,
+    advantages: PerCompletion | PerToken,
+    mask: Mask,
+    level: Level,
+    clip: Clip,
+    bounds: Bounds,
 ) -> Losses:
     """The loss of each action.
 
     Args:
-        logps: [completions, tokens] under the policy being trained.
-        old_logps: [completions, tokens] under the policy that sampled.
-        advantages: [completions], or [completions, tokens] where tokens are actions.
-        mask: [completions, tokens] bool, true on the completion's tokens.
+        logps: under the policy being trained.
+        old_logps: under the policy that sampled.
+        advantages: of tokens only where tokens are actions.
         level: what the ratio is of, see `log_ratio`.
         clip: one of the three losses above; all but `ppo` have a term for each token.
         bounds: of the ratio.
@@ -112,8 +116,8 @@ class Totals(NamedTuple):
     """Tokens of the longest completion that may be, Dr. GRPO's constant."""
 
 
-def aggregate(parts: Tensor, mask: Tensor, mode: AggMode, totals: Totals) -> Tensor:
-    """The share of these completions in their optimizer step's loss, a scalar.
+def aggregate(parts: PerAction, mask: Mask, mode: AggMode, totals: Totals) -> Scalar:
+    """The share of these completions in their optimizer step's loss.
 
     sequence                      1/N Σ_i Σ_actions          RLOO: an action counts once, however long it is
     token_mean                    1/ΣT Σ_i Σ_t               DAPO (arXiv 2503.14476, equation 8)
@@ -122,9 +126,7 @@ def aggregate(parts: Tensor, mask: Tensor, mode: AggMode, totals: Totals) -> Ten
     sequence_mean_token_sum_norm  1/(N L) Σ_i Σ_t            Dr. GRPO (arXiv 2503.20783, section 3.2)
 
     Args:
-        parts: [completions, tokens], or [completions, 1] for actions that are completions: in the modes that speak of
-            tokens each of the completion's tokens then carries that loss.
-        mask: [completions, tokens] bool.
+        parts: where a completion is one action, each of its tokens carries that loss in the modes that speak of tokens.
     """
     lengths = mask.sum(-1)
     per_completion = parts.sum(-1)

@@ -11,25 +11,21 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+
+from rloo_pipeline.algorithm.shapes import Mask, PerAction, PerCompletion, PerToken, Scalar
 
 Correction = Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis"]
 
 
 def weights(
-    logps: Tensor, sampling_logps: Tensor, mask: Tensor, correction: Correction, low: float | None, high: float | None
-) -> Tensor:
-    """What each action's loss is multiplied by, without gradient.
+    logps: PerToken, sampling_logps: PerToken, mask: Mask, correction: Correction, low: float | None, high: float | None
+) -> PerAction:
+    """What each action's loss is multiplied by, without gradient; for the corrections of tokens 0 outside the mask.
 
     Args:
-        logps: [completions, tokens] under the trainer, for the weights that sampled.
-        sampling_logps: [completions, tokens] under the sampler.
-        mask: [completions, tokens] bool, true on the completion's tokens.
+        logps: under the trainer, for the weights that sampled.
+        sampling_logps: under the sampler.
         low, high: thresholds; None is no threshold.
-
-    Returns:
-        [completions, tokens] for the corrections of tokens, 0 outside the mask; [completions, 1] for those of sequences
-        and for none.
     """
     if correction == "none":
         return torch.ones_like(logps[:, :1])
@@ -48,26 +44,26 @@ def weights(
 
 
 class Gap(NamedTuple):
-    """How far apart the two are on each completion; all [completions]."""
+    """How far apart the two are on each completion."""
 
-    absolute: Tensor
+    absolute: PerCompletion
     """Σ_t |log π_trainer − log π_sampler|."""
-    largest: Tensor
+    largest: PerCompletion
     """Its largest token."""
-    kl: Tensor
+    kl: PerCompletion
     """Σ_t of the k3 estimate of KL(sampler‖trainer), nats."""
-    log_weight: Tensor
+    log_weight: PerCompletion
     """Σ_t (log π_trainer − log π_sampler): log of the completion's importance weight."""
 
 
-def gap(logps: Tensor, sampling_logps: Tensor, mask: Tensor) -> Gap:
+def gap(logps: PerToken, sampling_logps: PerToken, mask: Mask) -> Gap:
     """The gap of each completion; arguments as in `weights`."""
     difference = torch.where(mask, logps.detach() - sampling_logps, 0.0)
     size, kl = difference.abs(), difference.expm1() - difference
     return Gap(size.sum(-1), size.amax(-1), kl.sum(-1), difference.sum(-1))
 
 
-def effective_sample_size(log_weights: Tensor) -> Tensor:
-    """(Σ w)² / (n Σ w²), a scalar in (0, 1]: the share of the samples that the weights leave (Kong 1992)."""
+def effective_sample_size(log_weights: PerCompletion) -> Scalar:
+    """(Σ w)² / (n Σ w²), in (0, 1]: the share of the samples that the weights leave (Kong 1992)."""
     scaled = (log_weights - log_weights.max()).exp()
     return scaled.sum().square() / (len(scaled) * scaled.square().sum())

@@ -1,4 +1,4 @@
-"""What becomes of rewards before KL and baseline: standardized, and shaped by length. [completions] in and out."""
+"""What becomes of rewards before KL and baseline: standardized, and shaped by length."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from rloo_pipeline.algorithm import known
+from rloo_pipeline.algorithm.shapes import PerCompletion
 
 
 class Moments(NamedTuple):
@@ -18,7 +18,7 @@ class Moments(NamedTuple):
     mean: float = 0.0
     squares: float = 0.0
 
-    def seen(self, rewards: Tensor) -> Moments:
+    def seen(self, rewards: PerCompletion) -> Moments:
         """The moments with these rewards added (Chan et al. 1979); NaN is not counted."""
         values = rewards[~rewards.isnan()].double()
         if not values.numel():
@@ -32,7 +32,7 @@ class Moments(NamedTuple):
             self.squares + squares + gap * gap * self.number * values.numel() / number,
         )
 
-    def standardize(self, rewards: Tensor) -> Tensor:
+    def standardize(self, rewards: PerCompletion) -> PerCompletion:
         """(R − mean) / (std + ε); as they are where fewer than two rewards were ever seen."""
         if self.number < 2:
             return rewards
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
         return (rewards - self.mean) / (std + known.STD_EPSILON)
 
 
-def overlong(lengths: Tensor, longest: int, cache: int) -> Tensor:
+def overlong(lengths: PerCompletion, longest: int, cache: int) -> PerCompletion:
     """Soft over-long penalty: 0 up to longest − cache tokens, then linearly down to −1 at `longest`.
 
     Yu et al. 2025 (DAPO, arXiv 2503.14476), equation 13.
@@ -48,7 +48,7 @@ def overlong(lengths: Tensor, longest: int, cache: int) -> Tensor:
     return ((longest - cache - lengths.double()) / cache).clamp(-1.0, 0.0)
 
 
-def off_target(lengths: Tensor, target: int) -> Tensor:
+def off_target(lengths: PerCompletion, target: int) -> PerCompletion:
     """−|length − target| / target: how far a completion is off the length asked for, in such lengths.
 
     Aggarwal and Welleck 2025 (L1, arXiv 2503.04697), equation 1, with α = 1/target.
@@ -56,6 +56,6 @@ def off_target(lengths: Tensor, target: int) -> Tensor:
     return -(lengths.double() - target).abs() / target
 
 
-def excluded(rewards: Tensor, out: Tensor) -> Tensor:
+def excluded(rewards: PerCompletion, out: PerCompletion) -> PerCompletion:
     """Rewards with NaN where `out` is true: such a completion is as if it were not there."""
     return torch.where(out, torch.nan, rewards)

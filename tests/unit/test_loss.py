@@ -32,6 +32,15 @@ def test_the_sequence_ratio_is_the_product_of_the_token_ratios() -> None:
     assert log_ratio(logps, old, mask, "token")[0].tolist() == pytest.approx([0.2, 0.5, 0.0])
 
 
+@pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
+def test_a_ratio_beyond_all_bounds_makes_no_nan(level) -> None:
+    logps = torch.tensor([[200.0, 200.0]], requires_grad=True)
+    made = losses(logps, torch.zeros(1, 2), torch.zeros(1), torch.ones(1, 2, dtype=torch.bool), level, "ppo", WIDE)
+    made.loss.sum().backward()
+    assert made.loss.sum().item() == 0
+    assert logps.grad.tolist() == [[0.0, 0.0]]
+
+
 def one_token(clip, bounds, advantages=(1.0, -1.0, 1.0, -1.0)):
     """Four completions of one token whose ratios are e^0.5, e^0.5, e^-0.5, e^-0.5."""
     logps = torch.tensor([[0.5], [0.5], [-0.5], [-0.5]], requires_grad=True)
