@@ -59,7 +59,7 @@ class Round:
                         | {"finish_reason": chance.choice(["stop", "stop", "length"]), "seed": 0}
                     )
                     reward = chance.choice([0.0, 1.0, 1.1, None])
-                    scores.append({**key, "answer": reward, "reward": reward, "error": None})
+                    scores.append({**key, "answer": reward, "reward": reward, "seconds": 0.0, "error": None})
                     reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
             about = {"round": number, "shard": shard, "seed": 1, "policy": "made-up"}
             tables.write(self._table(number, "rollouts", shard), rows, tables.ROLLOUTS, "rollouts", **about)
