@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rloo_pipeline import __version__, progress, runtime
+from rloo_pipeline import __version__, cli_rewards, progress, runtime
 from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name != "build-ops":
+        if name not in ("build-ops", "reward-test"):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -234,6 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
     stage("report", _report, "Write summary.json and report.html of a run.", "output", "summary")
+    cli_rewards.add_commands(stage)
     stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
     return parser
 

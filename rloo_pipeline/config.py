@@ -239,8 +239,8 @@ class Reward(Section):
     """What an exception, or the end of the process, comes to: the stage fails and names the row, or the row has no
     score and the table says why. Wrong output (a wrong length, NaN) always fails.
     """
-    concurrency: int = Field(64, ge=1)
-    """Calls of an async function that may be under way at once."""
+    concurrency: int = Field(32, ge=1)
+    """Rows that an async function may have under way at once, in calls of a group each; at least one call."""
 
     @model_validator(mode="after")
     def _late_value(self) -> Self:

@@ -95,7 +95,8 @@ class Job:
             return [self._call(alone)], 1
         if self.asynchronous:
             taken, self.waiting = self.waiting, []
-            return [self._call(piece) for piece in taken], self.reward.concurrency
+            largest = max(len(piece.rows) for piece in taken)
+            return [self._call(piece) for piece in taken], max(1, self.reward.concurrency // largest)
         left = min(MOST_ROWS, sum(len(piece.rows) for piece in self.waiting) // (4 * workers))
         count = 1
         while count < len(self.waiting) and (left := left - len(self.waiting[count - 1].rows)) > 0:

@@ -107,7 +107,7 @@ class Done(NamedTuple):
     raised: str | None = None
     """What the function did, to be read after its name: raised an exception, ended its process."""
     bad: str | None = None
-    """What is wrong with the output."""
+    """What is wrong with the output, or with what the function was told: no other row can do better."""
     late: bool = False
     """An async call was over its deadline."""
     traceback: str = ""
@@ -223,5 +223,7 @@ def _failed(call: Call, began: float, error: Exception) -> Done:
     seconds = time.monotonic() - began
     if isinstance(error, BadOutputError):
         return Done(call.number, seconds, bad=str(error))
+    if isinstance(error, UserError):
+        return Done(call.number, seconds, bad=f"cannot go on: {error}")
     said = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
     return Done(call.number, seconds, raised=said, traceback="".join(traceback.format_exception(error)))
