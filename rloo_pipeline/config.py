@@ -532,6 +532,8 @@ class Report(Section):
     """Heading of report.html; the run's name where not given."""
     note: str | None = None
     """A paragraph under the heading."""
+    task_column: str | None = None
+    """Column of the held-out rows that names a row's task: the page then gives each reward function task by task."""
 
 
 class Config(Section):

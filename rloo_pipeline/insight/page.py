@@ -17,6 +17,7 @@ from rloo_pipeline import tables
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
+from rloo_pipeline.insight import tasks
 from rloo_pipeline.insight.charts import charts, figure
 from rloo_pipeline.insight.summary import metrics_of
 from rloo_pipeline.prompt_set import PromptSet
@@ -82,6 +83,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
             checks=read_json(run / "warmstart" / "checks.json"),
             charts=[(chart, found) for chart, found in drawn if found],
             cases=cases(config, run),
+            tasks=tasks.of_run(config, run),
             yaml=written.read_text(encoding="utf-8") if written.exists() else None,
             plotly=Markup(get_plotlyjs()),
         )
