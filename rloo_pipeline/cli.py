@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rloo_pipeline import __version__, progress, runtime
+from rloo_pipeline import __version__, cli_rewards, progress, runtime
 from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name not in ("compare", "build-ops"):
+        if name not in ("compare", "build-ops", "reward-test"):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -246,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = stage("compare", _compare, "Lay finished runs side by side on one page.", "output")
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
+    cli_rewards.add_commands(stage)
     stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
     return parser
 

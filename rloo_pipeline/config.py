@@ -20,7 +20,7 @@ from rloo_pipeline.errors import did_you_mean
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
-    *("sampling_logps", "finish_reason", "seed", "reward", "error"),
+    *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
 )
 """Names that the tables use themselves."""
 
@@ -222,11 +222,45 @@ class Reward(Section):
     """Weight in the sum; 0 makes it a monitor that teaches nothing."""
     options: JSON = {}
     """Further keyword arguments of the function."""
+    batch: Literal["rows", "group", "all"] = "rows"
+    """What a call is made of: rows that are scored each by itself (a call has the K completions of a prompt; where it
+    fails or takes too long, its rows are tried one by one), a group whose completions are compared with each other and
+    always stay together, or all rows of the table at once.
+    """
+    timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds that a row may take; with `batch: group` or `all` a call may take so many for each of its rows. Then its
+    process is killed. A call of `batch: rows` has this time as a whole before its rows are tried one by one.
+    """
+    on_timeout: Literal["none", "value", "fail"] = "none"
+    """What a row gets that takes longer: no score, timeout_value, or the stage fails."""
+    timeout_value: float | None = Field(None, allow_inf_nan=False)
+    """Score of a row that took too long, where on_timeout is value."""
+    on_error: Literal["fail", "none"] = "fail"
+    """What an exception, or the end of the process, comes to: the stage fails and names the row, or the row has no
+    score and the table says why. Wrong output (a wrong length, NaN) always fails.
+    """
+    concurrency: int = Field(32, ge=1)
+    """Rows that an async function may have under way at once, in calls of a group each; at least one call."""
+
+    @model_validator(mode="after")
+    def _late_value(self) -> Self:
+        if (self.on_timeout == "value") != (self.timeout_value is not None):
+            raise ValueError("on_timeout: value and timeout_value go together; give both or neither")
+        return self
 
     @property
     def column(self) -> str:
         """The name under which scores are stored."""
         return self.name or self.function.rpartition(":")[2]
+
+
+class Scoring(Section):
+    """Where reward functions run; changes no score."""
+
+    workers: int = Field(1, ge=1)
+    """Processes that call reward functions at a time, of the job that scores: one a core. Async functions have a
+    further one each.
+    """
 
 
 class KL(Section):
@@ -498,6 +532,8 @@ class Report(Section):
     """Heading of report.html; the run's name where not given."""
     note: str | None = None
     """A paragraph under the heading."""
+    task_column: str | None = None
+    """Column of the held-out rows that names a row's task: the page then gives each reward function task by task."""
 
 
 class Config(Section):
@@ -527,6 +563,8 @@ class Config(Section):
     """Sampling engine."""
     rewards: list[Reward] = Field(min_length=1)
     """Reward functions."""
+    scoring: Scoring = Scoring()
+    """Processes for the reward functions."""
     algorithm: Algorithm = Algorithm()
     """RLOO."""
     update: Update = Update()
@@ -608,12 +646,12 @@ STAGES: Mapping[str, Sections] = {
     "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
     "prompts": Sections(("dataset", "model")),
     "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
-    "checks": Sections(("seed", "model", "rollout", "rewards", "checks"), ("correct", "vllm")),
+    "checks": Sections(("seed", "model", "rollout", "rewards", "checks"), ("correct", "scoring", "vllm")),
     "rollout": Sections(("seed", "model", "rollout"), ("run", "vllm")),
-    "score": Sections(("rewards",)),
+    "score": Sections(("rewards",), ("scoring",)),
     "reference": Sections(("model", "rollout"), ("deepspeed",)),
     "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",)),
-    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "vllm")),
+    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm")),
     "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
 }
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from rloo_pipeline.config import Config, Section
+from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.errors import UserError, did_you_mean
+
+
+class Rewards(Section):
+    """A file with nothing but reward functions, as `rloo rescore` takes one."""
+
+    rewards: list[Reward] = Field(min_length=1)
+    """As in the configuration of a run."""
 
 
 def load(path: Path) -> Config:
@@ -19,13 +27,54 @@ def load(path: Path) -> Config:
     Raises:
         UserError: the file is missing, not YAML, or a key in it is unknown, missing or out of range.
     """
+    return validate(_read(path), str(path))
+
+
+def load_rewards(path: Path, run: Config) -> list[Reward]:
+    """The reward functions in a YAML file with a list `rewards`, as they would be in the configuration of a run.
+
+    Raises:
+        UserError: the file is missing, not YAML, or a key in it is unknown, missing or out of range.
+    """
+    raw = _read(path)
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{path}: must be a mapping with a list `rewards`")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rewards = Rewards.model_validate(dict(raw)).rewards
+    except ValidationError as error:
+        raise UserError(f"{path}: {_first_problem(error)}") from None
+    # names of columns are checked as in a run
+    plain = [reward.model_dump(mode="json") for reward in rewards]
+    rest = run.model_dump(mode="json", exclude={"rewards", "correct", "evaluation"})
+    return validate({**rest, "rewards": plain}, str(path)).rewards
+
+
+def reward_from_words(function: str, options: str, timeout: float, batch: str) -> Reward:
+    """A reward function as the command line names it; a row that fails is shown and does not stop the others.
+
+    Raises:
+        UserError: the options are no JSON object, or a value is out of range.
+    """
+    try:
+        found = json.loads(options)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--options: not JSON ({error}); write an object such as '{{\"longest\": 500}}'") from None
+    try:
+        return Reward.model_validate(
+            {"function": function, "options": found, "timeout": timeout, "batch": batch, "on_error": "none"}
+        )
+    except ValidationError as error:
+        raise UserError(f"rloo reward-test: {_first_problem(error)}") from None
+
+
+def _read(path: Path) -> Any:
+    """What a YAML file holds."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such configuration file") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    return validate(raw, str(path))
 
 
 def validate(raw: object, origin: str) -> Config:

@@ -17,7 +17,7 @@ from rloo_pipeline import __version__
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_file
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
 
 ROLLOUTS = pa.schema(
@@ -43,12 +43,18 @@ TRAIN = pa.schema(
         pa.field("masked", pa.bool_(), nullable=False),
     ]
 )
+SCORED = [
+    pa.field("reward", pa.float64()),
+    pa.field("seconds", pa.float32()),
+    pa.field("error", pa.string()),
+]
+"""What a table of scores has beside keys and functions."""
 
 
 def scores_schema(functions: Sequence[str]) -> pa.Schema:
-    """Scores: one nullable column a reward function, their weighted sum, and what went wrong in a row."""
+    """Scores: one nullable column a reward function, their weighted sum, what scoring took, and what went wrong."""
     fields = [pa.field(name, pa.float64()) for name in functions]
-    return pa.schema([*KEYS, *fields, pa.field("reward", pa.float64()), pa.field("error", pa.string())])
+    return pa.schema([*KEYS, *fields, *SCORED])
 
 
 def completions_schema(functions: Sequence[str]) -> pa.Schema:

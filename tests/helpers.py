@@ -62,7 +62,7 @@ class Round:
                     )
                     drawn = chance.choice([0.0, 1.0, 1.1, None])
                     score = drawn if reward is None else reward
-                    scores.append({**key, "answer": score, "reward": score, "error": None})
+                    scores.append({**key, "answer": score, "reward": score, "seconds": 0.0, "error": None})
                     reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
             about = {"round": number, "shard": shard, "seed": 1, "policy": "made-up"}
             tables.write(self._table(number, "rollouts", shard), rows, tables.ROLLOUTS, "rollouts", **about)
@@ -150,7 +150,19 @@ class Project:
         return {file.split("/", 2)[2] for file in files}
 
     def files(self, pattern: str) -> dict[str, bytes]:
-        """Files of the run and their bytes."""
+        """Files of the run and their bytes; of a table with scores, those without the seconds that scoring took."""
         run = self.folder / "results" / "mini"
         found = (file for file in sorted(run.glob(pattern)) if file.is_file() and ".snakemake" not in file.name)
-        return {str(file.relative_to(run)): file.read_bytes() for file in found}
+        return {str(file.relative_to(run)): without_seconds(file) for file in found}
+
+
+def without_seconds(file: Path) -> bytes:
+    """A file's bytes; a table that has a column `seconds` is written again without it, footer and order kept."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.suffix != ".parquet" or "seconds" not in pq.read_schema(file).names:
+        return file.read_bytes()
+    sink = pa.BufferOutputStream()
+    pq.write_table(pq.read_table(file, partitioning=None).drop_columns("seconds"), sink)
+    return sink.getvalue().to_pybytes()

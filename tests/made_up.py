@@ -56,7 +56,9 @@ def write_completions(config: Config, run: Path, name: str, worked: float, chanc
             "finish_reason": "stop" if length < 38 else "length",
         }
         rows.append(
-            row | {"seed": place, "answer": float(right), "worked": float(works), "reward": float(right), "error": None}
+            row
+            | {"seed": place, "answer": float(right), "worked": float(works), "reward": float(right)}
+            | {"seconds": 0.0, "error": None}
         )
     schema = tables.completions_schema(["answer", "worked"])
     folder = run / "evaluation" / name

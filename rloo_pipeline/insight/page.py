@@ -11,7 +11,7 @@ from rloo_pipeline import tables
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight import frame
+from rloo_pipeline.insight import frame, tasks
 from rloo_pipeline.insight.charts import charts
 from rloo_pipeline.insight.figures import figure
 from rloo_pipeline.insight.summary import metrics_of
@@ -72,6 +72,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         checks=read_json(run / "warmstart" / "checks.json"),
         charts=[(chart, figure(chart, rounds)) for chart in charts(config.rewards)],
         cases=cases(config, run),
+        tasks=tasks.of_run(config, run),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
     )
 

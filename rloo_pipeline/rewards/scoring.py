@@ -1,22 +1,20 @@
-"""Calling reward functions and checking what they give back.
+"""Scoring a table with reward functions, in worker processes that can be killed.
 
-A function is called once with all completions of a table. Without `**kwargs` it gets only the arguments that it names.
-What it returns must be one finite number or None a completion; everything else is an error that names the function and
-the row.
+A function is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async: TRL's
+convention. Without `**kwargs` it gets only the arguments that it names. What it returns must be one finite number or
+None a completion; everything else is an error that names the function and the row.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import references
-from rloo_pipeline.config import Reward
-from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.progress import say
+from rloo_pipeline.rewards.calls import Scores
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
 
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
 
@@ -33,78 +31,66 @@ class Batch(NamedTuple):
     """Every dataset column."""
 
 
-def score(reward: Reward, batch: Batch) -> list[float | None]:
-    """One score a completion from one reward function.
+class Scored(NamedTuple):
+    """What one function made of a table, row by row."""
+
+    scores: Scores
+    errors: list[str | None]
+    """Why a row has no score, where it took too long or failed."""
+    seconds: list[float]
+    """A row's share of the wall time of its calls."""
+
+
+def score_all(rewards: Sequence[Reward], batch: Batch, samples: Sequence[int], workers: int) -> list[Scored]:
+    """Scores of all rows by every function.
+
+    Args:
+        rewards: the functions.
+        batch: the table.
+        samples: how many neighbouring rows each prompt has; they are in one call.
+        workers: processes that compute at a time; changes no score.
 
     Raises:
-        UserError: the function cannot be found, asks for a column that is not there, raises, or returns something else
-        than
-            one finite number or None a completion.
+        UserError: a function cannot be found, asks for a column that is not there, or returns something else than one
+            finite number or None a completion; or it fails or takes too long, and its policy is `fail`.
     """
-    function = references.load(reward.function)
-    arguments = _arguments(function, reward, batch)
-    try:
-        given = function(**arguments)
-        if inspect.isawaitable(given):
-            given = asyncio.run(_await(given))
-    except Exception as error:
-        raise UserError(
-            f"reward '{reward.column}' ({reward.function}) raised {type(error).__name__}: {error}"
-        ) from error
-    scores = _checked(reward, given, len(batch.completions))
-    known = [value for value in scores if value is not None]
-    say(
-        f"reward {reward.column}: mean {sum(known) / len(known) if known else math.nan:.4f} "
-        f"over {len(known)} of {len(scores)}"
-    )
-    return scores
+    from rloo_pipeline.progress import counting
+    from rloo_pipeline.rewards.job import Job
+    from rloo_pipeline.rewards.schedule import run
+
+    offered = {**batch.columns, **dict(zip(OWN_ARGUMENTS, batch[:3], strict=True))}
+    with counting("scores", len(rewards) * len(batch.completions)) as counter:
+        jobs = [Job(reward, offered, groups_of(samples), counter.advance) for reward in rewards]
+        run(jobs, workers)
+    found = [Scored(job.scores, job.errors, job.seconds) for job in jobs]
+    for reward, scored in zip(rewards, found, strict=True):
+        tell(reward, scored)
+    return found
 
 
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
+def groups_of(samples: Sequence[int]) -> list[tuple[int, ...]]:
+    """Rows of each prompt: [2, 3] → [(0, 1), (2, 3, 4)]."""
+    groups, first = [], 0
+    for count in samples:
+        groups.append(tuple(range(first, first + count)))
+        first += count
+    return groups
 
 
-def _arguments(function: Callable[..., Any], reward: Reward, batch: Batch) -> dict[str, Any]:
-    """What the function is called with: by name, only what it takes."""
-    offered = {**batch.columns, **dict(zip(OWN_ARGUMENTS, batch[:3], strict=True)), **reward.options}
-    parameters = inspect.signature(function).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for parameter in named:
-        if parameter.name not in offered and parameter.default is parameter.empty:
-            near = did_you_mean(parameter.name, offered) or f"; there are {', '.join(sorted(offered))}"
-            raise UserError(
-                f"reward '{reward.column}' ({reward.function}) needs a column "
-                f"'{parameter.name}', which the dataset lacks{near}"
-            )
-    for option in reward.options:
-        if option not in (names := [p.name for p in named]):
-            raise UserError(
-                f"reward '{reward.column}' ({reward.function}) takes no option '{option}'{did_you_mean(option, names)}"
-            )
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return offered
-    return {p.name: offered[p.name] for p in named if p.name in offered}
+def tell(reward: Reward, scored: Scored) -> None:
+    """One line on what a function gave."""
+    from rloo_pipeline.progress import say
+
+    known = [value for value in scored.scores if value is not None]
+    mean = sum(known) / len(known) if known else math.nan
+    line = f"reward {reward.column}: mean {mean:.4f} over {len(known)} of {len(scored.scores)}"
+    failed = [error for error in scored.errors if error]
+    say(line + (f"; {len(failed)} failed, the first: {failed[0]}" if failed else ""))
 
 
-def _checked(reward: Reward, given: Any, count: int) -> list[float | None]:
-    """What the function returned, once it is a list of the right length of finite numbers and None."""
-    who = f"reward '{reward.column}' ({reward.function})"
-    if not isinstance(given, Sequence) and hasattr(given, "tolist"):
-        given = given.tolist()
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise UserError(f"{who} returned {type(given).__name__}, not a list with one number or None a completion")
-    if len(given) != count:
-        raise UserError(f"{who} returned {len(given)} scores for {count} completions")
-    scores: list[float | None] = []
-    for row, value in enumerate(given):
-        try:
-            number = None if value is None else float(value)
-        except (TypeError, ValueError):
-            raise UserError(f"{who} returned {value!r} for row {row}, not a number or None") from None
-        if number is not None and not math.isfinite(number):
-            raise UserError(f"{who} returned {number} for row {row}; return None where a completion cannot be scored")
-        scores.append(number)
-    return scores
+def score(reward: Reward, batch: Batch) -> Scores:
+    """One score a completion from one reward function; each row is a prompt of its own."""
+    return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores
 
 
 def text_of(completion: Any) -> str:

@@ -26,9 +26,8 @@ Metrics = dict[str, float | int | None]
 
 def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
     """Rewards, groups and lengths of what a round sampled."""
-    functions = [
-        name for name in scored.column_names if name not in {*(field.name for field in tables.KEYS), "reward", "error"}
-    ]
+    own = {field.name for field in (*tables.KEYS, *tables.SCORED)}
+    functions = [name for name in scored.column_names if name not in own]
     metrics: Metrics = {}
     for function in functions:
         values = _known(scored[function])
@@ -39,6 +38,7 @@ def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
     metrics["reward"], metrics["reward_std"] = _mean(known), _std(known)
     metrics["frac_reward_zero_std"] = sum(len(group) < 2 for group in groups) / len(groups)
     metrics["unscorable"] = len(rewards) - len(known)
+    metrics["scoring_errors"] = len(rewards) - scored["error"].null_count
     return metrics | length_metrics(rolled)
 
 

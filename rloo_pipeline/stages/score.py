@@ -4,6 +4,7 @@ sum.
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from rloo_pipeline import tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch
-from rloo_pipeline.rewards.scoring import score as score_one
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_all
 
 
 def score(config: Config, prompts: Path, rollouts: Path, output: Path) -> None:
@@ -24,26 +24,29 @@ def score(config: Config, prompts: Path, rollouts: Path, output: Path) -> None:
         UserError: a reward function fails or returns something else than one finite number or None a completion.
     """
     rolled = tables.read(rollouts, "rollouts")
-    made = score_table(config.rewards, rolled, PromptSet(prompts / "train"))
+    made = score_table(config.rewards, rolled, PromptSet(prompts / "train"), config.scoring.workers)
     known = tables.about(rolled)
     about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
     tables.write(output, made, tables.scores_schema([reward.column for reward in config.rewards]), "scores", **about)
 
 
-def score_table(rewards: list[Reward], rolled: pa.Table, prompts: PromptSet) -> pa.Table:
+def score_table(rewards: list[Reward], rolled: pa.Table, prompts: PromptSet, workers: int) -> pa.Table:
     """The scores of a table of rollouts, row by row."""
-    batch = batch_of(rolled, prompts)
-    columns = {reward.column: score_one(reward, batch) for reward in rewards}
-    total = [weighted_sum(rewards, row) for row in zip(*columns.values(), strict=True)]
+    samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
+    found = score_all(rewards, batch_of(rolled, prompts), samples, workers)
+    total = [weighted_sum(rewards, row) for row in zip(*(one.scores for one in found), strict=True)]
     nulls = sum(value is None for value in total)
     if nulls:
         say(f"{nulls} of {len(total)} completions could not be scored by any reward function")
+    columns = {reward.column: one.scores for reward, one in zip(rewards, found, strict=True)}
+    errors = zip(*(one.errors for one in found), strict=True)
     table = {
         "prompt_id": rolled["prompt_id"],
         "sample": rolled["sample"],
         **columns,
         "reward": total,
-        "error": pa.nulls(len(total), pa.string()),
+        "seconds": [sum(row) for row in zip(*(one.seconds for one in found), strict=True)],
+        "error": ["; ".join(said) or None for said in (filter(None, row) for row in errors)],
     }
     return pa.table(table, schema=tables.scores_schema(list(columns)))
 

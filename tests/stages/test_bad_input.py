@@ -189,10 +189,10 @@ def test_a_truncated_table_is_a_sentence(tmp_path, tiny_model) -> None:
 
 
 REWARDS = {
-    "raises": ("raise ValueError('boom')", ["raised ValueError: boom"]),
-    "wrong length": ("return [1.0]", ["1 scores for 64 completions"]),
+    "raises": ("raise ValueError('boom')", ["raised ValueError: boom for row 0"]),
+    "wrong length": ("return [1.0]", ["1 scores for 4 completions", "rows 0 to 3"]),
     "not a number": ("return [float('nan')] * len(completions)", ["nan", "row 0"]),
-    "infinite": ("return [0.0] * 63 + [float('inf')]", ["inf", "row 63"]),
+    "infinite": ("return [0.0] * 3 + [float('inf')]", ["inf", "row 3"]),
     "a word": ("return ['good'] * len(completions)", ["'good'", "row 0"]),
     "no list": ("return 1.0", ["float", "list"]),
 }

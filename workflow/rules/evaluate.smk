@@ -10,7 +10,7 @@ rule evaluate:
         f"{RUN}/logs/evaluate/{{name}}.log",
     benchmark:
         f"{RUN}/benchmarks/evaluate/{{name}}.tsv"
-    threads: CONFIG.vllm.threads
+    threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
     resources:
         mem_mb=growing(8000),
         runtime=120,

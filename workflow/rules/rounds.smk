@@ -34,8 +34,9 @@ rule score:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
+    threads: CONFIG.scoring.workers
     resources:
-        mem_mb=growing(4000),
+        mem_mb=growing(3000 + 1000 * CONFIG.scoring.workers),
         runtime=60,
     params:
         decides=DECIDES["score"],

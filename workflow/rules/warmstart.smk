@@ -30,7 +30,7 @@ rule checks:
         f"{RUN}/benchmarks/checks.tsv"
     # before the first rollouts, where both could run
     priority: 10
-    threads: CONFIG.vllm.threads
+    threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
     resources:
         mem_mb=growing(8000),
         runtime=60,

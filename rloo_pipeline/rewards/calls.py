@@ -1,0 +1,77 @@
+"""One call of a reward function: what it is called with, and what it may give back.
+
+This is the part of scoring that runs in the worker processes, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Scores = list[float | None]
+
+
+class BadOutputError(Exception):
+    """A function returned something else than one finite number or None a completion; says what, and for which row."""
+
+
+class Signature(NamedTuple):
+    """What a reward function takes, as plain values that can cross to another process."""
+
+    named: tuple[str, ...]
+    required: tuple[str, ...]
+    """Those of `named` that have no default."""
+    variadic: bool
+    """It has `**kwargs` and gets everything."""
+    asynchronous: bool
+
+    def takes(self, offered: Mapping[str, Any]) -> list[str]:
+        """The names among `offered` that the function is called with."""
+        return [name for name in offered if self.variadic or name in self.named]
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """What a function takes; an object counts by its `__call__`."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    method = getattr(function, "__call__", None)  # noqa: B004
+    return Signature(
+        tuple(p.name for p in named),
+        tuple(p.name for p in named if p.default is p.empty),
+        any(p.kind is p.VAR_KEYWORD for p in parameters),
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method),
+    )
+
+
+def checked(given: Any, rows: Sequence[int]) -> Scores:
+    """What a function returned for these rows of the table, once it is one finite number or None for each.
+
+    Raises:
+        BadOutputError: it is not.
+    """
+    if not isinstance(given, Sequence) and hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise BadOutputError(f"returned {type(given).__name__}, not a list with one number or None a completion")
+    if len(given) != len(rows):
+        raise BadOutputError(f"returned {len(given)} scores for {len(rows)} completions ({rows_text(rows)})")
+    return [_number(value, row) for value, row in zip(given, rows, strict=True)]
+
+
+def _number(value: Any, row: int) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise BadOutputError(f"returned {value!r:.100} for row {row}, not a number or None") from None
+    if not math.isfinite(number):
+        raise BadOutputError(f"returned {number} for row {row}; return None where a completion cannot be scored")
+    return number
+
+
+def rows_text(rows: Sequence[int]) -> str:
+    """`row 3` or `rows 3 to 6`, counted from 0."""
+    return f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"

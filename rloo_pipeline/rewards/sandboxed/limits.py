@@ -1,0 +1,98 @@
+"""The last steps of confinement, taken by the sandboxed process itself before it looks at any program.
+
+Resource limits, a uid of its own where it began as the real root (the kernel exempts root from the limit on
+processes), and a filter of system calls. The filter refuses what no solution of a task needs and what namespaces do not
+cover: sockets (vsock passes a network namespace), keyrings, memory that no limit counts (memfd, System V), and the
+calls that most holes in kernels were found behind (user namespaces, mounts, io_uring, bpf, ptrace).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from pathlib import Path
+
+# x86-64's numbers.
+PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312)
+SOCKET = (41,)
+NAMESPACES_AND_MOUNTS = (155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442)
+KEYRINGS = (248, 249, 250)
+UNCOUNTED_MEMORY = (29, 68, 319, 447)
+BPF_PERF_USERFAULTFD_IO_URING = (298, 321, 323, 425, 426, 427)
+DENIED = (
+    *PTRACE_AND_OTHERS_MEMORY,
+    *SOCKET,
+    *NAMESPACES_AND_MOUNTS,
+    *KEYRINGS,
+    *UNCOUNTED_MEMORY,
+    *BPF_PERF_USERFAULTFD_IO_URING,
+)
+CLONE, CLONE3, CLONE_NEWUSER = 56, 435, 0x10000000
+
+LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026  # UNKNOWN, ENOSYS, sends libc from clone3 to clone
+X86_64 = 0xC000003E
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
+
+
+def apply(limits: dict[str, int]) -> None:
+    """Takes the limits on; what cannot be limited is an exception, so that nothing runs unlimited."""
+    if limits["uid"]:
+        Path("/tmp").chmod(0o1777)
+        os.setgroups([])
+        os.setresgid(limits["uid"], limits["uid"], limits["uid"])
+        os.setresuid(limits["uid"], limits["uid"], limits["uid"])
+    for what, most in (
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_FSIZE, limits["file_size"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _, ceiling = resource.getrlimit(what)
+        most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
+        resource.setrlimit(what, (most, most))
+    if os.uname().machine == "x86_64":
+        _refuse_system_calls()
+
+
+def _refuse_system_calls() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = _filter()
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
+    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, one, none, none, none) or libc.prctl(
+        PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), none, none
+    ):
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
+
+
+def _filter() -> bytes:
+    """The filter in the kernel's own form (struct sock_filter): each line an operation, two jumps and a number."""
+    allow = 5 + len(DENIED) + 3
+    refuse, unknown = allow + 1, allow + 2
+
+    def step(at: int, operation: int, number: int, then: int = 0, other: int = 0) -> bytes:
+        return struct.pack("HBBI", operation, then and then - at - 1, other and other - at - 1, number)
+
+    lines = [
+        step(0, LOAD, 4),  # the architecture
+        step(1, EQUALS, X86_64, other=refuse),
+        step(2, LOAD, 0),  # the call's number
+        step(3, AT_LEAST, 0x40000000, then=refuse),  # x32's numbers
+        step(4, EQUALS, CLONE3, then=unknown),
+        *(step(5 + row, EQUALS, number, then=refuse) for row, number in enumerate(DENIED)),
+        step(allow - 3, EQUALS, CLONE, other=allow),
+        step(allow - 2, LOAD, 16),  # the lower half of clone's flags
+        step(allow - 1, HAS_BITS, CLONE_NEWUSER, then=refuse),
+        step(allow, RETURN, ALLOW),
+        step(refuse, RETURN, REFUSE),
+        step(unknown, RETURN, UNKNOWN),
+    ]
+    return b"".join(lines)

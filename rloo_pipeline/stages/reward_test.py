@@ -1,0 +1,139 @@
+"""reward-test: a reward function on real rows before a run pays for it: values, time, exceptions row by row.
+
+The function is called as a run calls it, in worker processes with deadlines, and its output passes the same checks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rloo_pipeline.config import Reward, Source
+from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_all, text_of
+from rloo_pipeline.rows import Row, read_rows
+
+SHOWN = 5
+"""Rows of each kind that are shown."""
+BINS = 10
+"""Bars of the histogram; as many different values are shown one by one."""
+
+
+def reward_test(reward: Reward, data: Path, completions: Path | None, workers: int) -> None:
+    """Scores the rows and prints what came of it.
+
+    Raises:
+        UserError: a file does not fit, the output is bad, or some rows raised.
+    """
+    rows = _read(data)
+    made = _read(completions) if completions else _own_completions(data, rows)
+    if len(made) % len(rows):
+        raise UserError(
+            f"{completions}: {len(made)} completions for the {len(rows)} rows of {data}; give each row equally many, "
+            "those of a row beside each other"
+        )
+    samples = len(made) // len(rows)
+    batch = batch_of([row for row in rows for _ in range(samples)], made, completions or data)
+    began = time.monotonic()
+    (scored,) = score_all([reward], batch, [samples] * len(rows), workers)
+    seconds = time.monotonic() - began
+    show(reward, batch, scored, samples, seconds, workers)
+    failed = [row for row, error in enumerate(scored.errors) if error]
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(made)} rows failed, row {failed[0]} first: {scored.errors[failed[0]]}; mend the "
+            "function, since a run stops at an exception (on_error: none lets it go on)"
+        )
+
+
+def batch_of(rows: Sequence[Row], made: Sequence[Row], origin: Path) -> Batch:
+    """What the function sees: TRL's arguments and every column of the data."""
+    if missing := [place for place, row in enumerate(made) if "completion" not in row]:
+        near = did_you_mean("completion", made[missing[0]])
+        raise UserError(f"{origin}: row {missing[0]} has no column 'completion'{near}")
+    prompts = [row.get("prompt") or [{"role": "user", "content": str(row.get("question", ""))}] for row in rows]
+    texts = [text_of(row["completion"]) for row in made]
+    completions: list[Any] = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    own = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
+    names = [name for name in rows[0] if name not in own]
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in made])
+    return Batch(prompts, completions, [row.get("completion_ids") or [] for row in made], columns)
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give a .jsonl, .json or .parquet file")
+    return read_rows(Source(path=str(path)), str(path))
+
+
+def _own_completions(data: Path, rows: Sequence[Row]) -> list[Row]:
+    """The data's own solutions as completions: the column `completion`, or else `answer`."""
+    name = next((name for name in ("completion", "answer") if name in rows[0]), None)
+    if name is None:
+        raise UserError(f"{data}: has no column 'completion' or 'answer' to score; give a file with --completions")
+    return [{**row, "completion": row[name]} for row in rows]
+
+
+def show(reward: Reward, batch: Batch, scored: Scored, samples: int, seconds: float, workers: int) -> None:
+    """The findings as tables on standard output."""
+    console = Console(highlight=False, width=None if Console().is_terminal else 120)
+    count = len(scored.scores)
+    known = np.array([value + 0.0 for value in scored.scores if value is not None])  # no -0
+    facts = Table(title=f"{reward.function} on {count} rows", title_justify="left", show_header=False)
+    working = sum(scored.seconds)
+    each = f"{1000 * working / count:.3g} ms a row in the function"
+    facts.add_row("time", f"{seconds:.2f} s with {workers} worker(s), {count / seconds:,.0f} rows/s; {each}")
+    failed = sum(error is not None for error in scored.errors)
+    facts.add_row("None", f"{1 - len(known) / count:.1%} ({count - len(known)} rows)")
+    facts.add_row("failed", f"{failed} rows")
+    if len(known):
+        facts.add_row("mean, standard deviation", f"{known.mean():.4g}, {known.std():.4g}")
+        facts.add_row("least, greatest", f"{known.min():.4g}, {known.max():.4g}")
+    if samples > 1:
+        groups = [scored.scores[first : first + samples] for first in range(0, count, samples)]
+        differ = sum(len({value for value in group if value is not None}) > 1 for group in groups)
+        facts.add_row("groups that teach", f"{differ / len(groups):.1%} of {len(groups)}, with {samples} each")
+    console.print(facts)
+    if len(known):
+        console.print(histogram(known))
+    slow = sorted(range(count), key=lambda row: -scored.seconds[row])[:SHOWN]
+    console.print(_rows("slowest rows", slow, batch, scored))
+    wrong = [row for row, error in enumerate(scored.errors) if error]
+    if wrong:
+        console.print(_rows(f"failed rows, {min(SHOWN, len(wrong))} of {len(wrong)}", wrong[:SHOWN], batch, scored))
+
+
+def histogram(values: np.ndarray[Any, Any]) -> Table:
+    """How many rows got which value: each value where they are few, else ten bins."""
+    table = Table("value", "rows", "", title="values", title_justify="left")
+    found, counts = np.unique(values, return_counts=True)
+    names = [f"{value:.6g}" for value in found]
+    if len(found) > BINS:
+        counts, edges = np.histogram(values, bins=BINS)
+        names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
+    for name, count in zip(names, counts, strict=True):
+        table.add_row(name, str(count), "█" * round(40 * count / max(counts)))
+    return table
+
+
+def _rows(title: str, rows: Sequence[int], batch: Batch, scored: Scored) -> Table:
+    from rich.markup import escape
+
+    table = Table("row", "seconds", "score", "error", "completion", title=title, title_justify="left")
+    for row in rows:
+        score, text = scored.scores[row], " ".join(text_of(batch.completions[row]).split())
+        value = "None" if score is None else f"{score + 0.0:.4g}"
+        shown = escape(text if len(text) <= 60 else f"{text[:57]}…")
+        table.add_row(str(row), f"{scored.seconds[row]:.4f}", value, escape(scored.errors[row] or ""), shown)
+    return table

@@ -1,0 +1,79 @@
+"""An HTTP server on this machine that answers as a test tells it to."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+
+class Request(NamedTuple):
+    """What arrived."""
+
+    path: str
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: Any
+
+
+class Server:
+    """Answers each POST with what `answer(request, number)` gives: (status, body), the body as JSON or raw bytes."""
+
+    def __init__(self, answer: Callable[[Request, int], tuple[int, Any]]) -> None:
+        self.requests: list[Request] = []
+        self.under_way = self.most_under_way = 0
+        lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                request = Request(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+                with lock:
+                    outer.requests.append(request)
+                    number = len(outer.requests) - 1
+                    outer.under_way += 1
+                    outer.most_under_way = max(outer.most_under_way, outer.under_way)
+                status, answered = answer(request, number)
+                content = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
+                with lock:
+                    outer.under_way -= 1
+                try:
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+                except OSError:
+                    pass  # a client that would not wait
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@contextmanager
+def serving(answer: Callable[[Request, int], tuple[int, Any]]) -> Iterator[Server]:
+    """A server for the block."""
+    made = Server(answer)
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.server.shutdown()
+        made.server.server_close()
+
+
+def slowly(seconds: float, answer: Callable[[Request, int], tuple[int, Any]]) -> Callable[[Request, int], Any]:
+    """The same answers, each after a while."""
+
+    def late(request: Request, number: int) -> tuple[int, Any]:
+        time.sleep(seconds)
+        return answer(request, number)
+
+    return late

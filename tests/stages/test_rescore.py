@@ -1,0 +1,160 @@
+"""`rloo rescore` and `rloo reward-test`: other rewards on a finished run, a new reward on rows of data."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from helpers import MINI, Round, rloo
+
+from rloo_pipeline.config import Reward
+from rloo_pipeline.config_file import load, load_rewards
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.insight.change import change, together
+from rloo_pipeline.stages.rescore import rescore
+
+NAN = float("nan")
+MINE = """
+def length(completion_ids, factor=1.0):
+    return [factor * len(ids) for ids in completion_ids]
+
+def constant(completions):
+    return [1.0] * len(completions)
+
+def odd(completions, answer):
+    if "odd" in answer:
+        raise ValueError("an odd one")
+    return [None if a == "none" else float(len(c[-1]["content"])) for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path) -> Round:
+    """A run with two rounds whose rewards are made up."""
+    made = Round(tmp_path / "run", tmp_path / "no-model").write(1).write(2)
+    rows = [
+        {"prompt_id": f"{shard}-{group}", "prompt": "x", "prompt_ids": [4], "answer": "1"}
+        for shard in range(2)
+        for group in range(8)
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(str(made.run / "prompts" / "train"))
+    return made
+
+
+def rescored(run: Round, output: Path, **reward) -> dict:
+    """What rescore.json says of all rounds."""
+    config = load(run.run / "config.yaml")
+    rescore(config, run.run, [Reward.model_validate(reward)], output, 1)
+    return json.loads((output / "rescore.json").read_text())["overall"]
+
+
+def test_a_finished_run_is_scored_with_other_rewards(run, mine, tmp_path) -> None:
+    before = {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()}
+    rewards = [{"function": f"{mine}:length"}, {"function": f"{mine}:constant", "weight": 0}]
+    (tmp_path / "new.yaml").write_text(yaml.safe_dump({"rewards": rewards}))
+    outcome = rloo("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out")
+    assert outcome.returncode == 0, outcome.stderr
+    assert {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()} == before
+    for number in (1, 2):
+        for shard in range(2):
+            place = f"rounds/{number:05d}/{{}}/{shard:03d}.parquet"
+            table = pq.read_table(tmp_path / "out" / place.format("scores"))
+            rolled = pq.read_table(run.run / place.format("rollouts"))
+            assert table["prompt_id"] == rolled["prompt_id"]
+            assert table["reward"].to_pylist() == [float(len(ids)) for ids in rolled["completion_ids"].to_pylist()]
+            assert set(table["constant"].to_pylist()) == {1.0}
+    found = json.loads((tmp_path / "out" / "rescore.json").read_text())
+    assert list(found["rounds"]) == ["00001", "00002"]
+    assert found["overall"]["completions"] == 128
+    assert abs(found["overall"]["kendall"]) < 0.5
+    assert found["overall"]["unscorable"][1] == 0 < found["overall"]["unscorable"][0]
+    assert "Kendall" in outcome.stdout
+
+
+def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, mine, tmp_path) -> None:
+    rescored(run, tmp_path / "out", function=f"{mine}:length")
+    for number in (1, 2):
+        for shard in range(2):
+            name = f"rounds/{number:05d}/scores/{shard:03d}.parquet"
+            (run.run / name).write_bytes((tmp_path / "out" / name).read_bytes())
+    same = rescored(run, tmp_path / "same", function=f"{mine}:length", options={"factor": 2.0})
+    assert same["kendall"] == pytest.approx(1)
+    assert same["advantage_correlation"] == pytest.approx(1)
+    assert same["sign_changes"] == same["silenced"] == same["awakened"] == 0
+    flat = rescored(run, tmp_path / "flat", function=f"{mine}:constant")
+    assert flat["informative"][1] == 0
+    assert flat["kendall"] is None
+    assert flat["silenced"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rewards": []}, ["new.yaml", "rewards"]),
+        ({"rewrds": []}, ["new.yaml", "rewrds", "did you mean 'rewards'"]),
+        ({"rewards": [{"function": "no_such:f", "wight": 1}]}, ["wight", "did you mean 'weight'"]),
+        ({"rewards": [{"function": "a:f"}, {"function": "b:f"}]}, ["two functions share a name"]),
+    ],
+)
+def test_a_file_of_rewards_that_cannot_be_used_is_a_sentence(tmp_path, changes, words) -> None:
+    file = tmp_path / "new.yaml"
+    file.write_text(yaml.safe_dump(changes))
+    with pytest.raises(UserError) as error:
+        load_rewards(file, load(MINI))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_changes_by_hand() -> None:
+    old, new = [[1.0, 2.0, 3.0], [1.0, 1.0, NAN]], [[3.0, 2.0, 1.0], [0.0, 1.0, 1.0]]
+    found = change(old, new, [[-1, 0, 1], [0, 0, 0]], [[1, 0, -1], [-1, 0.5, 0.5]])
+    assert (found.groups, found.ranked_groups) == (2, 1)
+    assert found.kendall == found.spearman == pytest.approx(-1)
+    assert found.informative == (0.5, 1.0)
+    assert found.unscorable == (1, 0)
+    assert found.sign_changes == pytest.approx(2 / 6)
+    assert found.awakened == pytest.approx(3 / 6)
+    assert found.silenced == 0
+    both = together([found, found])
+    assert (both.groups, both.ranked_groups, both.completions, both.unscorable) == (4, 2, 12, (2, 0))
+    assert both.reward == pytest.approx(found.reward)
+    assert both.sign_changes == pytest.approx(found.sign_changes)
+
+
+def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
+    data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
+    data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "none", "bbb")))
+    outcome = rloo("reward-test", f"{mine}:odd", "--data", data)
+    assert outcome.returncode == 0, outcome.stderr
+    for word in ("33.3% (1 rows)", "slowest rows", "values", "rows/s"):
+        assert word in outcome.stdout
+    completions.write_text("".join(json.dumps({"completion": c}) + "\n" for c in ("x", "xx", "x", "x", "xx", "xxx")))
+    outcome = rloo("reward-test", f"{mine}:odd", "--data", data, "--completions", completions, "--workers", 2)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "66.7% of 3, with 2 each" in outcome.stdout
+
+
+def test_rows_that_fail_in_a_trial_are_shown(mine, tmp_path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "odd", "bbb")))
+    outcome = rloo("reward-test", f"{mine}:odd", "--data", data)
+    assert outcome.returncode == 1
+    assert "1 of 3 rows failed, row 1 first: odd raised ValueError: an odd one" in outcome.stderr
+    assert "failed rows" in outcome.stdout
+    for words, said in (
+        (("--options", "{'a'"), "--options: not JSON"),
+        (("--options", '{"factr": 1}'), "takes no option 'factr'"),
+        (("--completions", tmp_path / "none.jsonl"), "no such file"),
+    ):
+        outcome = rloo("reward-test", f"{mine}:length", "--data", data, *words)
+        assert outcome.returncode == 1
+        assert said in outcome.stderr

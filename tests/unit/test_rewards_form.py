@@ -1,0 +1,101 @@
+"""Rewards for form and length."""
+
+import pytest
+import torch
+
+from rloo_pipeline.algorithm import shaping
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.format import format_reward, shows_work, think_format_reward
+from rloo_pipeline.rewards.length import medium_length_reward, overlong_reward, target_length_reward
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "work"),
+    [
+        ("<think>a</think>b", 1, 1),
+        ("  <think>a\nb</think>\n\nc\n", 1, 1),
+        ("<think></think>b", 1, 0),
+        ("<think>a</think>", 0, 0),
+        ("<think>a</think> \n", 0, 1),
+        ("a<think>b</think>c", 0, 0),
+        ("<think>a</think>b<think>c</think>d", 0, 0),
+        ("<think><think>a</think>b", 0, 0),
+        ("<think>a</think>b</think>c", 0, 0),
+        ("</think>a<think>b", 0, 0),
+        ("a</think>b", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_thinking_comes_once_and_first_and_then_an_answer(text: str, form: float, work: float) -> None:
+    assert think_format_reward([text, [{"role": "assistant", "content": text}]]) == [form, form]
+    assert shows_work([text]) == [work]
+
+
+def test_a_template_may_have_opened_the_thinking() -> None:
+    assert think_format_reward(["a</think>b", "<think>a</think>b", "a"], opened=True) == [1, 0, 0]
+    assert shows_work(["a</think>b", "</think>b"], opened=True) == [1, 0]
+
+
+def test_a_pattern_covers_the_whole_completion() -> None:
+    assert format_reward(["so\n#### 12\n", "#### 12 or so", "x\n\n#### -1"], pattern=r".*#### -?\d+\s*") == [1, 0, 1]
+    with pytest.raises(UserError, match=r"option pattern '\(' is no regular expression"):
+        format_reward(["a"], pattern="(")
+
+
+IDS = [[1] * length for length in (0, 1, 10, 99, 100, 150, 199, 200, 201, 1000)]
+LENGTHS = torch.tensor([len(ids) for ids in IDS])
+
+
+@pytest.mark.parametrize(("longest", "cache"), [(200, 100), (200, 7), (200, 200), (1000, 333)])
+def test_the_soft_limit_has_the_numbers_of_the_update_s_own(longest: int, cache: int) -> None:
+    assert overlong_reward(IDS, longest, cache) == shaping.overlong(LENGTHS, longest, cache).tolist()
+
+
+def test_the_soft_limit_falls_over_its_last_tokens() -> None:
+    assert overlong_reward([[1] * 100, [1] * 150, [1] * 175, [1] * 200, [1] * 300], 200, 100) == [
+        0,
+        -0.5,
+        -0.75,
+        -1,
+        -1,
+    ]
+    with pytest.raises(UserError, match=r"cache must be above 0 and at most longest \(200\), not 0"):
+        overlong_reward(IDS, 200, 0)
+
+
+@pytest.mark.parametrize("target", [1, 64, 150])
+def test_the_target_length_has_the_numbers_of_the_update_s_own(target: int) -> None:
+    assert target_length_reward(IDS, target) == shaping.off_target(LENGTHS, target).tolist()
+    assert target_length_reward(IDS, [target] * len(IDS)) == target_length_reward(IDS, target)
+
+
+def test_a_target_below_one_token_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="at least 1 token, not 0"):
+        target_length_reward([[1], [1]], [5, 0])
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "score"),
+    [
+        ("It is seven.", 50, 1.0),
+        ("It is seven.", 201, 0.5),
+        ("It is seven.", 19, 0.5),
+        ("it is seven.", 50, 0.5),
+        ("It is", 50, 0.5),
+        ("It is", 5, 0.0),
+        ("<think>hm</think>\n**7** is it (really!)", 50, 1.0),
+        ("<think>Hm.</think> so", 50, 0.5),
+        ("「七」です。", 50, 0.5),
+        ("七です。", 50, 1.0),
+        ("", 50, 0.5),
+    ],
+)
+def test_medium_length_and_full_sentences(text: str, length: int, score: float) -> None:
+    assert medium_length_reward([text], [[1] * length]) == [score]
+
+
+def test_the_share_of_the_length_is_an_option() -> None:
+    assert medium_length_reward(["It is."], [[1] * 3], length_share=0.25) == [0.75]
+    assert medium_length_reward(["it is."], [[1] * 3], shortest=1, longest=3, length_share=0.25) == [0.25]
+    with pytest.raises(UserError, match="shortest"):
+        medium_length_reward(["a"], [[1]], shortest=5, longest=4)

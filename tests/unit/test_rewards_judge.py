@@ -1,0 +1,132 @@
+"""judge_reward against a server on this machine that speaks OpenAI's protocol."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from local_server import Request, serving
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.judge import judge_reward
+
+QUESTION = [{"role": "user", "content": "Name a prime."}]
+
+
+def saying(*replies: str | None) -> Any:
+    def answer(request: Request, number: int) -> tuple[int, Any]:
+        message = {"role": "assistant", "content": replies[number % len(replies)]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "judge", "choices": [choice]}
+        return 200, body
+
+    return answer
+
+
+def ask(address: str, texts: list[str], **options: Any) -> list[float | None]:
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    arguments = {"model": "judge", "timeout": 5.0, "attempts": 1, **options}
+    return asyncio.run(judge_reward([QUESTION] * len(texts), completions, address + "/v1", **arguments))
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("Right.\nScore: 10", 1.0),
+        ("Weak. **Score:** 2.5", 0.25),
+        ("Score: 3 would be harsh.\nScore: 7", 0.7),
+        ("<think>Score: 9?</think>No.\nscore = 4", 0.4),
+        ("Score: 11", None),
+        ("Score: -1", None),
+        ("I cannot say.", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_last_score_of_the_reply_counts_and_none_where_there_is_none(
+    reply: str | None, score: float | None
+) -> None:
+    with serving(saying(reply)) as server:
+        assert ask(server.address, ["7"]) == [score]
+
+
+def test_the_judge_is_asked_at_temperature_0_about_the_answer_alone() -> None:
+    with serving(saying("Score: 5")) as server:
+        assert ask(server.address, ["<think>hm {x}</think>It is {7}."], extra_body={"top_k": 1}) == [0.5]
+        [request] = server.requests
+    assert request.path == "/v1/chat/completions"
+    assert (request.body["model"], request.body["temperature"], request.body["top_k"]) == ("judge", 0.0, 1)
+    [message] = request.body["messages"]
+    assert "Name a prime." in message["content"]
+    assert "<reply>\nIt is {7}.\n</reply>" in message["content"]
+    assert "hm" not in message["content"]
+
+
+def test_template_pattern_range_and_columns_are_options() -> None:
+    options = {"template": "{answer}|{prompt}|{completion}", "pattern": "<(.*?)>", "lowest": -1, "highest": 1}
+    with serving(saying("<0>", "<high>")) as server:
+        assert ask(server.address, ["<think>a</think>b"], answer=["7"], show_thinking=True, **options) == [0.5]
+        assert ask(server.address, ["b"], answer=["7"], **options) == [None]
+        assert server.requests[0].body["messages"][0]["content"] == "7|Name a prime.|<think>a</think>b"
+
+
+def test_each_row_gets_the_score_of_its_own_reply() -> None:
+    def last_digit(request: Request, number: int) -> tuple[int, Any]:
+        text = request.body["messages"][0]["content"].partition("<reply>\n")[2][0]
+        return saying(f"Score: {text}")(request, number)
+
+    with serving(last_digit) as server:
+        assert ask(server.address, list("0123456789"), concurrency=3) == [n / 10 for n in range(10)]
+        assert server.most_under_way <= 3
+
+
+def test_a_busy_server_is_asked_again_and_a_refusal_is_a_sentence_without_the_key(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret-key")
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
+
+    def busy_first(request: Request, number: int) -> tuple[int, Any]:
+        return saying("Score: 1")(request, number) if number else (503, {"error": "busy"})
+
+    def refuse(request: Request, number: int) -> tuple[int, Any]:
+        return 401, {"error": {"message": f"bad {request.headers['authorization']}"}}
+
+    with serving(busy_first) as server:
+        assert ask(server.address, ["7"], attempts=2) == [0.1]
+        assert server.requests[0].headers["authorization"] == "Bearer none"
+    with serving(refuse) as server:
+        with pytest.raises(UserError, match=r"refused with status 401 .*\[secret\].*api_key_env") as caught:
+            ask(server.address, ["7"], api_key_env="JUDGE_KEY")
+        assert server.requests[0].headers["authorization"] == "Bearer s3cret-key"
+    assert "s3cret-key" not in str(caught.value) + caplog.text
+    with pytest.raises(UserError, match="failed 1 times, last with APIConnectionError"):
+        ask(server.address, ["7"])
+
+
+@pytest.mark.parametrize("body", [b"<html>", {"hello": 1}, [1], 1, {"choices": [{}]}, {"choices": [1]}])
+def test_an_answer_that_is_no_chat_completion_is_a_sentence(body: Any) -> None:
+    sentence = r"something else than a chat completion .*see base_url"
+    with serving(lambda r, n: (200, body)) as server, pytest.raises(UserError, match=sentence):
+        ask(server.address, ["7"])
+
+
+def test_a_reply_without_a_choice_has_no_score() -> None:
+    with serving(lambda r, n: (200, {"choices": []})) as server:
+        assert ask(server.address, ["7"]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"template": "{anwser}", "answer": ["7"]}, "names 'anwser', which is no column; did you mean 'answer'"),
+        ({"template": "{"}, "template is malformed"),
+        ({"template": "{}"}, "template"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "score"}, "must have one group"),
+        ({"lowest": 1, "highest": 1}, "must be below"),
+        ({"api_key_env": "NOT_SET_ANYWHERE"}, r"NOT_SET_ANYWHERE \(api_key_env\) is not set"),
+    ],
+)
+def test_options_that_cannot_work_are_sentences(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ask("http://127.0.0.1:9", ["7"], **options)

@@ -1,0 +1,204 @@
+"""math_reward on answers as models write them."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.math import math_reward
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=f"{GSM8K} is not on this machine")
+
+
+def score(said: str, gold: Any, **options: Any) -> float | None:
+    [given] = math_reward([said], [gold], **options)
+    return given
+
+
+RIGHT = [
+    ("#### 1,234", "1234"),
+    ("#### $18 per day, 126 a week", "18"),
+    ("#### **18**", "18"),
+    ("#### 18 a day", "18"),
+    ("#### 3*4 = 12", "12"),
+    ("#### 42\nLet me check: 6*7 = 42, and 43 - 1 = 42; 41 is too few", "42"),
+    ("A: 90,000", "90000"),
+    ("A: 9 + 9 = $18", "18"),
+    ("She makes 9 * 2 = $<<9*2=18>>18 every day at the market.\nA: 18", "9 * 2 = $<<9*2=18>>18\nA: 18"),
+    ("Answer: Janet sells 9 eggs for a total of $18.", "18"),
+    ("**Final Answer:** 18 eggs in 4 days", "18"),
+    ("The answer is 18.\nLet me verify: 9*2=18, and 16-7=9", "18"),
+    ("The answer is: \n\n18", "18"),
+    ("The answer to how many there are is 18", "18"),
+    (r"The final answer is: $18$", "18"),
+    (r"The answer is \(18\).", "18"),
+    ("<answer>18</answer>", "18"),
+    (r"<answer>\boxed{18}</answer>", "18"),
+    (r"\boxed{1} or rather \boxed{2}", "2"),
+    ("#### 3\n" + r"so \boxed{4}", "4"),
+    (r"\boxed{\$18}", "18"),
+    (r"\boxed{18\text{ dollars}}", "18"),
+    (r"\boxed{1{,}234}", "1234"),
+    (r"\boxed{1\,234}", "1234"),
+    (r"\boxed{x = 5}", "5"),
+    (r"$\boxed{18}$", "18"),
+    (r"\[ 9 \times 2 = 18 \]", "18"),
+    (r"\boxed{\frac{3}{4}}", "0.75"),
+    (r"\boxed{1\frac{1}{2}}", "3/2"),
+    (r"\boxed{1.8 \times 10^3}", "1800"),
+    ("3/4 of a cup", "0.75"),
+    ("1 1/2", "1.5"),
+    ("1/3", "0.333333"),
+    ("50%", "50"),
+    ("50%", "0.5"),
+    (r"\boxed{50\%}", "50"),
+    ("0.5", "50%"),
+    ("1.5 million dollars", "1500000"),
+    ("25k", "25000"),
+    ("$18.00", "18"),
+    ("18 dollars per day", "5 + 13\n#### 18"),
+    ("18€", "18"),
+    ("It costs £18.", "18"),
+    ("Rs. 500", "500"),
+    ("Janet makes **$18** per day at the market.", "18"),
+    ("So 16 - 3 - 4 = 9, and 9 * 2 = 18 dollars", "18"),
+    ("The answer is -5.", "-5"),
+    ("-$5", "-5"),
+    ("$-5", "-5"),
+    ("−5 degrees", "-5"),
+    ("It is -7 degrees", "-7"),
+    ("A: 0.04999999999999999", "0.05"),
+    ("18 km/h", "18 km/h"),
+    ("12", "12 eggs"),
+    ("so he has 12.", "In the end he has 12 apples"),
+    ("To get the answer we add 3 and 4. That is 7 apples", "7"),
+    (r"\boxed{2\pi}", r"2\pi"),
+    (r"\boxed{(3,4)}", "(3, 4)"),
+    (r"\boxed{\frac{\sqrt{3}}{3}}", r"\frac{1}{\sqrt{3}}"),
+    (r"\boxed{(x+1)^2}", "x^2+2x+1"),
+    ("The answer is $x+1$, clearly.", "1+x"),
+    (r"\boxed{\text{evelyn}}", r"\text{Evelyn}"),
+]
+WRONG = [
+    ("", "42"),
+    ("   \n", "42"),
+    ("#### ", "42"),
+    ("42\n#### ", "42"),
+    (r"it is 18, so \boxed{18", "18"),
+    (r"\boxed{2} or rather \boxed{1}", "2"),
+    ("#### 18 or 20", "18"),
+    ("#### 20 or 18", "18"),
+    ("#### 18, 20", "18"),
+    ("5", "-5"),
+    ("-5", "5"),
+    ("He has 9 -7 apples", "-7"),
+    ("0.5", "50"),
+    ("1000001", "1000000"),
+    ("1000000.5", "1000001"),
+    ("A: 266", "267"),
+    ("A: 2x", "2"),
+    (r"\boxed{2\pi}", "2"),
+    ("#### 5:30", "5:45"),
+    ("It costs 3/0", "3"),
+    (r"\boxed{\frac{1}{0}}", "1"),
+    ("it is $x+2$, clearly.", "1+x"),
+    ("12 eggs", "13 eggs"),
+]
+
+
+@pytest.mark.parametrize(("said", "gold"), RIGHT)
+def test_right_answers_in_many_dresses(said: str, gold: str) -> None:
+    assert score(said, gold) == 1.0
+
+
+@pytest.mark.parametrize(("said", "gold"), WRONG)
+def test_wrong_answers_and_none_at_all(said: str, gold: str) -> None:
+    assert score(said, gold) == 0.0
+
+
+def test_only_what_follows_the_thinking_counts() -> None:
+    assert score("<think>It is 42.</think>It is 42.", "42") == 1.0
+    assert score("<think>It is 42.</think>", "42") == 0.0
+    assert score("<think>It is 42.", "42") == 0.0
+    assert score("<think>a</think>41<think>42", "42") == 0.0
+    assert score("It is 42.", "42") == 1.0
+    assert score("It is 42.", "42", after_thinking=True) == 0.0
+    assert score("It is 41.</think>It is 42.", "42", after_thinking=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("9**9**9", "#### 9**9**9", r"\boxed{9^{9^9}}", "#### 9**99999999", r"\boxed{(9^9)^{99999}}"),
+        *("#### " + "9" * 5000, "9" * 5000, r"\boxed{99999!}", r"\boxed{" + "(" * 3000, "-" * 5000, "1/" * 3000),
+        *(
+            "\\boxed{" * 300,
+            "#### " * 2000,
+            "answer is " * 2000,
+            "<think>" * 3000,
+            "$" * 3000,
+            "1," * 3000,
+            "1 1" * 2000,
+        ),
+        *(
+            "1" + " " * 50000,
+            "#### 1 " + "a" * 5000 + "@",
+            "#### 1 " + "ab " * 5000 + "@",
+            "<<" * 9999,
+            "1\n" * 20000,
+            "\n" * 20000,
+        ),
+    ],
+)
+def test_nothing_hangs(said: str) -> None:
+    began = time.monotonic()
+    assert score(said, "42") == 0.0
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("gold", ["", "   ", None, "unknown", "no idea at all", "???", "#### ", "9" * 500, "9**9**9"])
+def test_a_gold_answer_that_cannot_be_read_is_none_and_counted(gold: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert math_reward(["18", "19"], [gold, "19"]) == [None, 1.0]
+    assert "1 of 2 gold answers cannot be read" in caplog.text
+
+
+def test_gold_answers_are_in_answer_or_in_solution() -> None:
+    assert math_reward(["18"], solution=[r"\boxed{18}"]) == [1.0]
+    assert math_reward(["18"], answer=[18]) == [1.0]
+    with pytest.raises(UserError, match="needs a column 'answer' or 'solution'"):
+        math_reward(["18"])
+
+
+def test_another_thread_may_call_it() -> None:
+    given: list[float | None] = []
+    thread = threading.Thread(target=lambda: given.extend(math_reward([r"\boxed{2\pi}"], [r"\pi + \pi"])))
+    thread.start()
+    thread.join()
+    assert given == [1.0]
+
+
+@needs_gsm8k
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{work}\nA: {number}",
+        "{work}\n\nSo the answer is $\\boxed{{{number}}}$.",
+        "{work}\n\\[ \\boxed{{\\${number}}} \\]\nThat is all 3 parts.",
+        "{work}\nTherefore, she has **${number}** a day.",
+        "<think>{work} 17?</think>\nThe answer is {number} apples.\n\nCheck: 1 + 1 = 2",
+    ],
+)
+def test_the_answers_of_gsm8k_are_read_in_every_form(form: str) -> None:
+    with (GSM8K / "test.jsonl").open(encoding="utf-8") as lines:
+        golds = [json.loads(line)["answer"] for line in lines]
+    parts = [gold.rpartition("####") for gold in golds]
+    said = [form.format(work=work.strip(), number=number.strip()) for work, _, number in parts]
+    other = [form.format(work=work.strip(), number=f"{number.strip()}1") for work, _, number in parts]
+    assert math_reward(said, golds) == [1.0] * len(golds)
+    assert math_reward(other, golds) == [0.0] * len(golds)

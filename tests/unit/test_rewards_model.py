@@ -1,0 +1,143 @@
+"""reward_model gives what transformers gives, one conversation at a time."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import model as rewards
+from rloo_pipeline.rewards.model import reward_model
+
+
+def write(folder: Path, labels: int = 1, **settings: Any) -> Path:
+    """A small random reward model with the demo's tokenizer."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    from rloo_pipeline.demo.model import character_tokenizer
+
+    tokenizer = character_tokenizer(256)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    names = {"pad_token_id": tokenizer.pad_token_id, "num_labels": labels, "initializer_range": 0.2} | settings
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = Qwen3ForSequenceClassification(Qwen3Config(vocab_size=len(tokenizer), **shape, **heads, **names))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write(tmp_path_factory.mktemp("reward") / "model"))
+
+
+def conversations(count: int) -> tuple[list[Any], list[Any]]:
+    chance = random.Random(0)
+    text = ["".join(chance.choices("0123456789+=", k=chance.randrange(1, 60))) for _ in range(count)]
+    work = ["".join(chance.choices("0123456789+=", k=chance.randrange(0, 90))) for _ in range(count)]
+    prompts = [[{"role": "user", "content": t}] for t in text]
+    return prompts, [[{"role": "assistant", "content": f"<think>{w}</think>{len(w)}"}] for w in work]
+
+
+def one_by_one(folder: str, texts: list[str]) -> Any:
+    """Logits by transformers alone, without padding."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return torch.stack(
+            [model(**tokenizer(t, add_special_tokens=False, return_tensors="pt")).logits[0] for t in texts]
+        )
+
+
+def texts_of(folder: str, prompts: list[Any], completions: list[Any]) -> list[str]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenizer.apply_chat_template(p + c, tokenize=False) for p, c in zip(prompts, completions, strict=True)]
+
+
+@pytest.mark.parametrize("tokens", [1, 300, 4000, 10**9])
+def test_batches_change_no_score(folder: str, tokens: int) -> None:
+    prompts, completions = conversations(40)
+    expected = one_by_one(folder, texts_of(folder, prompts, completions))[:, 0].tolist()
+    assert max(expected) - min(expected) > 0.1
+    assert reward_model(prompts, completions, folder, max_tokens_per_batch=tokens) == pytest.approx(expected, abs=1e-5)
+
+
+def test_batches_hold_neighbours_and_no_more_than_allowed() -> None:
+    lengths = [3, 50, 4, 49, 5, 200]
+    batches = list(rewards._batches([0, 1, 2, 3, 4], lengths, 100))
+    assert batches == [[1, 3], [4, 2, 0]]
+    assert list(rewards._batches([5, 1], lengths, 100)) == [[5], [1]]
+    assert list(rewards._batches([], lengths, 100)) == []
+
+
+def test_the_model_is_loaded_once_a_process(folder: str) -> None:
+    rewards._load.cache_clear()
+    for _ in range(3):
+        reward_model(*conversations(2), folder)
+    assert rewards._load.cache_info().misses == 1
+
+
+def test_strings_are_continued_and_the_thinking_can_be_left_out(folder: str) -> None:
+    prompts, completions = ["1+2=", "7+"], ["<think>1</think>3", "8=15"]
+    expected = one_by_one(folder, ["1+2=<think>1</think>3", "7+8=15"])[:, 0].tolist()
+    assert reward_model(prompts, completions, folder) == pytest.approx(expected, abs=1e-5)
+    expected = one_by_one(folder, ["1+2=3", "7+8=15"])[:, 0].tolist()
+    assert reward_model(prompts, completions, folder, strip_thinking=True) == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_is_too_long_has_no_score(folder: str) -> None:
+    prompts = [[{"role": "user", "content": "1"}]] * 3
+    completions = ["2", "3" * 300, "4"]
+    scores = reward_model(prompts, completions, folder)
+    assert scores[1] is None
+    assert None not in (scores[0], scores[2])
+    assert reward_model(prompts, completions, folder, max_length=3) == [None] * 3
+
+
+def test_of_several_outputs_one_is_the_score(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "two", labels=2))
+    prompts, completions = conversations(4)
+    expected = one_by_one(path, texts_of(path, prompts, completions))
+    assert reward_model(prompts, completions, path, output=1) == pytest.approx(expected[:, 1].tolist(), abs=1e-5)
+    shares = expected.softmax(dim=1)[:, 0].tolist()
+    assert reward_model(prompts, completions, path, output=0, probability=True) == pytest.approx(shares, abs=1e-5)
+    with pytest.raises(UserError, match="has 2 outputs; say which is the score by the option output"):
+        reward_model(prompts, completions, path)
+    with pytest.raises(UserError, match="output 2 is none of the 2 outputs"):
+        reward_model(prompts, completions, path, output=2)
+
+
+def test_probability_of_one_output_is_its_sigmoid(folder: str) -> None:
+    prompts, completions = conversations(3)
+    expected = one_by_one(folder, texts_of(folder, prompts, completions))[:, 0].sigmoid().tolist()
+    assert reward_model(prompts, completions, folder, probability=True) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_without_a_pad_token_takes_one_at_a_time(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = write(tmp_path / "model", pad_token_id=None)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(path)
+    prompts, completions = conversations(5)
+    expected = one_by_one(str(path), texts_of(str(path), prompts, completions))[:, 0].tolist()
+    assert reward_model(prompts, completions, str(path)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_is_no_reward_model_is_a_sentence_and_nothing_is_fetched(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(UserError, match=r"'nobody/no-such-model' cannot be loaded .* hf download nobody/no-such-model"):
+        reward_model(["1"], ["2"], "nobody/no-such-model")
+    with pytest.raises(UserError, match=r"has no weights for score.weight, so it would score at random"):
+        reward_model(["1"], ["2"], str(tiny_model))
+    with pytest.raises(UserError, match="dtype must be"):
+        reward_model(["1"], ["2"], str(tiny_model), dtype="int8")

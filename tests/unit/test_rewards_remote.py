@@ -1,0 +1,160 @@
+"""remote_reward against a server on this machine: what it sends, when it tries again, what it never tells."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+from local_server import Request, serving, slowly
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.remote import remote_reward
+
+SECRET = "s3cret-t0ken"
+
+
+def lengths(request: Request, number: int) -> tuple[int, Any]:
+    return 200, {"rewards": [len(text) for text in request.body["completions"]]}
+
+
+def ask(url: str, texts: list[str], **options: Any) -> list[float | None]:
+    return asyncio.run(remote_reward(["p"] * len(texts), texts, url, **{"backoff": 0.01, "timeout": 5.0, **options}))
+
+
+TEXTS = ["a" * n for n in range(50)]
+
+
+def test_each_row_gets_its_own_score_in_order_and_columns_go_along() -> None:
+    with serving(slowly(0.01, lengths)) as server:
+        columns = {"columns": ["answer"], "answer": [str(n) for n in range(50)], "other": [0] * 50}
+        assert ask(server.address + "/score", TEXTS, batch_size=7, **columns) == [float(n) for n in range(50)]
+        assert {request.path for request in server.requests} == {"/score"}
+        assert all(set(request.body) == {"prompts", "completions", "answer"} for request in server.requests)
+        assert sum(len(request.body["answer"]) for request in server.requests) == 50
+        assert max(len(request.body["prompts"]) for request in server.requests) == 7
+
+
+def test_messages_arrive_as_messages() -> None:
+    seen = [[{"role": "user", "content": "1+1"}]], [[{"role": "assistant", "content": "2"}]]
+    with serving(lambda request, number: (200, [0.5])) as server:
+        assert asyncio.run(remote_reward(*seen, server.address)) == [0.5]
+        assert server.requests[0].body == {"prompts": seen[0], "completions": seen[1]}
+
+
+def test_no_more_requests_are_under_way_than_allowed_whoever_calls() -> None:
+    async def three_calls(url: str) -> None:
+        calls = [remote_reward(["p"] * 9, TEXTS[:9], url, batch_size=1, concurrency=4) for _ in range(3)]
+        await asyncio.gather(*calls)
+
+    with serving(slowly(0.02, lengths)) as server:
+        asyncio.run(three_calls(server.address))
+        assert len(server.requests) == 27
+        assert 2 <= server.most_under_way <= 4
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_a_failure_that_may_pass_is_tried_again(status: int) -> None:
+    with serving(lambda r, number: lengths(r, number) if number == 2 else (status, b"busy")) as server:
+        assert ask(server.address, ["abc"]) == [3.0]
+        assert len(server.requests) == 3
+
+
+def test_a_server_that_is_too_slow_is_tried_again() -> None:
+    def first_is_slow(request: Request, number: int) -> tuple[int, Any]:
+        time.sleep(0.5 if number == 0 else 0)
+        return lengths(request, number)
+
+    with serving(first_is_slow) as server:
+        assert ask(server.address, ["abc"], timeout=0.2) == [3.0]
+        assert len(server.requests) == 2
+
+
+def test_a_server_that_fails_for_good_is_a_sentence() -> None:
+    with serving(lambda r, n: (500, b"")) as server:
+        with pytest.raises(UserError, match=r"127.0.0.1:\d+ failed 3 times, last with status 500; see"):
+            ask(server.address, ["abc"], attempts=3)
+        assert len(server.requests) == 3
+        address = server.address
+    with pytest.raises(UserError, match="failed 2 times, last with ConnectError"):
+        ask(address, ["abc"], attempts=2)
+    with (
+        serving(slowly(0.3, lengths)) as server,
+        pytest.raises(UserError, match=r"last with (no answer within 0.1 s|ReadTimeout)"),
+    ):
+        ask(server.address, ["abc"], attempts=1, timeout=0.1)
+
+
+def test_a_refusal_is_not_tried_again() -> None:
+    with serving(lambda r, n: (403, b"no such user")) as server:
+        with pytest.raises(UserError, match=r"refused with status 403 \(no such user\)"):
+            ask(server.address, ["abc"])
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ({"rewards": [1.0]}, "answered 1 scores for 2 completions"),
+        ({"reward": [1.0, 2.0]}, r"answered \{'reward': \[1.0, 2.0\]\} for 2"),
+        ([1.0, "high"], "gave 'high' for row 1"),
+        (b"[1.0, NaN]", "gave nan for row 1"),
+        (b"[1.0, Infinity]", "gave inf for row 1"),
+        (b"<html>", r"something else than JSON \(<html>\)"),
+        (3, "answered 3 for 2 completions"),
+    ],
+)
+def test_an_answer_of_another_shape_is_a_sentence(answer: Any, sentence: str) -> None:
+    with serving(lambda r, n: (200, answer)) as server, pytest.raises(UserError, match=sentence):
+        ask(server.address, ["a", "b"])
+
+
+def test_null_is_none() -> None:
+    with serving(lambda r, n: (200, {"scores": [None, 1, True]})) as server:
+        assert ask(server.address, ["a", "b", "c"]) == [None, 1.0, 1.0]
+
+
+def test_the_secret_goes_to_the_server_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("MY_TOKEN", SECRET + "\n")
+
+    def echo(request: Request, number: int) -> tuple[int, Any]:
+        return (401 if request.path == "/401" else 200), str(request.headers).encode()
+
+    with serving(echo) as server:
+        for path in ("/401", "/200"):
+            with pytest.raises(UserError) as caught:
+                ask(server.address + path, ["a"], auth_env="MY_TOKEN")
+            assert SECRET not in str(caught.value) + caplog.text
+            assert "[secret]" in str(caught.value)
+        with pytest.raises(UserError):
+            ask(server.address, ["a"], auth_env="MY_TOKEN", auth_header="X-Key", auth_scheme="")
+        assert [request.headers.get("authorization") for request in server.requests] == [f"Bearer {SECRET}"] * 2 + [
+            None
+        ]
+        assert server.requests[2].headers["x-key"] == SECRET
+
+
+@pytest.mark.parametrize("value", ["", "two\nlines", "schlüssel"])
+def test_a_secret_that_cannot_be_sent_is_a_sentence_without_it(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MY_TOKEN", value)
+    with pytest.raises(UserError, match=r"MY_TOKEN \(auth_env\)") as caught:
+        ask("http://127.0.0.1:9", ["a"], auth_env="MY_TOKEN")
+    assert not value or value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [("ftp://x/y", "must begin with http"), ("http://me:pass@host/x", "take it out"), ("host:80", "must begin with")],
+)
+def test_an_address_that_cannot_be_is_a_sentence(url: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        ask(url, ["a"])
+    assert "pass@" not in str(caught.value)
+
+
+def test_a_column_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"no column 'anwser'.*did you mean 'answer'"):
+        ask("http://127.0.0.1:9", ["a"], columns=["anwser"], answer=["1"])

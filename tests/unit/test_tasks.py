@@ -1,0 +1,75 @@
+"""Rewards by task: functions that apply to some tasks only are told apart."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers import mini
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rloo_pipeline import tables
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.insight.tasks import Cell, of_run
+
+TASKS = ["sums", "sums", "<b>code</b>"]
+BEFORE = {"math": [0.0, 1.0, 0.0, 0.0, None, None], "code": [None, None, None, None, 1.0, None]}
+AFTER = {"math": [1.0, 1.0, 1.0, 0.0, None, None], "code": [None, None, None, None, 1.0, 0.0]}
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """Three held-out prompts of two tasks, two completions each."""
+    rows = [{"prompt_id": f"p{n}", "prompt": "x", "prompt_ids": [1], "task": task} for n, task in enumerate(TASKS)]
+    table = pa.Table.from_pylist(rows)
+    (tmp_path / "prompts" / "eval").mkdir(parents=True)
+    file = str(tmp_path / "prompts" / "eval" / "data.arrow")
+    with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    for name, scores in (("warmstart", BEFORE), ("final", AFTER)):
+        made = []
+        for place in range(6):
+            row = {"prompt_id": f"p{place // 2}", "sample": place % 2, "prompt_ids": [1], "completion_ids": [2]}
+            row |= {"completion": "x", "sampling_logps": [0.0], "finish_reason": "stop", "seed": 0}
+            values = {function: column[place] for function, column in scores.items()}
+            known = [value for value in values.values() if value is not None]
+            made.append(row | values | {"reward": sum(known) if known else None, "seconds": 0.0, "error": None})
+        file = tmp_path / "evaluation" / name / "completions.parquet"
+        tables.write(file, made, tables.completions_schema(["math", "code"]), "completions")
+    return tmp_path
+
+
+def configuration(**report):
+    rewards = [{"function": f"rloo_pipeline.rewards.answer:{name}", "name": name} for name in ("math", "code")]
+    return validate(mini(rewards=rewards, evaluation={"breakdown": []}, report=report), "test").only("report")
+
+
+def test_each_function_is_given_task_by_task_with_its_share_of_none(run) -> None:
+    sums, code = of_run(configuration(task_column="task"), run)
+    assert (sums.name, sums.prompts, sums.completions) == ("sums", 2, 4)
+    assert sums.functions["math"] == (Cell(0.25, 0.0), Cell(0.75, 0.0))
+    assert sums.functions["code"] == (Cell(None, 1.0), Cell(None, 1.0))
+    assert code.functions["code"] == (Cell(1.0, 0.5), Cell(0.5, 0.0))
+    assert code.functions["reward"] == code.functions["code"]
+
+
+def test_without_a_task_column_there_is_nothing_to_show(run) -> None:
+    assert of_run(configuration(), run) == []
+
+
+def test_a_task_column_that_is_not_there_is_a_sentence(run) -> None:
+    with pytest.raises(UserError, match=r"report.task_column: .* no column 'tsk'; did you mean 'task'"):
+        of_run(configuration(task_column="tsk"), run)
+
+
+def test_the_table_on_the_page_escapes_the_names_of_tasks(run) -> None:
+    config = configuration(task_column="task")
+    loader = PackageLoader("rloo_pipeline", "insight")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"percent": "{:.0%}".format, "figure": str}
+    template = environment.get_template("tasks.html.j2")
+    page = template.render(config=config, tasks=of_run(config, run))
+    assert "&lt;b&gt;code&lt;/b&gt;" in page
+    assert "<b>" not in page
+    assert page.count("<tr>") == 1 + 2 * 3
+    assert "section" not in template.render(config=config, tasks=[])
