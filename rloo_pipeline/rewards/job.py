@@ -97,7 +97,8 @@ class Job:
             taken, self.waiting = self.waiting, []
             largest = max(len(piece.rows) for piece in taken)
             return [self._call(piece) for piece in taken], max(1, self.reward.concurrency // largest)
-        left = min(MOST_ROWS, sum(len(piece.rows) for piece in self.waiting) // (4 * workers))
+        about = len(self.waiting) * len(self.waiting[0].rows)
+        left = min(MOST_ROWS, about // (4 * workers))
         count = 1
         while count < len(self.waiting) and (left := left - len(self.waiting[count - 1].rows)) > 0:
             count += 1

@@ -1,0 +1,74 @@
+"""The stage `score`: what its table holds, and that the number of processes is not in it."""
+
+import datasets
+import pyarrow.parquet as pq
+import yaml
+from helpers import Round, mini, rloo
+
+from rloo_pipeline import tables
+from rloo_pipeline.config_file import load
+from rloo_pipeline.stages.metrics import sample_metrics
+from rloo_pipeline.stages.score import score
+
+MINE = """
+import time
+
+def length(completion_ids):
+    return [float(len(ids)) for ids in completion_ids]
+
+def of_task(completions, task):
+    return [1.0 if t == "sums" else None for t in task]
+
+def stuck(completions, sometimes):
+    if any(sometimes):
+        time.sleep(1e6)
+    return [0.5] * len(completions)
+"""
+
+
+def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_workers(tmp_path) -> None:
+    run = Round(tmp_path / "run", tmp_path / "no-model").write(1)
+    rows = [
+        {"prompt_id": f"{shard}-{n}", "prompt": "x", "prompt_ids": [4], "answer": "1"}
+        | {"task": "sums" if n % 2 else "code", "sometimes": n == 3}
+        for shard in range(2)
+        for n in range(8)
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(str(run.run / "prompts" / "train"))
+    (tmp_path / "mine.py").write_text(MINE)
+    rewards = [
+        {"function": f"{tmp_path}/mine.py:of_task", "name": "answer"},
+        {"function": f"{tmp_path}/mine.py:length", "weight": 0},
+        {"function": f"{tmp_path}/mine.py:stuck", "timeout": 0.4, "weight": 0.1},
+    ]
+    rollouts = tmp_path / "rollouts.parquet"
+    rolled = tables.read(run._table(1, "rollouts", 0), "rollouts")
+    tables.write(rollouts, rolled, tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=0, seed=1, policy="x")
+    found = []
+    for workers in (1, 3):
+        config = mini(rewards=rewards, evaluation={"breakdown": []}, scoring={"workers": workers})
+        (run.run / "config.yaml").write_text(yaml.safe_dump(config))
+        output = tmp_path / f"{workers}.parquet"
+        if workers == 1:
+            score(load(run.run / "config.yaml").only("score"), run.run / "prompts", rollouts, output)
+        else:
+            words = ("--config", run.run / "config.yaml", "--prompts", run.run / "prompts", "--rollouts", rollouts)
+            outcome = rloo("score", *words, "--output", output)
+            assert outcome.returncode == 0, outcome.stderr
+            assert "reward stuck: mean 0.5000 over 28 of 32; 4 failed" in outcome.stderr
+        found.append(tables.read(output, "scores"))
+    one, three = found
+    assert one.drop_columns("seconds").equals(three.drop_columns("seconds"), check_metadata=True)
+    groups = [one.slice(first, 4).to_pylist() for first in range(0, 32, 4)]
+    for n, group in enumerate(groups):
+        for row in group:
+            assert row["answer"] == (1.0 if n % 2 else None)
+            assert row["length"] > 0
+            assert row["stuck"] == (None if n == 3 else 0.5)
+            assert row["error"] == ("stuck took over 0.4 s" if n == 3 else None)
+            assert (row["seconds"] >= 0.4) == (n == 3)
+            assert row["reward"] == (1.0 if n == 3 else 1.05 if n % 2 else 0.05)
+    metrics = sample_metrics(pq.read_table(rollouts), one, 4)
+    assert metrics["scoring_errors"] == 4
+    assert metrics["unscorable"] == 0
+    assert "rewards/seconds/mean" not in metrics
