@@ -41,5 +41,5 @@ clean: ## remove what a run and a set-up leave; results/ stays
 	rm -rf .venv .setup.lock .snakemake build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-reference: setup ## write docs/configuration.md and the JSON Schema anew from rloo_pipeline/config.py
+reference: setup ## write docs/configuration.md and the JSON Schema anew from rloo_pipeline/config/
 	$(BIN)/python tools/config_reference.py

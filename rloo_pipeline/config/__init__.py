@@ -1,0 +1,41 @@
+"""The configuration of a run: one pydantic model a section, a docstring under every key; config_file.py reads it."""
+
+from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
+from rloo_pipeline.config.data import Checks, Dataset, Model, Sft, Source, Warmstart
+from rloo_pipeline.config.rewards import Reward, Scoring
+from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Report, Sections
+from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
+from rloo_pipeline.config.section import JSON, Dtype, Section
+from rloo_pipeline.config.training import Deepspeed, Lora, Update
+
+__all__ = [
+    "JSON",
+    "KL",
+    "STAGES",
+    "TABLE_COLUMNS",
+    "Algorithm",
+    "Checks",
+    "Config",
+    "Correct",
+    "Dataset",
+    "Deepspeed",
+    "Dtype",
+    "Evaluation",
+    "Lora",
+    "Mismatch",
+    "Model",
+    "Report",
+    "ResponseLength",
+    "Reward",
+    "Rollout",
+    "Scoring",
+    "Section",
+    "Sections",
+    "Sft",
+    "Source",
+    "Update",
+    "Vllm",
+    "Warmstart",
+    "estimator",
+    "estimators",
+]

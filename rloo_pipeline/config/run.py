@@ -1,0 +1,156 @@
+"""A whole run: all sections, what they must agree on, and `STAGES`: which of them each stage gets.
+
+A stage is given its sections alone (`Config.only`), and Snakemake runs it again when one that decides its result
+changes, so the two can never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from rloo_pipeline.config.algorithm import Algorithm
+from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
+from rloo_pipeline.config.rewards import Reward, Scoring
+from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
+from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.training import Deepspeed, Update
+
+TABLE_COLUMNS = (
+    *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
+    *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
+)
+"""Names that the tables use themselves."""
+
+
+class Report(Section):
+    """The page at the end."""
+
+    title: str | None = None
+    """Heading of report.html; the run's name where not given."""
+    note: str | None = None
+    """A paragraph under the heading."""
+    task_column: str | None = None
+    """Column of the held-out rows that names a row's task: the page then gives each reward function task by task."""
+
+
+class Config(Section):
+    """One run."""
+
+    run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run: its files lie in results/<run>/."""
+    rounds: int = Field(ge=1)
+    """Rounds of rollout, score, reference and update. A larger number goes on where a finished run ended."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything that is drawn."""
+    keep_every: int = Field(1, ge=1)
+    """Policies kept for good: every n-th, and the last."""
+    data_dir: str | None = None
+    """Folder that relative dataset paths are looked up in."""
+    model: Model
+    """The model to train."""
+    dataset: Dataset
+    """The prompts."""
+    warmstart: Warmstart = Warmstart()
+    """Policy 0."""
+    checks: Checks = Checks()
+    """Trial of policy 0."""
+    rollout: Rollout = Rollout()
+    """Sampling."""
+    vllm: Vllm = Vllm()
+    """Sampling engine."""
+    rewards: list[Reward] = Field(min_length=1)
+    """Reward functions."""
+    scoring: Scoring = Scoring()
+    """Processes for the reward functions."""
+    algorithm: Algorithm = Algorithm()
+    """RLOO."""
+    update: Update = Update()
+    """Optimization."""
+    deepspeed: Deepspeed = Deepspeed()
+    """Training engine."""
+    correct: Correct = Correct()
+    """Right answers."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out evaluation."""
+    report: Report = Report()
+    """Report."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        columns = [reward.column for reward in self.rewards]
+        if taken := sorted(set(columns) & set(TABLE_COLUMNS)):
+            raise ValueError(f"rewards: '{taken[0]}' is a column of the tables; give that function another `name`")
+        if len(set(columns)) < len(columns):
+            raise ValueError(
+                f"rewards: two functions share a name ({', '.join(columns)}); give one a `name` of its own"
+            )
+        for key, name in [
+            ("correct.reward", self.correct.reward),
+            *(("evaluation.breakdown", b) for b in self.evaluation.breakdown),
+        ]:
+            if name is not None and name not in columns:
+                raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
+        if self.rollout.num_prompts % self.algorithm.steps_per_generation:
+            raise ValueError(
+                f"algorithm.steps_per_generation ({self.algorithm.steps_per_generation}) does not divide the "
+                f"{self.rollout.num_prompts} prompts of a round"
+            )
+        cut, algorithm = self.rollout.cut_by, self.algorithm
+        compared = {
+            "old_logps: sampler": algorithm.old_logps == "sampler",
+            f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",
+        }
+        for key in (key for key, on in compared.items() if cut and on):
+            raise ValueError(
+                f"algorithm.{key} cannot be used with rollout.{cut}, since the sampler's log-probs are then of the cut "
+                "distribution and the trainer's are not; leave one of the two out"
+            )
+        cache = algorithm.response_length.overlong_cache
+        if cache is not None and cache > self.rollout.max_completion_length:
+            raise ValueError(
+                f"algorithm.response_length.overlong_cache ({cache}) exceeds rollout.max_completion_length "
+                f"({self.rollout.max_completion_length})"
+            )
+        return self
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether any update needs log-probs of the reference policy."""
+        return self.algorithm.beta != 0
+
+    def only(self, stage: str) -> Self:
+        """The part of the configuration that `stage` may read; touching any other section is an AttributeError."""
+        part = self.model_copy()
+        for section in type(self).model_fields.keys() - {*STAGES[stage].decides, *STAGES[stage].reads}:
+            del part.__dict__[section]
+        return part
+
+    def params(self, stage: str) -> JSON:
+        """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
+        return self.model_dump(mode="json", include=set(STAGES[stage].decides))
+
+
+class Sections(NamedTuple):
+    """The sections of the configuration that a stage gets."""
+
+    decides: tuple[str, ...]
+    """Those that its result depends on."""
+    reads: tuple[str, ...] = ()
+    """Those that say where and how it runs only, or what it tells people beside its result."""
+
+
+STAGES: Mapping[str, Sections] = {
+    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
+    "prompts": Sections(("dataset", "model")),
+    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
+    "checks": Sections(("seed", "model", "rollout", "rewards", "checks"), ("correct", "scoring", "vllm")),
+    "rollout": Sections(("seed", "model", "rollout"), ("run", "vllm")),
+    "score": Sections(("rewards",), ("scoring",)),
+    "reference": Sections(("model", "rollout"), ("deepspeed",)),
+    "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",)),
+    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm")),
+    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
+}
