@@ -51,9 +51,10 @@ class Job:
         offered: Mapping[str, Sequence[Any]],
         groups: Sequence[tuple[int, ...]],
         advance: Callable[[int], None],
+        facts: Mapping[str, Any],
     ) -> None:
         count = sum(map(len, groups))
-        self.reward, self.offered, self.advance = reward, offered, advance
+        self.reward, self.offered, self.advance, self.facts = reward, offered, advance, facts
         self.who = f"reward '{reward.column}' ({reward.function})"
         self.scores: Scores = [None] * count
         self.errors: list[str | None] = [None] * count
@@ -73,7 +74,7 @@ class Job:
             UserError: it needs something that is not there, or an option that it does not take.
         """
         for name in signature.required:
-            if name not in self.offered and name not in self.reward.options:
+            if not any(name in known for known in (self.offered, self.reward.options, self.facts)):
                 near = did_you_mean(name, self.offered) or f"; there are {', '.join(sorted(self.offered))}"
                 raise UserError(f"{self.who} needs a column '{name}', which the dataset lacks{near}")
         for option in self.reward.options:

@@ -37,7 +37,7 @@ Message = Ready | Broken | Began | Done
 class Worker:
     """One process that calls one reward function."""
 
-    def __init__(self, function: str, options: dict[str, Any]) -> None:
+    def __init__(self, function: str, options: dict[str, Any], facts: dict[str, Any]) -> None:
         self.connection, inner = Pipe()
         board = os.memfd_create("board")
         os.ftruncate(board, Board.FORM.size)
@@ -59,7 +59,7 @@ class Worker:
         self._began: dict[int, float] = {}
         """When each async call that is under way began."""
         self.since = time.monotonic()
-        self._send(Start(function, options, os.getpid()))
+        self._send(Start(function, options, facts, os.getpid()))
 
     @property
     def idle(self) -> bool:

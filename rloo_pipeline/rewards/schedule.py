@@ -125,7 +125,7 @@ class Schedule:
 
 
 def _worker(job: Job) -> Worker:
-    return Worker(job.reward.function, job.reward.options)
+    return Worker(job.reward.function, job.reward.options, dict(job.facts))
 
 
 def _grace(job: Job) -> float:

@@ -1,7 +1,8 @@
 """Scoring a table with reward functions, in worker processes that can be killed.
 
 A function is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async: TRL's
-convention. Without `**kwargs` it gets only the arguments that it names. What it returns must be one finite number or
+convention. Without `**kwargs` it gets only the arguments that it names; `tokenizer_path`, the folder of the policy's
+tokenizer, only where it names that. What it returns must be one finite number or
 None a completion; everything else is an error that names the function and the row.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.rewards.calls import Scores
@@ -41,7 +43,13 @@ class Scored(NamedTuple):
     """A row's share of the wall time of its calls."""
 
 
-def score_all(rewards: Sequence[Reward], batch: Batch, samples: Sequence[int], workers: int) -> list[Scored]:
+def score_all(
+    rewards: Sequence[Reward],
+    batch: Batch,
+    samples: Sequence[int],
+    workers: int,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Scored]:
     """Scores of all rows by every function.
 
     Args:
@@ -49,6 +57,7 @@ def score_all(rewards: Sequence[Reward], batch: Batch, samples: Sequence[int], w
         batch: the table.
         samples: how many neighbouring rows each prompt has; they are in one call.
         workers: processes that compute at a time; changes no score.
+        facts: further arguments, the same for all rows, for functions that name them; options win.
 
     Raises:
         UserError: a function cannot be found, asks for a column that is not there, or returns something else than one
@@ -60,7 +69,7 @@ def score_all(rewards: Sequence[Reward], batch: Batch, samples: Sequence[int], w
 
     offered = {**batch.columns, **dict(zip(OWN_ARGUMENTS, batch[:3], strict=True))}
     with counting("scores", len(rewards) * len(batch.completions)) as counter:
-        jobs = [Job(reward, offered, groups_of(samples), counter.advance) for reward in rewards]
+        jobs = [Job(reward, offered, groups_of(samples), counter.advance, facts) for reward in rewards]
         run(jobs, workers)
     found = [Scored(job.scores, job.errors, job.seconds) for job in jobs]
     for reward, scored in zip(rewards, found, strict=True):

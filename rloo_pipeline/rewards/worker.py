@@ -60,6 +60,8 @@ class Start(NamedTuple):
 
     function: str
     options: dict[str, Any]
+    facts: dict[str, Any]
+    """Arguments that hold for all rows, for a function that names them; options win."""
     parent: int
 
 
@@ -132,7 +134,8 @@ def _serve(connection: Connection, board: Board, start: Start) -> None:
         connection.send([Broken(str(error))])
         return
     connection.send([Ready(signature)])
-    make = _Calls(function, start.options, connection, board)
+    facts = {name: value for name, value in start.facts.items() if name in signature.named}
+    make = _Calls(function, facts | start.options, connection, board)
     while True:
         work: Work = connection.recv()
         if signature.asynchronous:

@@ -40,7 +40,7 @@ def checks(config: Config, prompts: Path, policy_folder: Path, output: Path) -> 
     decoding = groups.decoding_of(config.rollout)
     made = groups.sample_groups(sampler, train.rows(probes), samples, decoding, config.seed, ("probe",))
     rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-    scored = score_table(config.rewards, rolled, train, config.scoring.workers)
+    scored = score_table(config, rolled, train, policy_folder)
     tokenizer = policy.load_tokenizer(policy_folder, config.model.trust_remote_code)
     found = [
         _tokens(tokenizer.pad_token_id, tokenizer.eos_token_id, sampler.stop_ids),

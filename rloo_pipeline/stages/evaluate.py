@@ -37,7 +37,7 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
     made = groups.sample_groups(sampler, rows, settings.num_generations, decoding, config.seed, ("evaluation",))
     rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-    scored = score_table(config.rewards, rolled, held_out, config.scoring.workers)
+    scored = score_table(config, rolled, held_out, policy_folder)
     digest = policy.digest(policy_folder)
     schema = tables.completions_schema([reward.column for reward in config.rewards])
     joined = pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)

@@ -15,25 +15,27 @@ from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_all
+from rloo_pipeline.training import policy
 
 
-def score(config: Config, prompts: Path, rollouts: Path, output: Path) -> None:
-    """Scores one shard of a round.
+def score(config: Config, prompts: Path, policy_folder: Path, rollouts: Path, output: Path) -> None:
+    """Scores one shard of a round; the policy is one with the tokenizer of those that sampled.
 
     Raises:
         UserError: a reward function fails or returns something else than one finite number or None a completion.
     """
     rolled = tables.read(rollouts, "rollouts")
-    made = score_table(config.rewards, rolled, PromptSet(prompts / "train"), config.scoring.workers)
+    made = score_table(config, rolled, PromptSet(prompts / "train"), policy_folder)
     known = tables.about(rolled)
     about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
     tables.write(output, made, tables.scores_schema([reward.column for reward in config.rewards]), "scores", **about)
 
 
-def score_table(rewards: list[Reward], rolled: pa.Table, prompts: PromptSet, workers: int) -> pa.Table:
+def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
     """The scores of a table of rollouts, row by row."""
+    rewards, facts = config.rewards, {"tokenizer_path": str(policy.base_of(policy_folder))}
     samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
-    found = score_all(rewards, batch_of(rolled, prompts), samples, workers)
+    found = score_all(rewards, batch_of(rolled, prompts), samples, config.scoring.workers, facts)
     total = [weighted_sum(rewards, row) for row in zip(*(one.scores for one in found), strict=True)]
     nulls = sum(value is None for value in total)
     if nulls:

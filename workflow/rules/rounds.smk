@@ -27,6 +27,7 @@ rule rollout:
 rule score:
     input:
         prompts=f"{RUN}/prompts",
+        policy=f"{RUN}/policies/00000",  # for its tokenizer
         rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
     output:
         f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
@@ -42,7 +43,7 @@ rule score:
         decides=DECIDES["score"],
         source=SOURCE["score"],
     shell:
-        "rloo score --prompts {input.prompts} --rollouts {input.rollouts} --output {output} --log={log}"
+        "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
 
 
 rule reference:
