@@ -32,6 +32,9 @@ Not covered:
   Order and arithmetic on objects of the program's own classes, and `isinstance` with such a class: these tests fail. A
   named tuple comes back as a tuple. A list, dict or set that a function changed in place is changed for the tests too.
 
+What a run costs before the program does anything, in CPU time on one core of an AMD EPYC: a script 39 ms under
+bubblewrap, 125 ms under Apptainer, 34 ms unconfined; all asserts of a row, which need two processes, 99, 271 and 90 ms.
+
 `sandbox.py` says what the sandbox covers. With `allow_unconfined: true` and no sandbox, a program has the rights of
 whoever runs the pipeline, and nothing of this holds against one that looks for the other process.
 """
@@ -56,6 +59,7 @@ from rloo_pipeline.rewards import sandbox
 from rloo_pipeline.rewards.code_tests import Asserts, Case, UnusableError, read_tests
 from rloo_pipeline.rewards.sandboxed import examiner, script, wire
 from rloo_pipeline.rewards.sandboxed import program as served
+from rloo_pipeline.rewards.sandboxed.limits import READY
 from rloo_pipeline.rewards.scoring import text_of
 
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -170,7 +174,9 @@ def _case(settings: Settings, program: str, case: Case) -> bool:
         with sandbox.confined(script, *how, stdin=to_program.reader, stdout=printed.writer) as process:
             to_program.reader.close()
             printed.writer.close()
-            feeder = _feed(to_program.writer, given, close=True)
+            if not _ready(printed.reader, deadline):
+                return False
+            feeder = _feed(to_program.writer, given)
             said, whole = _read(printed.reader, deadline, max(OUTPUT_LIMIT, 4 * len(case.output)))
             ended_well = whole and _status(process, deadline) == 0
         feeder.join()
@@ -181,7 +187,7 @@ def _asserts(settings: Settings, program: str, tests: Asserts) -> int:
     """How many tests pass; where only all count, up to the first that does not.
 
     The examiner's standard input is first the program and the tests, from here, and then what the program's process
-    says: so both need no descriptors but the first three, which every sandbox passes on.
+    says, once it is asked: so both need no descriptors but the first three, which every sandbox passes on.
 
     Raises:
         UnusableError: the tests need what the sandbox does not have.
@@ -190,15 +196,16 @@ def _asserts(settings: Settings, program: str, tests: Asserts) -> int:
     given = json.dumps({"program": program, "units": tests.units, "all": settings.partial}).encode() + b"\n"
     how = (settings.sandbox, settings.limits, (wire,))
     with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
-        with sandbox.confined(examiner, *how, to_examiner.reader, to_program.writer, report.writer):
-            for end in (to_examiner.reader, to_program.writer, report.writer):
+        with (
+            sandbox.confined(examiner, *how, to_examiner.reader, to_program.writer, report.writer),
+            sandbox.confined(served, *how, to_program.reader, to_examiner.writer),
+        ):
+            for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
                 end.close()
-            feeder = _feed(to_examiner.writer, given, close=False)
-            feeder.join(max(0.0, deadline - time.monotonic()))
-            with sandbox.confined(served, *how, to_program.reader, to_examiner.writer):
-                to_program.reader.close()
-                to_examiner.writer.close()
-                lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
+            if not _ready(report.reader, deadline):
+                return 0
+            feeder = _feed(to_examiner.writer, given)
+            lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
         feeder.join()
     passed = 0
     for line in lines.splitlines():
@@ -222,16 +229,22 @@ class Pipe:
         self.writer.close()
 
 
-def _feed(writer: IO[bytes], data: bytes, close: bool) -> threading.Thread:
-    """Writes beside the reading of what comes back; ends by itself when the reader is dead."""
+def _ready(reader: IO[bytes], deadline: float) -> bool:
+    """Whether the other side has come up before the deadline."""
+    waiting = select.poll()
+    waiting.register(reader, select.POLLIN)
+    return bool(waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)) and os.read(reader.fileno(), 1) == READY
+
+
+def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
+    """Writes beside the reading of what comes back, and closes; ends by itself when the reader is dead."""
 
     def write() -> None:
         left = memoryview(data)
         try:
             while left:
                 left = left[os.write(writer.fileno(), left) :]
-            if close:
-                writer.close()
+            writer.close()
         except OSError:  # nobody reads it any more
             pass
 

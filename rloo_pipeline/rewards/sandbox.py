@@ -68,6 +68,14 @@ for name, text in given["modules"].items():
     exec(compile(text, name, "exec"), sys.modules[name].__dict__)
 sys.modules[name].main(given["limits"])
 """
+KEEPER = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+_, status = os.waitpid(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
+sys.exit(abs(os.waitstatus_to_exitcode(status)))
+"""
+"""Stands before Apptainer, which unlike bubblewrap outlives whoever started it, and kills it when that one dies."""
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -205,7 +213,8 @@ def words(sandbox: Sandbox, limits: Limits) -> list[str]:
         binds = [word for path in sandbox.read_only for word in ("--bind", f"{path}:{path}:ro")]
         contained = ("--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp")
         environment = ("--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1")
-        return [sandbox.command, "--quiet", "exec", *contained, *environment, *binds, sandbox.image, "python3"]
+        command = (str(_interpreter()), "-S", "-c", KEEPER, sandbox.command)
+        return [*command, "--quiet", "exec", *contained, *environment, *binds, sandbox.image, "python3"]
     return [str(_interpreter())]
 
 

@@ -14,6 +14,7 @@ from rloo_pipeline.rewards import sandbox
 from rloo_pipeline.rewards.code import code_reward, program_of
 from rloo_pipeline.rewards.code_tests import UnusableError, read_tests
 from rloo_pipeline.rewards.sandboxed import script
+from rloo_pipeline.rewards.sandboxed.limits import READY
 
 IMAGE = os.environ.get("RLOO_TEST_IMAGE", "")  # with no bwrap on PATH, the same tests go through Apptainer
 LIMITS = sandbox.Limits(20, 512, 8, 8)
@@ -38,7 +39,8 @@ def says(found):
         pipe = subprocess.PIPE
         with sandbox.confined(script, found, limits, stdin=pipe, stdout=pipe) as process:
             said, _ = process.communicate(b"%d\n" % len(program.encode()) + program.encode(), timeout=limits.seconds)
-        return said.decode()
+        assert said.startswith(READY)
+        return said[len(READY) :].decode()
 
     return run
 
@@ -463,8 +465,9 @@ def test_a_program_dies_with_the_process_that_scores_it(found):
         while len(alive(marker)) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(alive(marker)) >= 3
+        time.sleep(1.5)  # until the programs are at work
         scorer.kill()
-    time.sleep(0.5)
+    time.sleep(1)
     assert alive(marker) == []
 
 

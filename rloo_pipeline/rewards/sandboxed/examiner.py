@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rloo_pipeline.rewards.sandboxed.limits import apply
+from rloo_pipeline.rewards.sandboxed.limits import READY, apply, begin
 from rloo_pipeline.rewards.sandboxed.wire import Wire, decode, encode
 
 
@@ -37,7 +37,9 @@ def main(bounds: dict[str, int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
+    os.write(report.fileno(), READY)
     given = wire.receive()
+    begin()
     for line in examine(Program(wire, given["program"]), given["units"], given["all"]):
         report.write(json.dumps(line) + "\n")
         report.flush()
@@ -101,6 +103,8 @@ class Program:
         self._lent: list[Any] = []
         self._classes: dict[tuple[str, str], type[Exception]] = {}
         try:
+            wire.send({"ready": None})
+            wire.receive()
             wire.send({"program": text})
             self.gone = "value" not in wire.receive()
         except (OSError, EOFError, ValueError, TypeError):

@@ -4,6 +4,9 @@ Resource limits, a uid of its own where it began as the real root (the kernel ex
 processes), and a filter of system calls. The filter refuses what no solution of a task needs and what namespaces do not
 cover: sockets (vsock passes a network namespace), keyrings, memory that no limit counts (memfd, System V), and the
 calls that most holes in kernels were found behind (user namespaces, mounts, io_uring, bpf, ptrace).
+
+A process that was started by one which died at once has nobody to kill it. So each says `READY` when its sandbox is
+complete, which is when it dies with its parent, is given a program only then, and does not wait for one for ever.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 from pathlib import Path
 
@@ -34,11 +38,14 @@ CLONE, CLONE3, CLONE_NEWUSER = 56, 435, 0x10000000
 LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026  # UNKNOWN, ENOSYS, sends libc from clone3 to clone
 X86_64 = 0xC000003E
-PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+READY = b"\n"
+WAITING_SECONDS = 60
 
 
 def apply(limits: dict[str, int]) -> None:
     """Takes the limits on; what cannot be limited is an exception, so that nothing runs unlimited."""
+    signal.alarm(WAITING_SECONDS)
     if limits["uid"]:
         Path("/tmp").chmod(0o1777)
         os.setgroups([])
@@ -57,8 +64,14 @@ def apply(limits: dict[str, int]) -> None:
         _, ceiling = resource.getrlimit(what)
         most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
         resource.setrlimit(what, (most, most))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.uname().machine == "x86_64":
         _refuse_system_calls()
+
+
+def begin() -> None:
+    """To be called when the program has come: from here on its deadline is kept from outside."""
+    signal.alarm(0)
 
 
 def _refuse_system_calls() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from rloo_pipeline.rewards.sandboxed.limits import apply
+from rloo_pipeline.rewards.sandboxed.limits import apply, begin
 from rloo_pipeline.rewards.sandboxed.wire import Wire, decode, encode
 
 DOING: dict[str, Callable[..., Any]] = {
@@ -43,7 +43,10 @@ def main(bounds: dict[str, int]) -> None:
     module = ModuleType("solution")
     sys.modules["solution"] = module
     served = Served(wire, module.__dict__)
+    wire.receive()  # is anybody here?
+    wire.send({"value": None})
     text = wire.receive()["program"]
+    begin()
     try:
         exec(compile(text, "solution.py", "exec"), module.__dict__)
     except BaseException as error:
