@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.progress import say
 from rloo_pipeline.rewards import numbers
 from rloo_pipeline.rewards.numbers import Number
 from rloo_pipeline.rewards.scoring import text_of
@@ -66,6 +65,8 @@ def math_reward(
 ) -> list[float | None]:
     """1 where the completion's answer has the gold one's value, 0 where not, None where the gold one is unreadable.
 
+    The stage that scores says and metrics.json counts how many are None (rewards/<name>/none).
+
     Args:
         completions: text, or messages of which the last one counts.
         answer: the gold answers.
@@ -75,12 +76,7 @@ def math_reward(
     golds = answer if answer is not None else solution
     if golds is None:
         raise UserError("math_reward needs a column 'answer' or 'solution' with the gold answers; the dataset has none")
-    scores = [_score(text_of(c), gold, after_thinking) for c, gold in zip(completions, golds, strict=True)]
-    unread = [gold for gold, score in zip(golds, scores, strict=True) if score is None]
-    if unread:
-        shown = " ".join(str(unread[0]).split())[-60:]
-        say(f"math_reward: {len(unread)} of {len(golds)} gold answers cannot be read, such as '{shown}'")
-    return scores
+    return [_score(text_of(c), gold, after_thinking) for c, gold in zip(completions, golds, strict=True)]
 
 
 def _score(completion: str, gold: Any, after_thinking: bool) -> float | None:

@@ -32,6 +32,7 @@ def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
     for function in functions:
         values = _known(scored[function])
         metrics[f"rewards/{function}/mean"], metrics[f"rewards/{function}/std"] = _mean(values), _std(values)
+        metrics[f"rewards/{function}/none"] = len(scored) - len(values)
     rewards = scored["reward"].to_pylist()
     groups = [{r for r in rewards[i : i + samples] if r is not None} for i in range(0, len(rewards), samples)]
     known = _known(scored["reward"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rloo_pipeline import tables
-from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.config import Config, Reward, Scoring
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import write_json
 from rloo_pipeline.insight.change import Change, change, columns, together
@@ -39,6 +39,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
     if not rounds:
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; name the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
+    other = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
     carried = {"old": Carried(), "new": Carried()}
     found: dict[str, Change] = {}
     for folder in rounds:
@@ -48,7 +49,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
         tables.check_aligned(rolled, old, str(folder / "scores"))
         say(f"round {folder.name}: {len(rolled)} completions")
         places = [output / "rounds" / folder.name / "scores" / shard.name for shard in shards]
-        new = _scored(rewards, shards, prompts, places, workers)
+        new = _scored(other, run, shards, prompts, places)
         batches = {}
         for name, scored in (("old", old), ("new", new)):
             batches[name], carried[name] = _batch(config, rolled, scored, carried[name])
@@ -69,15 +70,13 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
     show(found, overall)
 
 
-def _scored(
-    rewards: Sequence[Reward], shards: Sequence[Path], prompts: PromptSet, places: Sequence[Path], workers: int
-) -> pa.Table:
+def _scored(config: Config, run: Path, shards: Sequence[Path], prompts: PromptSet, places: Sequence[Path]) -> pa.Table:
     """The scores of a round, shard by shard, written as the stage `score` writes them."""
-    schema = tables.scores_schema([reward.column for reward in rewards])
+    schema = tables.scores_schema([reward.column for reward in config.rewards])
     made = []
     for shard, place in zip(shards, places, strict=True):
         rolled = tables.read(shard, "rollouts")
-        made.append(score_table(list(rewards), rolled, prompts, workers))
+        made.append(score_table(config, rolled, prompts, run / "policies" / "00000"))
         known = tables.about(rolled)
         about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy") if key in known}
         tables.write(place, made[-1], schema, "scores", **about)

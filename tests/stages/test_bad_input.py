@@ -238,7 +238,7 @@ def score(folder: Path, model: Path, function: str):
     datasets.Dataset.from_list(rows).save_to_disk(str(run.run / "prompts" / "train"))
     output = run._table(1, "scores", 9)
     outcome = rloo(
-        *("score", "--prompts", run.run / "prompts", "--rollouts", run._table(1, "rollouts", 9)),
+        *("score", "--prompts", run.run / "prompts", "--policy", run.model, "--rollouts", run._table(1, "rollouts", 9)),
         *("--output", output, f"--log={run.run / 'logs' / 'score.log'}"),
     )
     assert outcome.returncode == 1

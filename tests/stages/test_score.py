@@ -26,8 +26,8 @@ def stuck(completions, sometimes):
 """
 
 
-def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_workers(tmp_path) -> None:
-    run = Round(tmp_path / "run", tmp_path / "no-model").write(1)
+def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_workers(tmp_path, tiny_model) -> None:
+    run = Round(tmp_path / "run", tiny_model).write(1)
     rows = [
         {"prompt_id": f"{shard}-{n}", "prompt": "x", "prompt_ids": [4], "answer": "1"}
         | {"task": "sums" if n % 2 else "code", "sometimes": n == 3}
@@ -40,6 +40,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
         {"function": f"{tmp_path}/mine.py:of_task", "name": "answer"},
         {"function": f"{tmp_path}/mine.py:length", "weight": 0},
         {"function": f"{tmp_path}/mine.py:stuck", "timeout": 0.4, "weight": 0.1},
+        {"function": "rloo_pipeline.rewards.thinking:thinking_reward", "weight": 0},  # asks for the policy's tokenizer
     ]
     rollouts = tmp_path / "rollouts.parquet"
     rolled = tables.read(run._table(1, "rollouts", 0), "rollouts")
@@ -50,9 +51,10 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
         (run.run / "config.yaml").write_text(yaml.safe_dump(config))
         output = tmp_path / f"{workers}.parquet"
         if workers == 1:
-            score(load(run.run / "config.yaml").only("score"), run.run / "prompts", rollouts, output)
+            score(load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, rollouts, output)
         else:
-            words = ("--config", run.run / "config.yaml", "--prompts", run.run / "prompts", "--rollouts", rollouts)
+            places = ("--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", rollouts)
+            words = ("--config", run.run / "config.yaml", *places)
             outcome = rloo("score", *words, "--output", output)
             assert outcome.returncode == 0, outcome.stderr
             assert "reward stuck: mean 0.5000 over 28 of 32; 4 failed" in outcome.stderr

@@ -162,10 +162,8 @@ def test_nothing_hangs(said: str) -> None:
 
 
 @pytest.mark.parametrize("gold", ["", "   ", None, "unknown", "no idea at all", "???", "#### ", "9" * 500, "9**9**9"])
-def test_a_gold_answer_that_cannot_be_read_is_none_and_counted(gold: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_a_gold_answer_that_cannot_be_read_is_none(gold: Any) -> None:
     assert math_reward(["18", "19"], [gold, "19"]) == [None, 1.0]
-    assert "1 of 2 gold answers cannot be read" in caplog.text
 
 
 def test_gold_answers_are_in_answer_or_in_solution() -> None:
