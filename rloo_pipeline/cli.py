@@ -105,7 +105,8 @@ def _reference(arguments: argparse.Namespace) -> None:
 def _update(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "update")
     if _ranks(arguments, config.deepspeed.processes, config.deepspeed.threads):
-        from rloo_pipeline.stages.update import Inputs, Outputs, update
+        from rloo_pipeline.stages.round_data import Inputs
+        from rloo_pipeline.stages.update import Outputs, update
 
         inputs = Inputs(arguments.rollouts, arguments.scores, arguments.reference)
         outputs = Outputs(

@@ -19,6 +19,7 @@ from rloo_pipeline.files import write_json
 from rloo_pipeline.insight.change import Change, change, columns, together
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.stages.round_data import Tables, completions_of
 from rloo_pipeline.stages.score import score_table
 
 if TYPE_CHECKING:
@@ -85,18 +86,9 @@ def _scored(config: Config, run: Path, shards: Sequence[Path], prompts: PromptSe
 
 def _batch(config: Config, rolled: pa.Table, scored: pa.Table, carried: Carried) -> tuple[Batch, Carried]:
     """A round's rewards and advantages as the update makes them, without KL and over all completions."""
-    import torch
+    from rloo_pipeline.training.batch import make_batch
 
-    from rloo_pipeline.training.batch import Completions, make_batch
-
-    lengths = torch.tensor([len(ids) for ids in rolled["completion_ids"].to_pylist()])
-    scores = [torch.nan if value is None else value for value in scored["reward"].to_pylist()]
-    completions = Completions(
-        scores=torch.tensor(scores, dtype=torch.float64),
-        mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=torch.tensor([reason != "stop" for reason in rolled["finish_reason"].to_pylist()]),
-        old_logps=None,
-    )
+    completions = completions_of(config, Tables(rolled, scored))
     return make_batch(config.algorithm, config.rollout, completions, carried)
 
 

@@ -7,7 +7,6 @@ seed and cut into steps_per_generation optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,25 +15,18 @@ from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.insight.events import write_events
 from rloo_pipeline.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
+from rloo_pipeline.stages import round_data
 from rloo_pipeline.stages.metrics import Metrics, kl_of_completion, sample_metrics, update_metrics
+from rloo_pipeline.stages.round_data import Inputs
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.engine import Engine, Sequences, Settings
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from torch import Tensor
 
-    from rloo_pipeline.training.batch import Batch, Carried, Completions
+    from rloo_pipeline.training.batch import Batch, Carried
     from rloo_pipeline.training.objective import Record
-
-
-class Inputs(NamedTuple):
-    """Files of one round, shards in order."""
-
-    rollouts: Sequence[Path]
-    scores: Sequence[Path]
-    reference: Sequence[Path]
 
 
 class Outputs(NamedTuple):
@@ -45,19 +37,6 @@ class Outputs(NamedTuple):
     metrics: Path
     events: Path
     table: Path
-
-
-class Tables(NamedTuple):
-    """A round's tables, row by row of the same completions."""
-
-    rolled: pa.Table
-    scored: pa.Table
-    reference: pa.Table | None
-
-    def take(self, rows: list[int]) -> Tables:
-        """Some of the rows."""
-        reference = None if self.reference is None else self.reference.take(rows)
-        return Tables(self.rolled.take(rows), self.scored.take(rows), reference)
 
 
 def update(config: Config, round_: int, start: Path, trainer: Path | None, inputs: Inputs, outputs: Outputs) -> None:
@@ -71,8 +50,8 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     from rloo_pipeline.training.batch import Carried, make_batch
 
     torch.set_num_threads(config.deepspeed.threads)
-    sampled = _read(config, inputs)
-    found = sampled.take(chosen_rows(config, sampled.scored))
+    sampled = round_data.read(config, inputs)
+    found = sampled.take(round_data.chosen_rows(config, sampled.scored))
     sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
     engine = Engine(start, settings_of(config), derive(config.seed, "update", round_))
     carried = Carried()
@@ -80,7 +59,10 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         carried = Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=policy.digest(start)))
     passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
     with counting("update", passes * len(sequences.prompts)) as counter:
-        completions = _completions(config, engine, sequences, found, counter)
+        completions = round_data.completions_of(config, found)
+        if needs_old_pass(config.algorithm):
+            old = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
+            completions = completions._replace(old_logps=old)
         batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
         record, steps = _train(config, round_, engine, sequences, batch, counter)
     carried = _carry_on(config, carried, batch, record, sampled.rolled)
@@ -137,64 +119,6 @@ def needs_old_pass(algorithm: Algorithm) -> bool:
 def _knows_ratio(algorithm: Algorithm) -> bool:
     """Whether the ratios that the steps saw are against the policy that sampled."""
     return algorithm.old_logps == "sampler" or needs_old_pass(algorithm) or _single_step(algorithm)
-
-
-def _read(config: Config, inputs: Inputs) -> Tables:
-    """The tables of a round, once it is sure that they belong together."""
-    rolled, scored = tables.read_all(inputs.rollouts, "rollouts"), tables.read_all(inputs.scores, "scores")
-    tables.check_aligned(rolled, scored, str(inputs.scores[0].parent))
-    if not config.uses_reference:
-        return Tables(rolled, scored, None)
-    reference = tables.read_all(inputs.reference, "reference")
-    tables.check_aligned(rolled, reference, str(inputs.reference[0].parent))
-    return Tables(rolled, scored, reference)
-
-
-def chosen_rows(config: Config, scored: pa.Table) -> list[int]:
-    """The rows that the update trains on: all, or of an over-sampled round the first groups whose rewards differ."""
-    from rloo_pipeline.algorithm.known import first_informative
-
-    samples = config.rollout.num_generations
-    if len(scored) == config.rollout.generation_batch_size:
-        return list(range(len(scored)))
-    groups = first_informative(_scores(scored).view(-1, samples), config.rollout.num_prompts)
-    return [group * samples + sample for group in groups for sample in range(samples)]
-
-
-def _scores(scored: pa.Table) -> Tensor:
-    """Weighted rewards, [completions] float64, NaN where unscorable."""
-    import torch
-
-    return torch.tensor([torch.nan if r is None else r for r in scored["reward"].to_pylist()], dtype=torch.float64)
-
-
-def _completions(config: Config, engine: Engine, sequences: Sequences, found: Tables, counter: Counter) -> Completions:
-    """The round as tensors; the trainer's own old log-probs are computed where they are needed."""
-    import torch
-
-    from rloo_pipeline.training.batch import Completions
-
-    lengths = torch.tensor([len(ids) for ids in sequences.completions])
-    sampling = None if config.rollout.cut_by else _padded(found.rolled["sampling_logps"])
-    old = sampling if config.algorithm.old_logps == "sampler" else None
-    if needs_old_pass(config.algorithm):
-        old = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
-    return Completions(
-        scores=_scores(found.scored),
-        mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=torch.tensor([reason != "stop" for reason in found.rolled["finish_reason"].to_pylist()]),
-        old_logps=old,
-        reference_logps=None if found.reference is None else _padded(found.reference["reference_logps"]),
-        sampling_logps=sampling,
-    )
-
-
-def _padded(column: pa.ChunkedArray) -> Tensor:
-    """Lists of different lengths as [rows, longest] float32, 0 behind the end."""
-    import torch
-
-    rows = [torch.tensor(row, dtype=torch.float32) for row in column.to_pylist()]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _train(

@@ -1,0 +1,97 @@
+"""A round's tables, and the tensors that are made of them for an update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rloo_pipeline.training.batch import Completions
+
+
+class Inputs(NamedTuple):
+    """Files of one round, shards in order."""
+
+    rollouts: Sequence[Path]
+    scores: Sequence[Path]
+    reference: Sequence[Path]
+
+
+class Tables(NamedTuple):
+    """A round's tables, row by row of the same completions."""
+
+    rolled: pa.Table
+    scored: pa.Table
+    reference: pa.Table | None = None
+
+    def take(self, rows: list[int]) -> Tables:
+        """Some of the rows."""
+        reference = None if self.reference is None else self.reference.take(rows)
+        return Tables(self.rolled.take(rows), self.scored.take(rows), reference)
+
+
+def read(config: Config, inputs: Inputs) -> Tables:
+    """The tables of a round, once it is sure that they belong together.
+
+    Raises:
+        UserError: one is missing or damaged, or is not of these completions.
+    """
+    rolled, scored = tables.read_all(inputs.rollouts, "rollouts"), tables.read_all(inputs.scores, "scores")
+    tables.check_aligned(rolled, scored, str(inputs.scores[0].parent))
+    if not config.uses_reference:
+        return Tables(rolled, scored)
+    reference = tables.read_all(inputs.reference, "reference")
+    tables.check_aligned(rolled, reference, str(inputs.reference[0].parent))
+    return Tables(rolled, scored, reference)
+
+
+def chosen_rows(config: Config, scored: pa.Table) -> list[int]:
+    """The rows that the update trains on: all, or of an over-sampled round the first groups whose rewards differ."""
+    from rloo_pipeline.algorithm.known import first_informative
+
+    samples = config.rollout.num_generations
+    if len(scored) == config.rollout.generation_batch_size:
+        return list(range(len(scored)))
+    groups = first_informative(_scores(scored).view(-1, samples), config.rollout.num_prompts)
+    return [group * samples + sample for group in groups for sample in range(samples)]
+
+
+def completions_of(config: Config, found: Tables) -> Completions:
+    """The tables as tensors, with the sampler's log-probs as the old ones where the configuration says so."""
+    import torch
+
+    from rloo_pipeline.training.batch import Completions
+
+    lengths = torch.tensor([len(ids) for ids in found.rolled["completion_ids"].to_pylist()])
+    sampling = None if config.rollout.cut_by else _padded(found.rolled["sampling_logps"])
+    return Completions(
+        scores=_scores(found.scored),
+        mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
+        truncated=torch.tensor([reason != "stop" for reason in found.rolled["finish_reason"].to_pylist()]),
+        old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
+        reference_logps=None if found.reference is None else _padded(found.reference["reference_logps"]),
+        sampling_logps=sampling,
+    )
+
+
+def _scores(scored: pa.Table) -> Tensor:
+    """Weighted rewards, [completions] float64, NaN where unscorable."""
+    import torch
+
+    return torch.tensor([torch.nan if r is None else r for r in scored["reward"].to_pylist()], dtype=torch.float64)
+
+
+def _padded(column: pa.ChunkedArray) -> Tensor:
+    """Lists of different lengths as [rows, longest] float32, 0 behind the end."""
+    import torch
+
+    rows = [torch.tensor(row, dtype=torch.float32) for row in column.to_pylist()]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
