@@ -500,6 +500,17 @@ class Report(Section):
     """A paragraph under the heading."""
 
 
+class Container(Section):
+    """The image that stages run in with `snakemake --sdm apptainer`; without that they run in the local environment."""
+
+    image: str | None = None
+    """Path or address of an image; where not given, the one that `make images` builds into images/."""
+    binds: list[str] = []
+    """Folders that stages see in it besides the working folder, the caches, TMPDIR, and what this configuration
+    names.
+    """
+
+
 class Config(Section):
     """One run."""
 
@@ -539,6 +550,8 @@ class Config(Section):
     """Held-out evaluation."""
     report: Report = Report()
     """Report."""
+    container: Container = Container()
+    """Image."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -15,7 +15,7 @@ rule rollout:
     threads: CONFIG.vllm.threads
     resources:
         mem_mb=growing(8000),
-        runtime=120,
+        runtime=growing(120),
     params:
         decides=DECIDES["rollout"],
         source=SOURCE["rollout"],
@@ -36,7 +36,7 @@ rule score:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
     resources:
         mem_mb=growing(4000),
-        runtime=60,
+        runtime=growing(60),
     params:
         decides=DECIDES["score"],
         source=SOURCE["score"],
@@ -57,7 +57,7 @@ rule reference:
     threads: CONFIG.deepspeed.threads
     resources:
         mem_mb=growing(8000),
-        runtime=120,
+        runtime=growing(120),
     params:
         decides=DECIDES["reference"],
         source=SOURCE["reference"],
@@ -91,7 +91,7 @@ rule update:
     threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
     resources:
         mem_mb=growing(16000),
-        runtime=240,
+        runtime=growing(240),
     params:
         decides=DECIDES["update"],
         source=SOURCE["update"],
