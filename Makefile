@@ -5,10 +5,10 @@ BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test lint lock clean reference
+.PHONY: help setup demo compare test lint images profiles cluster-up cluster-down test-cluster lock clean reference
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
 	@echo "ACCELERATOR=cpu (default) or cuda; PYTHON=... names the interpreter for .venv"
 
 setup: ## make .venv with everything in it (at once if it is there)
@@ -33,6 +33,23 @@ lint: setup ## check the code and the workflow
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
+
+images: ## build the Apptainer image for ACCELERATOR into images/ (at once if it is there)
+	@sh containers/build $(ACCELERATOR)
+
+profiles: setup ## link profiles/ to where `snakemake --profile slurm` finds them
+	@$(BIN)/rloo profiles install
+
+cluster-up: ## start a real SLURM of two nodes and Apptainer on this machine, for tests (Debian 12, as root)
+	@tests/cluster/up.sh
+
+cluster-down: ## end it
+	@tests/cluster/down.sh
+
+test-cluster: setup cluster-up ## build the image and run the tests on that SLURM
+	@sh containers/build cpu
+	@mkdir -p build
+	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 0)
 
 lock: setup ## write the pinned lists of requirements/ anew from the *.in files
 	sh requirements/lock.sh

@@ -153,6 +153,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     compare(arguments.runs, arguments.output, arguments.summary)
 
 
+def _profiles(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import profiles
+
+    for line in profiles.install(arguments.source):
+        print(line)
+
+
 def _build_ops(_: argparse.Namespace) -> None:
     from rloo_pipeline.training.engine import load_ops
 
@@ -175,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name not in ("compare", "build-ops", "reward-test"):
+        if name not in ("compare", "build-ops", "profiles", "reward-test"):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -249,6 +256,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
     stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
+    profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
+    profiles.add_argument("action", choices=["install"], help="what to do")
+    profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")
     return parser
 
 

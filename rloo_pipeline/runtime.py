@@ -9,7 +9,10 @@ import hashlib
 import logging
 import os
 import platform
+import shutil
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
 from rich.console import Console
@@ -70,18 +73,40 @@ def end() -> None:
     os._exit(0)
 
 
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME or ~/.cache, or a folder on the node's own disk where a node cannot write to it."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        pass
+    else:
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.gettempdir()) / f"rloo-{os.getuid()}"
+
+
 def extensions_dir() -> Path:
-    """Where DeepSpeed's compiled operations lie: beside the interpreter when that is writable, one folder a kind of
-    processor.
+    """Where DeepSpeed's compiled operations lie, one folder a kind of processor: beside the interpreter when that is
+    writable. In an image it is not, and torch writes there even when it has nothing to compile: then it is a folder
+    in the cache, filled from what the image brings.
     """
     flags = ""
     if (info := Path("/proc/cpuinfo")).exists():
         flags = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
     kind = f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-    home = Path(sys.prefix)
-    if not os.access(home, os.W_OK):
-        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rloo_pipeline"
-    return home / "torch_extensions" / kind
+    own = Path(sys.prefix) / "torch_extensions" / kind
+    if os.access(sys.prefix, os.W_OK):
+        return own
+    place = cache_folder() / "rloo_pipeline" / "torch_extensions" / os.environ.get("APPTAINER_NAME", "") / kind
+    if own.is_dir() and not place.exists():
+        beside = place.with_name(f".{kind}.{uuid.uuid4().hex[:8]}")
+        shutil.copytree(own, beside)  # with its times, by which ninja sees that all is done
+        try:
+            beside.rename(place)
+        except OSError:  # another stage was faster
+            shutil.rmtree(beside)
+    return place
 
 
 def _route_output(log: Path | None) -> None:

@@ -104,7 +104,7 @@ class Round:
         return {name: tensor for file in sorted(files) for name, tensor in load_file(file).items()}
 
 
-PARTS = ("Snakefile", "workflow", "rloo_pipeline", "config", "profiles")
+PARTS = ("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requirements", "containers")
 
 
 class Project:

@@ -3,7 +3,7 @@
 from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
 from rloo_pipeline.config.data import Checks, Dataset, Model, Sft, Source, Warmstart
 from rloo_pipeline.config.rewards import Reward, Scoring
-from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Report, Sections
+from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Container, Report, Sections
 from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Dtype, Section
 from rloo_pipeline.config.training import Deepspeed, Lora, Update
@@ -16,6 +16,7 @@ __all__ = [
     "Algorithm",
     "Checks",
     "Config",
+    "Container",
     "Correct",
     "Dataset",
     "Deepspeed",

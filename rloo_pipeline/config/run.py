@@ -36,6 +36,17 @@ class Report(Section):
     """Column of the held-out rows that names a row's task: the page then gives each reward function task by task."""
 
 
+class Container(Section):
+    """The image that stages run in with `snakemake --sdm apptainer`; without that they run in the local environment."""
+
+    image: str | None = None
+    """Path or address of an image; where not given, the one that `make images` builds into images/."""
+    binds: list[str] = []
+    """Folders that stages see in it besides the working folder, the caches, TMPDIR, and what this configuration
+    names.
+    """
+
+
 class Config(Section):
     """One run."""
 
@@ -77,6 +88,8 @@ class Config(Section):
     """Held-out evaluation."""
     report: Report = Report()
     """Report."""
+    container: Container = Container()
+    """Image."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -7,8 +7,6 @@ import pytest
 import yaml
 from helpers import ROOT, Project, merged, mini
 
-# Stages run in the environment that `make setup` makes; images come with the cluster's containers.
-EXPLAINED = {"Specify a conda environment or container for each rule."}
 PICTURE = {
     ("stage_assets", "prompts"),
     ("prompts", "warmstart"),
@@ -29,11 +27,10 @@ def project(tmp_path_factory) -> Project:
     return Project(tmp_path_factory.mktemp("workflow") / "project")
 
 
-def test_lint_finds_nothing_but_what_is_explained(project) -> None:
-    said = project.snakemake("--lint").stderr
-    titles = set(re.findall(r"^    \* (.*?):?$", said, re.MULTILINE))
-    assert "Lints for rule" in said
-    assert titles == EXPLAINED
+def test_lint_finds_nothing(project) -> None:
+    outcome = project.snakemake("--lint")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "Congratulations, your workflow is in a good condition!" in outcome.stderr
 
 
 def test_the_rule_graph_reads_as_the_picture(project) -> None:

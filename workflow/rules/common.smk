@@ -6,8 +6,9 @@ from pathlib import Path
 import yaml
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
+from snakemake.settings.types import DeploymentMethod
 
-from rloo_pipeline.cluster import locks
+from rloo_pipeline.cluster import containers, locks
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
@@ -22,6 +23,10 @@ try:
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
+    IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
+    if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
+        containers.require(IMAGE)
+        containers.prepare(CONFIG)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -96,9 +101,9 @@ def evaluated_policy(wildcards):
     return f"{RUN}/policies/{'00000' if wildcards.name == 'warmstart' else LAST}"
 
 
-def growing(megabytes):
-    """Memory for a first attempt, and as much again for each further one."""
-    return lambda wildcards, attempt: megabytes * attempt
+def growing(amount):
+    """Memory (MB) or time (minutes) for a first attempt, and as much again for each further one."""
+    return lambda wildcards, attempt: amount * attempt
 
 
 # Before Snakemake looks at its own lock; a dry run takes none.

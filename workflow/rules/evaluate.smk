@@ -13,7 +13,7 @@ rule evaluate:
     threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
     resources:
         mem_mb=growing(8000),
-        runtime=120,
+        runtime=growing(120),
     params:
         decides=DECIDES["evaluate"],
         source=SOURCE["evaluate"],
@@ -41,7 +41,7 @@ rule report:
         f"{RUN}/benchmarks/report.tsv"
     resources:
         mem_mb=growing(4000),
-        runtime=30,
+        runtime=growing(30),
     params:
         decides=DECIDES["report"],
         source=SOURCE["report"],

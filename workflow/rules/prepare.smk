@@ -24,7 +24,7 @@ rule prompts:
     cache: True
     resources:
         mem_mb=growing(4000),
-        runtime=30,
+        runtime=growing(30),
     params:
         decides=DECIDES["prompts"],
         source=SOURCE["prompts"],

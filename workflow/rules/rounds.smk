@@ -15,7 +15,7 @@ rule rollout:
     threads: CONFIG.vllm.threads
     resources:
         mem_mb=growing(8000),
-        runtime=120,
+        runtime=growing(120),
     params:
         decides=DECIDES["rollout"],
         source=SOURCE["rollout"],
@@ -38,7 +38,7 @@ rule score:
     threads: CONFIG.scoring.workers
     resources:
         mem_mb=growing(3000 + 1000 * CONFIG.scoring.workers),
-        runtime=60,
+        runtime=growing(60),
     params:
         decides=DECIDES["score"],
         source=SOURCE["score"],
@@ -59,7 +59,7 @@ rule reference:
     threads: CONFIG.deepspeed.threads
     resources:
         mem_mb=growing(8000),
-        runtime=120,
+        runtime=growing(120),
     params:
         decides=DECIDES["reference"],
         source=SOURCE["reference"],
@@ -93,7 +93,7 @@ rule update:
     threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
     resources:
         mem_mb=growing(16000),
-        runtime=240,
+        runtime=growing(240),
     params:
         decides=DECIDES["update"],
         source=SOURCE["update"],

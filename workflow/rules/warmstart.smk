@@ -10,7 +10,7 @@ rule warmstart:
     threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
     resources:
         mem_mb=growing(8000),
-        runtime=240,
+        runtime=growing(240),
     params:
         decides=DECIDES["warmstart"],
         source=SOURCE["warmstart"],
@@ -33,7 +33,7 @@ rule checks:
     threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
     resources:
         mem_mb=growing(8000),
-        runtime=60,
+        runtime=growing(60),
     params:
         decides=DECIDES["checks"],
         source=SOURCE["checks"],

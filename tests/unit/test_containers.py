@@ -1,0 +1,142 @@
+"""The image's name, and what Apptainer is told about the machine."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, mini
+
+from rloo_pipeline import runtime
+from rloo_pipeline.cluster import containers, profiles
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder with what decides the name of an image; the environment is put back after the test."""
+    for name in (
+        "requirements/cpu.txt",
+        "requirements/cuda.txt",
+        "containers/rloo-cpu.def",
+        "containers/rloo-cuda.def",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")})
+    return tmp_path
+
+
+def config(**changes) -> Config:
+    return Config(**mini(**changes))
+
+
+def binds() -> list[str]:
+    return os.environ["APPTAINER_BIND"].split(",")
+
+
+def test_another_list_or_definition_gives_another_name(project) -> None:
+    first = containers.image(config(), project)
+    assert containers.image(config(), project) == first
+    for name in ("requirements/cpu.txt", "containers/rloo-cpu.def"):
+        (project / name).open("a").write("\n# changed\n")
+        assert containers.image(config(), project) != first
+    assert containers.image(config(container={"image": "mine.sif"}), project) == "mine.sif"
+
+
+def test_the_name_is_the_one_that_the_build_gives(project) -> None:
+    """The build says so and stops where the image is there."""
+    name = Path(containers.image(config(), ROOT)).name
+    images = project / "images"
+    images.mkdir()
+    (images / name).touch()
+    said = subprocess.run(
+        [ROOT / "containers" / "build"], env={**os.environ, "IMAGES": str(images)}, capture_output=True, text=True
+    )
+    assert said.stdout == f"images: {images / name} is there\n", said.stderr
+
+
+def test_the_image_for_gpus_is_taken_where_it_is_built(project) -> None:
+    assert containers.image(config(), project).startswith("images/rloo-cpu-0.1.0-")
+    cuda = containers._name("cuda", project)
+    (project / "images").mkdir()
+    (project / cuda).touch()
+    assert containers.image(config(), project) == cuda
+
+
+def test_a_missing_image_is_one_sentence(project) -> None:
+    containers.require("docker://example/image")
+    with pytest.raises(UserError, match=r"none.sif: no such image on .*make images.*container.image"):
+        containers.require("none.sif")
+
+
+def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
+    containers.prepare(config())
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        folder = os.environ[name]
+        assert Path(folder).is_dir()
+        assert folder in binds()
+        assert folder.startswith(str(project / "home" / ".cache"))
+
+
+def test_what_the_configuration_names_is_bound(project, tmp_path_factory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    for name in ("model", "data", "more", "scratch"):
+        (outside / name).mkdir()
+    (outside / "data" / "train.jsonl").touch()
+    (project / "results").symlink_to(outside / "scratch")
+    made = config(
+        model={"build": None, "build_options": {}, "name_or_path": str(outside / "model")},
+        data_dir=str(outside / "data"),
+        container={"binds": [str(outside / "more")]},
+    )
+    os.environ["APPTAINER_BIND"] = "/site"
+    containers.prepare(made)
+    assert {"/site", *(str(outside / name) for name in ("model", "data", "more", "scratch"))} <= set(binds())
+    before = binds()
+    containers.prepare(made)
+    assert binds() == before, "a job prepares again what it inherits"
+
+
+def test_a_scratch_folder_of_another_node_is_left_out(project, tmp_path) -> None:
+    os.environ["TMPDIR"] = str(tmp_path / "of-the-login-node")
+    containers.prepare(config())
+    assert "TMPDIR" not in os.environ
+    assert not any("of-the-login-node" in bind for bind in binds())
+
+
+def test_gpus_are_asked_for_only_where_there_are_some(project) -> None:
+    containers.prepare(config())
+    assert ("APPTAINER_NV" in os.environ) == Path("/dev/nvidiactl").exists()
+
+
+def test_compiled_operations_of_an_image_are_taken_over_into_the_cache(tmp_path, monkeypatch) -> None:
+    prefix = tmp_path / "prefix"
+    monkeypatch.setattr("sys.prefix", str(prefix))
+    prefix.mkdir()
+    own = runtime.extensions_dir()
+    assert own.is_relative_to(prefix)
+    own.mkdir(parents=True)
+    (own / "op.so").write_text("compiled")
+    monkeypatch.setattr(os, "access", lambda path, _: not Path(path).is_relative_to(prefix))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("APPTAINER_NAME", "one.sif")
+    place = runtime.extensions_dir()
+    assert (place / "op.so").read_text() == "compiled"
+    assert place.is_relative_to(tmp_path / "cache")
+    assert [folder.name for folder in place.parent.iterdir()] == [place.name], "and nothing beside it"
+    monkeypatch.setenv("APPTAINER_NAME", "another.sif")
+    assert runtime.extensions_dir() != place
+
+
+def test_profiles_are_linked_and_none_of_the_users_own_is_touched(tmp_path) -> None:
+    said = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
+    assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "local", "slurm"}
+    assert len(said) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
+    (tmp_path / "own" / "slurm").mkdir(parents=True)
+    with pytest.raises(UserError, match="slurm: a profile of yours has this name"):
+        list(profiles.install(ROOT / "profiles", tmp_path / "own"))
+    with pytest.raises(UserError, match="no profiles here"):
+        list(profiles.install(tmp_path / "nothing", tmp_path / "own"))
