@@ -65,7 +65,8 @@ install_apptainer() { # Debian 12 has none: Debian unstable's, with unstable's C
     apptainer --version >>$LOG 2>&1 || fail "Apptainer does not start: 'apptainer --version' says why"
 }
 
-allow_fakeroot() { # images are built so; root itself may lack rights here
+configure_apptainer() { # this machine's root may lack rights that Apptainer asks for: run without, build by fakeroot
+    apptainer config global --set "root default capabilities" no
     local file
     for file in /etc/subuid /etc/subgid; do
         grep -qs ^root: $file || echo root:200000:65536 >>$file
@@ -119,7 +120,7 @@ wait_for_nodes() {
 check_machine
 install_packages
 install_apptainer
-allow_fakeroot
+configure_apptainer
 if ! alive $RUN/slurmctld.pid; then configure; fi
 start
 wait_for_nodes

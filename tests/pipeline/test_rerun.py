@@ -19,7 +19,10 @@ def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
 
 def updates(rounds: range = range(1, 3)) -> set[str]:
     """What updates write."""
-    per_round = ("policies/{0:05d}", "trainer/{0:05d}", "rounds/{0:05d}/metrics.json", "rounds/{0:05d}/train.parquet")
+    per_round = (
+        *("policies/{0:05d}", "trainer/{0:05d}", "rounds/{0:05d}/metrics.json", "rounds/{0:05d}/train.parquet"),
+        "tensorboard/{0:05d}.tfevents",
+    )
     return {name.format(number) for number in rounds for name in per_round}
 
 

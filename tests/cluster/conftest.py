@@ -1,0 +1,37 @@
+"""The test cluster: `make cluster-up` starts it, `make images` builds the image."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from machine import Cluster, missing
+
+from rloo_pipeline.cluster import containers
+from rloo_pipeline.config_file import load
+
+
+@pytest.fixture(scope="session")
+def image() -> Path:
+    """The image of the sources as they are."""
+    name = ROOT / containers.image(load(ROOT / "tests" / "configs" / "mini.yaml"), ROOT)
+    if not name.exists():
+        missing(f"no image {name}: run `make images`")
+    return name
+
+
+@pytest.fixture(scope="session")
+def slurm() -> None:
+    """The nodes are there."""
+    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        missing("no SLURM here: run `make cluster-up` (Debian 12, as root)")
+
+
+@pytest.fixture
+def cluster(slurm, image, tmp_path) -> Iterator[Cluster]:
+    """A project on the cluster; its jobs end with the test."""
+    made = Cluster(tmp_path / "project")
+    yield made
+    made.end()

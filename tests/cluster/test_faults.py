@@ -1,0 +1,107 @@
+"""What goes wrong on a cluster, and that the run goes on to the same bytes."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, Project, mini
+from machine import Cluster, ask, wait_until
+
+pytestmark = pytest.mark.slow
+
+# what is there is taken as it is, whoever made it
+GO_ON = ("--rerun-triggers", "mtime")
+SLOW_ONCE = '''
+import pathlib, time
+
+def slow_once(completions, **_):
+    """Far too long, the first time that it is called."""
+    mark = pathlib.Path({mark!r})
+    if not mark.exists():
+        mark.touch()
+        time.sleep(600)
+    return [0.0] * len(completions)
+'''
+
+
+def at_round_1(cluster: Cluster, finished: Project, *removed: str) -> Cluster:
+    """The state of the finished run with everything up to its warm start and checks, less what is `removed`."""
+    run = cluster.folder / "results" / "mini"
+    shutil.copytree(finished.folder / "results" / "mini", run)
+    for name in ("policies/00002", "rounds/00002", "trainer", "evaluation", "summary.json", "report.html", *removed):
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
+    return cluster
+
+
+def test_a_cancelled_rollout_is_made_again_and_an_update_whose_node_dies_on_another(cluster, finished) -> None:
+    at_round_1(cluster, finished, "policies/00001", "rounds")
+    started = cluster.start(*GO_ON, "--", "results/mini/policies/00001")
+    try:
+        job, _ = cluster.wait_for(started, "rollout")
+        ask("scancel", job)
+        job, node = cluster.wait_for(started, "update")
+        kill_node(node, job)
+
+        def elsewhere() -> bool:
+            found = cluster.running("update")
+            return found is not None and found[1] != node
+
+        # a job that goes back into the queue waits there for two minutes
+        wait_until(elsewhere, 300, "SLURM notices, and the update runs on another node")
+        cluster.finish(started)
+    finally:
+        subprocess.run([ROOT / "tests" / "cluster" / "up.sh"], check=True)
+    assert "CANCELLED" in cluster.said()
+    for pattern in ("policies/00001/*", "rounds/00001/*/*"):
+        assert cluster.files(pattern) == finished.files(pattern)
+
+
+def kill_node(name: str, job: str) -> None:
+    """As if it lost its power: the daemon, and all that it had started for the job."""
+    daemon = int(Path(f"/run/slurm/slurmd.{name}.pid").read_text())
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), 10, "the daemon is gone")
+    for mark, file in ((f"slurmstepd: [{job}.", "cmdline"), (f"SLURM_JOB_ID={job}\0", "environ")):
+        for path in Path("/proc").glob(f"[0-9]*/{file}"):
+            try:
+                if mark.encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except OSError:  # it has ended, or belongs to someone else
+                continue
+
+
+def test_a_cancelled_update_is_made_again(cluster, finished) -> None:
+    at_round_1(cluster, finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
+    started = cluster.start(*GO_ON, "--", "results/mini/policies/00001")
+    job, _ = cluster.wait_for(started, "update")
+    ask("scancel", job)
+    cluster.finish(started)
+    assert "CANCELLED" in cluster.said()
+    assert cluster.files("policies/00001/*") == finished.files("policies/00001/*")
+
+
+def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
+    at_round_1(cluster, finished, "rounds/00001/scores")
+    (cluster.folder / "slow.py").write_text(SLOW_ONCE.format(mark=str(cluster.folder / "mark")))
+    rewards = [*mini()["rewards"], {"function": "slow.py:slow_once", "weight": 0}]
+    scores = "results/mini/rounds/00001/scores/000.parquet"
+    started = cluster.start(*GO_ON, "--set-resources", "score:runtime=attempt", "--", scores, rewards=rewards)
+    cluster.finish(started)
+    assert "TIMEOUT" in cluster.said()
+    assert "runtime=2" in cluster.said()
+    assert (cluster.folder / scores).exists()
+
+
+def test_a_node_that_does_not_see_the_image_says_so(cluster, finished) -> None:
+    """The image goes while the run is under way."""
+    at_round_1(cluster, finished, "policies/00001", "rounds", "logs")
+    started = cluster.start(*GO_ON, "--retries=0", "--", "results/mini/policies/00001")
+    cluster.wait_for(started, "rollout")
+    logs = cluster.folder / "results" / "mini" / "logs" / "rollout"
+    wait_until(lambda: list(logs.glob("*.log")), 60, "a rollout is in the image")
+    (cluster.folder / "images").unlink()
+    assert started.wait(300) == 1
+    assert "no such image on" in cluster.logs()

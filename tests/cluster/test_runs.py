@@ -1,0 +1,86 @@
+"""Whole runs on a real SLURM in the real image: the same bytes as on one machine."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import Project
+
+pytestmark = pytest.mark.slow
+
+RESULTS = ("prompts/**/*", "policies/*/*", "rounds/**/*.parquet", "evaluation/**/*", "warmstart/*")
+
+
+def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluster, finished) -> None:
+    cluster.finish(cluster.start())
+    for pattern in RESULTS:
+        assert cluster.files(pattern) == finished.files(pattern)
+    assert (cluster.folder / "results/mini/report.html").exists()
+    assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
+
+
+def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
+    """In a network namespace with nothing but loopback."""
+    cluster.configure()
+    words = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00001")
+    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    outcome = subprocess.run(
+        [*alone, sys.executable, "-m", "snakemake", *words],
+        cwd=cluster.folder,
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    for pattern in ("policies/0000[01]/*", "rounds/00001/rollouts/*"):
+        assert cluster.files(pattern) == finished.files(pattern)
+
+
+def test_an_image_of_another_name_runs_again_what_used_it(cluster, image) -> None:
+    target = ("--cores", "1", "--sdm", "apptainer", "--", "results/mini/prompts")
+    assert cluster.snakemake(*target).returncode == 0
+    assert cluster.planned(*target) == set()
+    other = cluster.folder / "other.sif"
+    other.symlink_to(image)
+    assert "prompts" in cluster.planned(*target, container={"image": "other.sif"})
+
+
+def test_an_edit_of_the_sources_holds_in_the_image(cluster) -> None:
+    """The package that plans is bound over the image's own."""
+    stage = cluster.folder / "rloo_pipeline" / "stages" / "stage_assets.py"
+    stage.write_text(stage.read_text().replace("def stage_assets(", "raise SystemExit('edited')\n\ndef stage_assets("))
+    outcome = cluster.snakemake("--cores", "1", "--sdm", "apptainer", "--", "results/mini/assets")
+    assert outcome.returncode == 1
+    assert "edited" in (cluster.folder / "results/mini/logs/stage_assets.log").read_text()
+
+
+def test_an_ordinary_user_runs_the_image(image, tmp_path) -> None:
+    """Without root: the image is mounted in a user namespace."""
+    place = shutil.copy(image, "/var/tmp/rloo-test.sif") if not os.access(image, os.R_OK) else image
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "HOME=/tmp"]
+    outcome = subprocess.run(
+        [*user, "apptainer", "run", "--no-home", "--pwd", "/", str(place), "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.strip() == "0.1.0"
+
+
+def test_without_its_image_a_run_does_not_start(cluster) -> None:
+    outcome = cluster.snakemake("--cores", "1", "--sdm", "apptainer", container={"image": "images/none.sif"})
+    said = outcome.stdout + outcome.stderr
+    assert outcome.returncode == 1
+    assert "images/none.sif: no such image" in said
+    assert "make images" in said
+    assert "Traceback" not in said
+
+
+def test_without_the_option_no_image_is_needed(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    outcome = project.snakemake("--cores", "1", "--", "results/mini/assets", container={"image": "images/none.sif"})
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
