@@ -26,7 +26,7 @@ compare: setup ## train the demo with each of four algorithms, from one warm sta
 	$(BIN)/rloo compare $(ALGORITHMS:%=results/demo-%) --output results/comparison.html --summary results/comparison.json
 
 test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
-	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadgroup)
+	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
 
 lint: setup ## check the code and the workflow
 	$(BIN)/ruff check

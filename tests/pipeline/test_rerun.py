@@ -2,8 +2,7 @@
 
 import pytest
 
-# one worker has the finished run
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("finished")]
+pytestmark = pytest.mark.slow
 
 REPORT = {"summary.json", "report.html"}
 FINAL = {"evaluation/final/completions.parquet", "evaluation/final/summary.json"}

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import Project, mini
 
-# one worker has the finished run
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("finished")]
+pytestmark = pytest.mark.slow
 
 STAGES = (
     "stage-assets",
