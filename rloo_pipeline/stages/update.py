@@ -177,7 +177,9 @@ def _write(
     import pyarrow as pa
 
     rewards = [None if value != value else value for value in batch.rewards.tolist()]
-    seen, mask = record.seen > 0, batch.completions.mask
+    mask = batch.completions.mask
+    # where no step had the log-probs of the policy that sampled, its ratios of 1 were not measured
+    ratios = [None] * len(rewards) if metrics["ratio/mean"] is None else record.ratio.tolist()
     advantages = batch.advantages
     if advantages.dim() == 2:
         advantages = (advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1)
@@ -189,7 +191,7 @@ def _write(
         "reward": rewards,
         "kl": kl.float().tolist() if kl is not None else pa.nulls(len(rewards), pa.float32()),
         "advantage": advantages.tolist(),
-        "ratio": [value if known else None for value, known in zip(record.ratio.tolist(), seen.tolist(), strict=True)],
+        "ratio": [ratio if seen else None for ratio, seen in zip(ratios, record.seen.tolist(), strict=True)],
         "clipped": ((record.low + record.high) > 0).tolist(),
         "masked": batch.masked.tolist(),
     }

@@ -128,24 +128,7 @@ class Engine:
         loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
         advance: Callable[[int], None],
     ) -> float:
-        """One optimizer step on `rows`, shared out over the ranks; returns its loss. Arguments as in `backward`."""
-        loss = self.backward(sequences, rows, max_tokens, loss_of, advance)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.settings.schedule.rate(self.step_count)
-        self.engine.step()
-        self.grad_norm = float(self.engine.get_global_grad_norm() or self.grad_norm)
-        self.step_count += 1
-        return loss
-
-    def backward(
-        self,
-        sequences: Sequences,
-        rows: Sequence[int],
-        max_tokens: int,
-        loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
-        advance: Callable[[int], None],
-    ) -> float:
-        """Adds up the gradient of a step's loss; returns the loss, the same on every rank.
+        """One optimizer step on `rows`, shared out over the ranks; returns its loss, the same on every rank.
 
         Args:
             sequences: all of them; the same on every rank.
@@ -169,6 +152,11 @@ class Engine:
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double().cpu()
             advance(len(batch))
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.settings.schedule.rate(self.step_count)
+        self.engine.step()
+        self.grad_norm = float(self.engine.get_global_grad_norm() or self.grad_norm)
+        self.step_count += 1
         return float(self.sum_over_ranks(total))
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ mirror() { # the one that apt is configured for
 install_apptainer() { # Debian 12 has none: Debian unstable's, with unstable's C library beside it
     if apptainer --version >/dev/null 2>&1; then return; fi
     local work; work=$(mktemp -d)
-    mkdir -p "$work"/{lists/partial,cache/archives/partial,debs,root} $APPTAINER_ROOT/lib
+    mkdir -p "$work"/{lists/partial,cache/archives/partial,debs,unpacked} $APPTAINER_ROOT/lib
     touch "$work/status"
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(mirror) ${APPTAINER_SUITE:-sid} main" \
         >"$work/sources.list"
@@ -52,9 +52,9 @@ install_apptainer() { # Debian 12 has none: Debian unstable's, with unstable's C
         fail "apt-get could not fetch Apptainer: $LOG says why"
     local package
     for package in libc6 libseccomp2 libsqlite3-0; do
-        dpkg-deb --fsys-tarfile "$work/debs/${package}"_*.deb | tar -x -C "$work/root"
+        dpkg-deb --fsys-tarfile "$work/debs/${package}"_*.deb | tar -x -C "$work/unpacked"
     done
-    cp -a "$work"/root/usr/lib/x86_64-linux-gnu/*.so* $APPTAINER_ROOT/lib/
+    cp -a "$work"/unpacked/usr/lib/x86_64-linux-gnu/*.so* $APPTAINER_ROOT/lib/
     dpkg-deb --fsys-tarfile "$work"/debs/apptainer_*.deb | tar -x -C / --keep-directory-symlink ./etc ./usr ./var
     local program
     for program in /usr/bin/apptainer /usr/lib/x86_64-linux-gnu/apptainer/bin/starter; do

@@ -133,6 +133,13 @@ def test_two_passes_over_one_batch_are_two_passes(tmp_path, tiny_model) -> None:
     assert found["ratio/mean"] != 1
 
 
+def test_a_ratio_that_no_step_measured_is_null(tmp_path, tiny_model) -> None:
+    """REINFORCE in two steps needs no old log-probs: the second step's ratio is not known."""
+    run = updated(tmp_path, tiny_model, algorithm={"clip": "none", "beta": 0, "steps_per_generation": 2})
+    assert metrics(run)["ratio/mean"] is None
+    assert {row["ratio"] for row in table(run)} == {None}
+
+
 VARIANTS = {
     "grpo": {"preset": "grpo", "steps_per_generation": 2},
     "dr_grpo": {"preset": "dr_grpo", "steps_per_generation": 2},

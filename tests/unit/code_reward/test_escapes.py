@@ -1,0 +1,308 @@
+"""No program gets out of its sandbox, takes more than its share, or outlives its run."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import ADD, IMAGE, LIMITS, alive
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import sandbox
+from rloo_pipeline.rewards.code import code_reward
+
+
+@pytest.mark.parametrize("run", ["says", "walls"])
+def test_there_is_no_network(request, run):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        said = request.getfixturevalue(run)(
+            f"""
+import socket
+def attempt(do):
+    try:
+        do()
+        print("connected")
+    except OSError as error:
+        print("refused")
+attempt(lambda: socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2))
+attempt(lambda: socket.create_connection(("1.1.1.1", 53), 2))
+attempt(lambda: socket.getaddrinfo("example.com", 80))
+"""
+        )
+        assert said.split() == ["refused"] * 3
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize("run", ["says", "walls"])
+def test_home_and_other_files_cannot_be_read(request, run, tmp_path):
+    secrets = [Path.home() / f".rloo-test-{os.getpid()}", tmp_path / "secret", Path("/etc/passwd")]
+    for path in secrets[:2]:
+        path.write_text("hush")
+    try:
+        said = request.getfixturevalue(run)(
+            f"""
+import os
+for path in {[str(path) for path in [*secrets, __file__]]}:
+    try:
+        print("read", path, "hush" in open(path).read() or path)
+    except OSError:
+        print("hidden")
+for folder, _, files in os.walk("/"):
+    if {secrets[0].name!r} in files:
+        print("found", folder)
+"""
+        )
+    finally:
+        secrets[0].unlink()
+    assert [line for line in said.splitlines() if line != "hidden" and not (IMAGE and "/etc/passwd" in line)] == []
+
+
+@pytest.mark.parametrize("run", ["says", "walls"])
+def test_the_environment_of_this_process_is_not_passed(request, run, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hush-hush")
+    said = request.getfixturevalue(run)(
+        """
+import glob, os
+print(dict(os.environ))
+for file in glob.glob("/proc/*/environ"):
+    try:
+        print(open(file).read())
+    except OSError:
+        pass
+"""
+    )
+    assert "PATH" in said
+    assert "hush-hush" not in said
+
+
+def test_a_fork_bomb_stops_at_the_limit_and_is_gone_afterwards(says, found):
+    limits = LIMITS._replace(memory_mb=511)
+    said = says(
+        """
+import os, time
+n = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        n += 1
+except OSError:
+    print(n)
+""",
+        limits,
+    )
+    assert 1 <= int(said) <= LIMITS.processes + sandbox.OWN_PROCESSES[found.kind]
+    time.sleep(0.2)
+    assert alive(str(511 << 20)) == []
+
+
+@pytest.mark.parametrize(
+    "hog",
+    [
+        "bytearray(1 << 30)",
+        "import mmap; mmap.mmap(-1, 1 << 30)",
+        "import os; os.write(os.memfd_create('x'), bytes(1 << 20))",
+        "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
+    ],
+)
+def test_memory_is_limited(says, hog):
+    assert says(f"try:\n    {hog}\n    print('had')\nexcept Exception:\n    print('refused')") == "refused\n"
+
+
+@pytest.mark.parametrize("tests", ["assert f() == 1", [{"input": "", "output": "1"}]])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "import time; time.sleep(600)",
+        "import signal\nfor n in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGHUP):\n"
+        "    signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+    ],
+)
+def test_an_endless_program_is_killed_at_its_deadline(reward, program, tests):
+    began = time.monotonic()
+    assert reward(program, tests, timeout=1) == 0
+    assert time.monotonic() - began < 3
+
+
+def test_a_function_that_never_returns_fails_its_test_and_those_after_it(reward):
+    program = "def f(n):\n    while n == 1: pass\n    return n"
+    assert reward(program, [f"assert f({n}) == {n}" for n in range(4)], partial=True, timeout=3) == 0.25
+
+
+def test_a_flood_of_output_ends_a_program_before_its_deadline(reward):
+    began = time.monotonic()
+    assert reward("while True: print('x' * 100_000)", [{"input": "", "output": "x"}], timeout=60) == 0
+    assert time.monotonic() - began < 10
+
+
+def test_a_program_that_reads_no_input_holds_nobody_up(reward):
+    flood = [{"input": "x" * 10_000_000, "output": "1"}]
+    assert reward("print(1)", flood) == 1
+    assert reward("import time; time.sleep(60)", flood, timeout=1) == 0
+
+
+@pytest.mark.parametrize("run", ["says", "walls"])
+def test_nothing_outside_the_scratch_folder_can_be_written(request, run, tmp_path):
+    said = request.getfixturevalue(run)(
+        f"""
+import os
+for folder, _, files in os.walk("/"):
+    if folder.startswith(("/proc", "/sys")):
+        continue
+    try:
+        open(os.path.join(folder, "written"), "w").close()
+        print(folder)
+    except OSError:
+        pass
+    for name in files[:3]:
+        try:
+            open(os.path.join(folder, name), "r+b").close()
+            print(os.path.join(folder, name))
+        except OSError:
+            pass
+try:
+    open({str(tmp_path / "written")!r}, "w")
+    print("out")
+except OSError:
+    pass
+"""
+    )
+    written = {line for line in said.split() if not line.startswith("/dev/")}
+    assert "/tmp" in written
+    assert all(line == "/tmp" or line.startswith("/tmp/") or IMAGE for line in written)
+    assert "/dev/shm" not in said.split() or IMAGE
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_limited_one_by_one_and_together(says):
+    said = says(
+        """
+def write(name, size):
+    try:
+        with open(name, "wb") as file:
+            for _ in range(size):
+                file.write(bytes(1 << 20))
+        print("written")
+    except OSError:
+        print("refused")
+write("small", 1)
+write("large", 9)
+import os
+os.remove("large")
+for n in range(20):
+    write(str(n), 7)
+"""
+    ).split()
+    assert said[:2] == ["written", "refused"]
+    assert IMAGE or said[2:].count("written") <= 1
+
+
+def test_other_processes_cannot_be_killed(says, reward):
+    program = f"""
+import os, signal
+for pid in [os.getppid(), {os.getpid()}, {os.getppid()}, -1, *range(2, 5000)]:
+    if pid != os.getpid():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+def f(): return 1
+print(1)
+"""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as neighbour:
+        says(program)
+        reward(program, "assert f() == 1")
+        assert neighbour.poll() is None
+        assert neighbour.stdin is not None
+        neighbour.stdin.close()
+    assert reward(ADD, "assert add(1, 2) == 3") == 1
+
+
+@pytest.mark.parametrize("ending", ["", "while True: pass", "os._exit(0)"])
+def test_what_a_program_leaves_behind_dies_with_it(reward, ending):
+    program = f"""
+import os, time
+for _ in range(2):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 64)
+            time.sleep(300)
+        os._exit(0)
+print(1)
+{ending}
+"""
+    marker = {"": 509, "while True: pass": 508, "os._exit(0)": 507}[ending]
+    reward(program, [{"input": "", "output": "1"}], timeout=1.5, memory_mb=marker)
+    reward(program, "assert f() == 1", timeout=1.5, memory_mb=marker)
+    time.sleep(0.3)
+    assert alive(str(marker << 20)) == []
+
+
+def test_a_program_dies_with_the_process_that_scores_it(found):
+    call = (
+        "from rloo_pipeline.rewards.code import code_reward\n"
+        "tests = ['assert f()', [{'input': '', 'output': ''}]]\n"
+        "code_reward(['import time; time.sleep(60)'] * 2, tests=tests,"
+        f" timeout=60, memory_mb=506, workers=2, image={IMAGE!r})"
+    )
+    marker = str(506 << 20)
+    with subprocess.Popen([sys.executable, "-c", call]) as scorer:
+        deadline = time.monotonic() + 20
+        while len(alive(marker)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(alive(marker)) >= 3
+        time.sleep(1.5)  # until the programs are at work
+        scorer.kill()
+    time.sleep(1)
+    assert alive(marker) == []
+
+
+def test_the_filter_refuses_new_namespaces_keyrings_and_odd_sockets(says):
+    said = says(
+        """
+import ctypes, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+for call in ((272, 0x10000000), (250, 0, -3, 1), (41, 40, 1, 0), (41, 16, 3, 0), (425, 8, 0), (321, 0, 0), (101, 0)):
+    result = libc.syscall(*call)
+    print(result, ctypes.get_errno())
+print(libc.syscall(56, 0x10000011, 0, 0, 0, 0))
+thread = threading.Thread(target=print, args=("threads work",))
+thread.start(); thread.join()
+"""
+    )
+    assert said.splitlines() == ["-1 1"] * 7 + ["-1", "threads work"]
+
+
+def test_the_program_is_no_root_and_has_no_capability(says):
+    said = says(
+        """
+import ctypes, os
+header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+data = (ctypes.c_uint32 * 6)()
+print(ctypes.CDLL(None).capget(header, data), list(data[:2]), list(data[3:5]))
+try:
+    os.setuid(0)
+    print(os.getuid())
+except OSError:
+    print("no root")
+"""
+    ).splitlines()
+    assert said[0] == "0 [0, 0] [0, 0]"
+    assert said[1] == "no root" or os.getuid() == 0  # in a user namespace a mapped root has no power outside of it
+
+
+def test_further_paths_can_be_read_and_imported(tmp_path, found):
+    tmp_path.chmod(0o755)  # where root runs this, the program is another user
+    (tmp_path / "helper.py").write_text("def twice(x): return 2 * x")
+    options = {"read_only": [str(tmp_path)], "image": IMAGE}
+    assert code_reward(["from helper import twice as f"], tests=["assert f(2) == 4"], **options) == [1]
+    with pytest.raises(UserError, match="not there"):
+        code_reward(["x"], tests=["assert x"], read_only=["/no/such/folder"])

@@ -1,0 +1,135 @@
+"""Right programs pass their tests and wrong ones do not; without a sandbox nothing runs."""
+
+import pytest
+from programs import ADD, IMAGE
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import sandbox
+from rloo_pipeline.rewards.code import code_reward, program_of
+from rloo_pipeline.rewards.code_tests import UnusableError, read_tests
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "expected"),
+    [
+        (ADD, "assert add(1, 2) == 3", 1),
+        (ADD, "assert add(1, 2) == 4", 0),
+        (ADD, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], 0),
+        (ADD, "import math\nx = 1\nassert math.isclose(add(x, 0.5), 1.5)", 1),
+        (ADD, [{"input": "", "output": ""}], 1),
+        ("a, b = map(int, input().split())\nprint(a + b)", [{"input": "3 4\n", "output": "7"}], 1),
+        ("a, b = map(int, input().split())\nprint(a + b)", [{"input": "3 4\n", "output": "8"}], 0),
+        ("print('1  \\n2\\n')", [{"input": "", "output": "1\n2"}], 1),
+        ("print(7)\nraise SystemExit(1)", [{"input": "", "output": "7"}], 0),
+        ("import numpy_that_is_not_there\n" + ADD, "assert add(1, 2) == 3", 0),
+        ("def add(a, b) return", "assert add(1, 2) == 3", 0),
+        ("", "assert add(1, 2) == 3", 0),
+        (ADD, None, None),
+        (ADD, [], None),
+    ],
+)
+def test_a_program_gets_1_where_all_tests_of_its_row_pass(reward, program, tests, expected):
+    assert reward(program, tests) == expected
+
+
+def test_a_share_is_given_where_the_option_says_so(reward):
+    tests = ["assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add(0, 0) == 0", "assert add() == 1"]
+    assert reward(ADD, tests, partial=True) == 0.5
+    assert reward(ADD, "\n".join(tests), partial=True) == 0.5
+    cases = [{"input": f"{n}\n", "output": str(n % 3)} for n in range(4)]
+    assert reward("print(input())", cases, partial=True) == 0.75
+
+
+def test_a_test_that_follows_a_program_which_stopped_counts_as_failed(reward):
+    program = "import os\ndef f(n):\n    if n == 2: os._exit(0)\n    return n"
+    assert reward(program, [f"assert f({n}) == {n}" for n in range(4)], partial=True) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def f(): return (1, [2.5, {'a': {3}}], b'x', None, True, 1j, frozenset({1}), {(1, 2): 3})",
+         "assert f() == (1, [2.5, {'a': {3}}], b'x', None, True, 1j, frozenset({1}), {(1, 2): 3})\n"
+         "assert isinstance(f(), tuple) and f()[4] is True"),
+        ("def f(): return 10 ** 5000", "assert f() == 10 ** 5000"),
+        ("from decimal import Decimal\nimport datetime\ndef f(): return [Decimal('0.1'), datetime.date(2020, 1, 2)]",
+         "from decimal import Decimal\nimport datetime\nassert f() == [Decimal('0.1'), datetime.date(2020, 1, 2)]"),
+        ("from collections import Counter, defaultdict\ndef f(): return Counter('aab'), defaultdict(int, x=1)",
+         "assert f() == ({'a': 2, 'b': 1}, {'x': 1})"),
+        ("def f(x): x.sort(); x.append(9)", "x = [3, 1]\nf(x)\nassert x == [1, 3, 9]"),
+        ("def f(n):\n    for i in range(n): yield i", "assert list(f(3)) == [0, 1, 2]"),
+        ("def f(g, x): return [g(v) for v in x]", "assert f(lambda v: v * 2, [1, 2]) == [2, 4]"),
+        ("def f(k, x): return sorted(x, key=k)", "assert f(len, ['aa', 'b']) == ['b', 'aa']"),
+        ("def f(x):\n    if x < 0: raise ValueError('negative')\n    return x",
+         "try:\n    f(-1)\n    assert False\nexcept ValueError as e:\n    assert 'negative' in str(e)"),
+        ("class Empty(LookupError): pass\ndef f(): raise Empty('x')",
+         "try:\n    f()\n    assert False\nexcept Empty:\n    pass\ntry:\n    f()\nexcept LookupError:\n    pass"),
+        ("class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+         "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
+         "s = Stack()\ns.push(3)\nassert len(s) == 1 and s.items == [3]\nassert s.pop() == 3\nassert not s"),
+        ("count = 0\ndef f():\n    global count\n    count += 1", "f(); f()\nassert count == 2"),
+        ("print('chatter')\nimport sys\nprint('more', file=sys.stderr)\ndef f():\n    print('noise')\n    return 1",
+         "assert f() == 1"),
+        ("if __name__ == '__main__':\n    input()\ndef f(): return 1", "assert f() == 1"),
+    ],
+)  # fmt: skip
+def test_what_tests_do_with_functions_works_through_the_pipe(reward, program, tests):
+    assert reward(program, tests) == 1
+
+
+def test_check_is_called_with_the_entry_point(reward):
+    check = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n"
+    assert reward(ADD, check, entry_point="add") == 1
+    assert reward("def add(a, b): return 4", check, entry_point="add") == 0
+    assert reward(ADD, check + "check(add)") == 1
+
+
+def test_rows_are_independent_and_run_several_at_a_time(found):
+    programs = [ADD, "def add(a, b): return 0", "while True: pass", ADD]
+    tests = ["assert add(1, 2) == 3"] * 3 + [None]
+    assert code_reward(programs, tests=tests, image=IMAGE, timeout=3, workers=3) == [1, 0, 0, None]
+
+
+def test_tests_that_nothing_could_pass_or_fail_are_none_and_said(found, caplog):
+    caplog.set_level("INFO")
+    tests = ["def check(c):\n    assert c(1) == 1", "assert (", "x = 1", "import no_such_module\nassert add(1, 2) == 3",
+             "class T: pass\nassert add(T(), 2)"]  # fmt: skip
+    assert code_reward([ADD] * 5, tests=tests, image=IMAGE) == [None] * 5
+    assert "5 of 5 completions cannot be run" in caplog.text
+
+
+def test_the_program_is_the_last_fence_of_python_after_the_thinking():
+    assert program_of("x = 1") == "x = 1"
+    assert program_of("<think>\n```python\nno\n```\n</think>A:\n```python\na\n```\nor\n```Python\nb\n```\n") == "b\n"
+    assert program_of("```\nplain\n```\n```json\n{}\n```\nwords") == "plain\n"
+    assert program_of("```python\ncut off") == "cut off"
+    assert program_of("<think>\n```python\nnever ends\n```") is None
+
+
+def test_tests_of_no_known_form_are_an_error_that_names_the_row():
+    with pytest.raises(UserError, match="tests of row 7"):
+        read_tests([1, 2], None, "row 7")
+    with pytest.raises(UserError, match="tests_column"):
+        code_reward(["x"], tests_column="tets", tests=["assert x"])
+    with pytest.raises(UnusableError):
+        read_tests("print(add(1, 2))", None, "row 0")
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    sandbox.find.cache_clear()
+    yield
+    sandbox.find.cache_clear()
+
+
+def test_without_a_sandbox_nothing_runs_unless_the_option_says_so(nothing_installed):
+    with pytest.raises(UserError, match=r"bubblewrap is not installed.*allow_unconfined: true"):
+        code_reward([ADD], tests=["assert add(1, 2) == 3"])
+    assert code_reward([ADD] * 2, tests=["assert add(1, 2) == 3", "assert add(1, 2) == 4"], allow_unconfined=True) == [
+        1,
+        0,
+    ]
+    assert code_reward(["while True: pass"], tests=["assert f()"], allow_unconfined=True, timeout=1) == [0]
+    hog = "def f():\n    try: return len(bytearray(1 << 30))\n    except MemoryError: return 'limited'"
+    assert code_reward([hog], tests=["assert f() == 'limited'"], allow_unconfined=True) == [1]
