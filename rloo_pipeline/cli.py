@@ -160,12 +160,6 @@ def _profiles(arguments: argparse.Namespace) -> None:
         print(line)
 
 
-def _build_ops(_: argparse.Namespace) -> None:
-    from rloo_pipeline.training.engine import load_ops
-
-    load_ops()
-
-
 def _parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(
@@ -182,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name not in ("compare", "build-ops", "profiles", "reward-test"):
+        if name not in ("compare", "profiles", "reward-test"):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -255,7 +249,6 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
-    stage("build-ops", _build_ops, "Compile DeepSpeed's operations once, so that no stage waits for it.")
     profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
     profiles.add_argument("action", choices=["install"], help="what to do")
     profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")

@@ -5,14 +5,10 @@ Engines read their settings from the environment when they are imported, so `pre
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
-import shutil
 import sys
 import tempfile
-import uuid
 from pathlib import Path
 
 from rich.console import Console
@@ -27,7 +23,6 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_dir()))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -84,29 +79,6 @@ def cache_folder() -> Path:
         if os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.gettempdir()) / f"rloo-{os.getuid()}"
-
-
-def extensions_dir() -> Path:
-    """Where DeepSpeed's compiled operations lie, one folder a kind of processor: beside the interpreter when that is
-    writable. In an image it is not, and torch writes there even when it has nothing to compile: then it is a folder
-    in the cache, filled from what the image brings.
-    """
-    flags = ""
-    if (info := Path("/proc/cpuinfo")).exists():
-        flags = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
-    kind = f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-    own = Path(sys.prefix) / "torch_extensions" / kind
-    if os.access(sys.prefix, os.W_OK):
-        return own
-    place = cache_folder() / "rloo_pipeline" / "torch_extensions" / os.environ.get("APPTAINER_NAME", "") / kind
-    if own.is_dir() and not place.exists():
-        beside = place.with_name(f".{kind}.{uuid.uuid4().hex[:8]}")
-        shutil.copytree(own, beside)  # with its times, by which ninja sees that all is done
-        try:
-            beside.rename(place)
-        except OSError:  # another stage was faster
-            shutil.rmtree(beside)
-    return place
 
 
 def _route_output(log: Path | None) -> None:

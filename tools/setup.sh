@@ -44,7 +44,7 @@ check_python() {
         fail "$python has no venv module: install it (Debian and Ubuntu: python3-venv), or name another with PYTHON=..."
 }
 
-check_compiler() { # DeepSpeed compiles its communication between processes on a CPU.
+check_compiler() { # vLLM compiles some of its kernels on a CPU when it starts.
     if [ -z "${CXX:-}" ]; then CXX=$(command -v c++ || command -v g++ || true); fi
     command -v "${CXX%% *}" >/dev/null || fail "no C++ compiler, ${CXX:-c++ or g++}: install g++, or name one with CXX=..."
     export CXX
@@ -115,6 +115,5 @@ if ! .venv/bin/python -c 'import torch' >>$log 2>&1; then
     fail "torch cannot be imported: pip took a build for CUDA; point PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to PyTorch's CPU builds and try again"
 fi
 step "rloo_pipeline itself" pip install --no-deps --no-build-isolation -e .
-if [ "$accelerator" = cpu ]; then step "DeepSpeed's CPU communication, compiled once" .venv/bin/rloo build-ops; fi
 echo "$key" >$stamp
 echo "setup: done in $(($(date +%s) - started)) s"

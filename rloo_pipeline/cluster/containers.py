@@ -61,7 +61,7 @@ def prepare(config: Config) -> None:
     if not Path(os.environ.setdefault("TMPDIR", tempfile.gettempdir())).is_dir():
         del os.environ["TMPDIR"]  # that of the node that submitted
     os.environ.update(places)
-    folders = [*places.values(), *map(os.environ.get, ("TMPDIR", "TORCH_EXTENSIONS_DIR")), *_folders(config)]
+    folders = [*places.values(), os.environ.get("TMPDIR"), *_folders(config)]
     binds = [*os.environ.get("APPTAINER_BIND", "").split(","), *filter(None, folders)]
     binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
@@ -80,6 +80,7 @@ def _caches() -> Iterator[tuple[str, str]]:
         "VLLM_CACHE_ROOT": root / "vllm",
         "TRITON_CACHE_DIR": root / "rloo_pipeline" / "triton",
         "TORCHINDUCTOR_CACHE_DIR": root / "rloo_pipeline" / "inductor",
+        "TORCH_EXTENSIONS_DIR": root / "rloo_pipeline" / "torch_extensions",
     }.items():
         folder = place if name == "XDG_CACHE_HOME" else Path(os.environ.get(name, place)).absolute()
         folder.mkdir(parents=True, exist_ok=True)

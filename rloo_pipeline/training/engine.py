@@ -8,7 +8,6 @@ scheduler there is to carry.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,7 +71,7 @@ class Engine:
 
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
-        load_ops()
+        _compile_nothing()
         self.rank = ranks.current()
         self.settings = settings
         self.folder = folder
@@ -288,26 +287,12 @@ def _keep_grad_norm(engine: Engine) -> None:
     engine.engine.clip_fp32_gradients = clip
 
 
-def load_ops() -> None:
-    """Loads DeepSpeed's CPU communication, compiling it the first time (about a minute on 2 cores).
+def _compile_nothing() -> None:
+    """Tells DeepSpeed to leave its compiled operations alone.
 
-    torch guards each load by a file that a killed process leaves behind, and waits on it for ever. So loads are
-    guarded here by a lock of the operating system, which ends with its process: whoever has it may remove torch's
-    file.
+    On a CPU it would build one for all-reduces of inference, which training never calls: half a minute of a compiler,
+    and 69 MB of shared memory that no process ever gives back.
     """
-    if ranks.chip() == "cuda":
-        return
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    from deepspeed.comm.torch import build_shm_op
+    from deepspeed import ops
 
-    root = Path(os.environ["TORCH_EXTENSIONS_DIR"])
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "rloo.lock").open("w") as guard:
-        try:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-        except OSError:
-            build_shm_op()  # a file system without locks: torch's own guard must do
-            return
-        for left in root.glob("*/lock"):
-            left.unlink(missing_ok=True)
-        build_shm_op()
+    ops.__compatible_ops__ = {}

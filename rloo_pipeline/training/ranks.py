@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,9 +59,12 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
-    outcome = subprocess.run(
-        [*command, "-m", "rloo_pipeline", *arguments], env={**os.environ, progress.TERMINAL: terminal}, check=False
-    )
+    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:  # torchrun leaves folders of its own behind
+        outcome = subprocess.run(
+            [*command, "-m", "rloo_pipeline", *arguments],
+            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch},
+            check=False,
+        )
     if outcome.returncode != 0:
         raise UserError(
             f"one of the {processes} ranks of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); "

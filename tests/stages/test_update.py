@@ -1,14 +1,12 @@
 """The update stage, run as a command on made-up rounds: what changes a result, what must not, and what is refused."""
 
 import json
-import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import Round
-
-from rloo_pipeline import runtime
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +65,18 @@ def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain)
         assert (plain.run / file).read_bytes() == (again.run / file).read_bytes()
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_update_leaves_nothing_on_the_node(tmp_path, tiny_model, monkeypatch, processes) -> None:
+    """What lies in shared memory or in the scratch folder would fill the node, round by round."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    before = set(Path("/dev/shm").glob("*deepspeed*"))
+    made(tmp_path, tiny_model, "node", deepspeed={"processes": processes})
+    assert set(Path("/dev/shm").glob("*deepspeed*")) == before
+    assert list(scratch.iterdir()) == []
+
+
 def test_the_table_says_what_the_update_used(plain) -> None:
     table = pq.read_table(plain.run / "rounds" / "00001" / "train.parquet").to_pylist()
     rolled = [row for shard in range(2) for row in pq.read_table(plain._table(1, "rollouts", shard)).to_pylist()]
@@ -107,18 +117,6 @@ def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) 
     assert outcome.returncode == 0, outcome.stderr
     table = pq.read_table(run.run / "rounds" / "00001" / "train.parquet").to_pylist()
     assert [row["advantage"] for row in table] == pytest.approx([row["reward"] or 0.0 for row in table])
-
-
-def test_a_process_killed_while_it_loaded_an_extension_holds_nobody_up(tmp_path, tiny_model, monkeypatch) -> None:
-    """torch's guard file is left behind; it would be waited on for ever."""
-    extensions = shutil.copytree(runtime.extensions_dir(), tmp_path / "extensions")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
-    left = [folder / "lock" for folder in extensions.iterdir() if folder.is_dir()]
-    assert left
-    for file in left:
-        file.touch()
-    assert Round(tmp_path / "guard", tiny_model, algorithm={"beta": 0}).write(1).update().returncode == 0
-    assert not any(file.exists() for file in left)
 
 
 def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, mini
 
-from rloo_pipeline import runtime
 from rloo_pipeline.cluster import containers, profiles
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -110,25 +109,6 @@ def test_a_scratch_folder_of_another_node_is_left_out(project, tmp_path) -> None
 def test_gpus_are_asked_for_only_where_there_are_some(project) -> None:
     containers.prepare(config())
     assert ("APPTAINER_NV" in os.environ) == Path("/dev/nvidiactl").exists()
-
-
-def test_compiled_operations_of_an_image_are_taken_over_into_the_cache(tmp_path, monkeypatch) -> None:
-    prefix = tmp_path / "prefix"
-    monkeypatch.setattr("sys.prefix", str(prefix))
-    prefix.mkdir()
-    own = runtime.extensions_dir()
-    assert own.is_relative_to(prefix)
-    own.mkdir(parents=True)
-    (own / "op.so").write_text("compiled")
-    monkeypatch.setattr(os, "access", lambda path, _: not Path(path).is_relative_to(prefix))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("APPTAINER_NAME", "one.sif")
-    place = runtime.extensions_dir()
-    assert (place / "op.so").read_text() == "compiled"
-    assert place.is_relative_to(tmp_path / "cache")
-    assert [folder.name for folder in place.parent.iterdir()] == [place.name], "and nothing beside it"
-    monkeypatch.setenv("APPTAINER_NAME", "another.sif")
-    assert runtime.extensions_dir() != place
 
 
 def test_profiles_are_linked_and_none_of_the_users_own_is_touched(tmp_path) -> None:
