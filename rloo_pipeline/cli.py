@@ -12,6 +12,7 @@ from rloo_pipeline import __version__, cli_rewards, progress, runtime
 from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
+from rloo_pipeline.files import read_json
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -66,18 +67,32 @@ def _prompts(arguments: argparse.Namespace) -> None:
 
 def _warmstart(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "warmstart")
-    if _ranks(arguments, config.deepspeed.processes if config.warmstart.sft else 1, config.deepspeed.threads):
+    trained = config.warmstart.sft is not None
+    if arguments.trial is not None:  # the stage's module is heavy, and ranks.launch wants a light parent
+        trained = bool(read_json(arguments.trial)["asks_for_sft"])
+    if _ranks(arguments, config.deepspeed.processes if trained else 1, config.deepspeed.threads):
         from rloo_pipeline.stages.warmstart import warmstart
 
-        warmstart(config, arguments.assets, arguments.prompts, arguments.output)
+        warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
+
+
+def _probe(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "probe")
+    runtime.use_threads(config.vllm.threads)
+    from rloo_pipeline.stages.probe import probe
+
+    probe(config, arguments.prompts, arguments.policy, arguments.earlier, arguments.output)
 
 
 def _checks(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "checks")
-    runtime.use_threads(config.vllm.threads)
+    runtime.use_threads(config.deepspeed.threads)
     from rloo_pipeline.stages.checks import checks
 
-    checks(config, arguments.prompts, arguments.policy, arguments.output)
+    checks(
+        *(config, arguments.assets, arguments.prompts, arguments.policy, arguments.probe),
+        *(arguments.trial, arguments.output),
+    )
 
 
 def _rollout(arguments: argparse.Namespace) -> None:
@@ -136,9 +151,32 @@ def _without_log(words: Sequence[str]) -> list[str]:
 def _evaluate(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "evaluate")
     runtime.use_threads(config.vllm.threads)
-    from rloo_pipeline.stages.evaluate import evaluate
+    from rloo_pipeline.stages.evaluate import Outputs, evaluate
 
-    evaluate(config, arguments.prompts, arguments.policy, arguments.name, arguments.output, arguments.summary)
+    outputs = Outputs(arguments.output, arguments.greedy, arguments.summary)
+    evaluate(config, arguments.prompts, arguments.policy, arguments.name, outputs)
+
+
+def _distance(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "distance")
+    runtime.use_threads(config.deepspeed.threads)
+    from rloo_pipeline.stages.distance import distance
+
+    distance(config, arguments.completions, arguments.policy, arguments.reference, arguments.output)
+
+
+def _stage_harness(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.stage_harness import stage_harness
+
+    stage_harness(_config(arguments, "stage-harness"), arguments.output)
+
+
+def _harness(arguments: argparse.Namespace) -> None:
+    config = _config(arguments, "harness")
+    runtime.use_threads(config.vllm.threads)
+    from rloo_pipeline.stages.harness import harness
+
+    harness(config, arguments.policy, arguments.name, arguments.output)
 
 
 def _report(arguments: argparse.Namespace) -> None:
@@ -193,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
         "output",
     )
     stage("prompts", _prompts, "Template and tokenize the prompts into Arrow.", "assets", "output")
-    stage(
+    warmstart = stage(
         "warmstart",
         _warmstart,
         "Make policy 0, by SFT on demonstrations or as the model is.",
@@ -201,14 +239,24 @@ def _parser() -> argparse.ArgumentParser:
         "prompts",
         "output",
     )
-    stage(
+    warmstart.add_argument(
+        "--trial", type=Path, nargs="?", help="checks of the model as it is, where warmstart.train is auto"
+    )
+    probe = stage("probe", _probe, "Sample and score probe prompts with policy 0.", "prompts", "policy", "output")
+    probe.add_argument(
+        "--earlier", type=Path, nargs="?", help="probe of the model as it is, taken over where the policy is still that"
+    )
+    checks = stage(
         "checks",
         _checks,
-        "Try policy 0 on probe prompts; fails when RLOO could learn nothing.",
+        "Judge policy 0 by its probe; fails when RLOO could learn nothing.",
+        "assets",
         "prompts",
         "policy",
+        "probe",
         "output",
     )
+    checks.add_argument("--trial", action="store_true", help="a failure stops nothing: SFT may still come")
     rollout = stage("rollout", _rollout, "Sample one shard of a round with vLLM.", "prompts", "policy", "output")
     rollout.add_argument("--round", type=int, required=True, help="number of the round, from 1")
     rollout.add_argument("--shard", type=int, required=True, help="number of the shard, from 0")
@@ -241,9 +289,24 @@ def _parser() -> argparse.ArgumentParser:
         help="all shards of the reference log-probs, where beta is not 0",
     )
     evaluate = stage(
-        "evaluate", _evaluate, "Sample and score the held-out prompts.", "prompts", "policy", "output", "summary"
+        "evaluate",
+        _evaluate,
+        "Sample and score the held-out prompts.",
+        *("prompts", "policy", "output", "greedy", "summary"),
     )
-    evaluate.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
+    distance = stage(
+        "distance",
+        _distance,
+        "KL of a policy from policy 0 on its held-out completions.",
+        "completions",
+        "policy",
+        "output",
+    )
+    distance.add_argument("--reference", type=Path, required=True, help="folder of policy 0")
+    stage("stage-harness", _stage_harness, "Put the data of lm-eval's tasks in place; may use a network.", "output")
+    harness = stage("harness", _harness, "Tasks of lm-eval on a policy.", "policy", "output")
+    for one in (evaluate, harness):
+        one.add_argument("--name", required=True, help="what is evaluated, such as warmstart or final")
     stage("report", _report, "Write summary.json and report.html of a run.", "output", "summary")
     compare = stage("compare", _compare, "Lay finished runs side by side on one page.", "output")
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
@@ -260,10 +323,13 @@ HELP = {
     "assets": "folder that stage-assets wrote",
     "prompts": "folder that prompts wrote",
     "policy": "folder of a policy",
+    "probe": "table that probe wrote",
     "rollouts": "table of rollouts",
     "output-trainer": "folder for the trainer state",
     "metrics": "JSON file for the round's metrics",
     "events": "TensorBoard event file for the same",
     "table": "Parquet file for what the update used of each completion",
     "summary": "JSON file for the summary",
+    "completions": "table of completions that evaluate wrote",
+    "greedy": "table for the greedy completions",
 }

@@ -129,9 +129,10 @@ def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is list:
-        return f"list of {_name(arguments[0], places)}"
+        return f"list of {' or '.join(_name(member, places) for member in _members(arguments[0]))}"
     if origin is tuple:
-        return f"list of {len(arguments)} {_name(arguments[0], places)}s"
+        of = [_name(member, places) for member in _members(arguments[0]) if member is not types.NoneType]
+        return f"list of {len(arguments)} {of[0]}s" + (" or nulls" if types.NoneType in _members(arguments[0]) else "")
     if origin is dict:
         return "mapping"
     return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]

@@ -1,10 +1,10 @@
 """The configuration of a run: one pydantic model a section, a docstring under every key; config_file.py reads it."""
 
 from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
-from rloo_pipeline.config.data import Checks, Dataset, Model, Sft, Source, Warmstart
+from rloo_pipeline.config.data import Checks, Dataset, Limits, Model, Sft, Source, Warmstart
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Container, Report, Sections
-from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
+from rloo_pipeline.config.sampling import Correct, Evaluation, Harness, Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Dtype, Section
 from rloo_pipeline.config.training import Deepspeed, Lora, Update
 
@@ -22,6 +22,8 @@ __all__ = [
     "Deepspeed",
     "Dtype",
     "Evaluation",
+    "Harness",
+    "Limits",
     "Lora",
     "Mismatch",
     "Model",

@@ -105,6 +105,10 @@ class Sft(Section):
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient norm to clip to."""
+    held_out: int = Field(0, ge=0)
+    """Demonstrations that are not trained on, drawn with the seed, so that the checks can give their perplexity. Those
+    of evaluation prompts are held out in any case.
+    """
 
 
 class Warmstart(Section):
@@ -112,6 +116,69 @@ class Warmstart(Section):
 
     sft: Sft | None = None
     """Train on demonstrations first; without it the model is taken as it is."""
+    train: Literal["always", "auto"] = "always"
+    """Whether SFT runs in any case, or only when the checks of the model as it is ask for it (`auto`); they run again
+    on what comes of it.
+    """
+
+
+Limit = tuple[float | None, float | None]
+
+
+class Limits(Section):
+    """Where each check warns and where it fails: `[warn, fail]`, null for never."""
+
+    round_trip: Limit = (1, None)
+    """Least share of prompts whose token ids stay the same as text and back."""
+    double_bos: Limit = (None, 0)
+    """Most prompts that begin with two BOS tokens."""
+    generation_prompt: Limit = (1, None)
+    """Least share of chats that end in what the template puts before an answer."""
+    stop_ids: Limit = (0, None)
+    """Most disagreements of tokenizer, generation config and template on the token that ends an answer."""
+    pad_token: Limit = (0, None)
+    """1 where the PAD token is an end token too."""
+    logprob_difference: Limit | None = None
+    """Most nats between vLLM's and the trainer's log-prob of a token; where not given, [0.001, 0.1] in float32 and
+    [1, 5] in the 16-bit formats, whose tails are that rough.
+    """
+    perplexity: Limit = (20, None)
+    """Highest perplexity on demonstrations that SFT trains on."""
+    perplexity_held_out: Limit = (20, None)
+    """The same on demonstrations that it does not train on."""
+    overfitting: Limit = (1.5, None)
+    """The second divided by the first, at most."""
+    scorable: Limit = (0.9, 0.01)
+    """Least share of completions with a reward."""
+    mean_reward: Limit = (None, None)
+    """Lowest mean reward."""
+    pass_at_1: Limit = (None, None)
+    """Least chance that a completion is right."""
+    pass_at_k: Limit = (0.1, None)
+    """Least chance that one of K is right."""
+    all_right: Limit = (0.5, None)
+    """Most groups with nothing but right answers."""
+    all_wrong: Limit = (0.8, None)
+    """Most groups without a right answer."""
+    mixed: Limit = (0.2, None)
+    """Least share of groups with right and wrong answers."""
+    wasted: Limit = (0.8, None)
+    """Most completions that are expected in groups of all right or all wrong answers."""
+    teaching: Limit = (0.2, 0.01)
+    """Least share of groups with at least two different rewards: RLOO learns from no others."""
+    truncated: Limit = (0.2, None)
+    """Most completions that reach the length limit."""
+    format_rate: Limit = (0.5, None)
+    """Least share of completions in the form that `checks.format_reward` asks for."""
+    entropy: Limit = (0.01, None)
+    """Lowest mean entropy of a token in nats."""
+    duplicates: Limit = (0.8, None)
+    """Most completions that repeat a sibling word by word."""
+
+    def by_name(self, dtype: str) -> dict[str, Limit]:
+        """All of them, those of `logprob_difference` for this number format."""
+        rough: Limit = (0.001, 0.1) if dtype == "float32" else (1, 5)
+        return {name: rough if (limit := getattr(self, name)) is None else limit for name in type(self).model_fields}
 
 
 class Checks(Section):
@@ -121,3 +188,18 @@ class Checks(Section):
     """Training prompts that policy 0 is tried on."""
     probe_num_generations: int | None = Field(None, ge=2)
     """Samples a probe prompt; rollout.num_generations where not given."""
+    demonstrations: int = Field(64, ge=1)
+    """Demonstrations, of those trained on and of the held-out ones, that perplexity is taken over."""
+    format_reward: str | None = None
+    """Reward function (of 0 and 1) that tells the form; the one named `format` where not given and there is one."""
+    limits: Limits = Limits()
+    """Limits."""
+    accept: list[str] = []
+    """Checks whose failure does not stop the run; it stays in checks.json and in the report."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name in self.accept:
+            if name not in Limits.model_fields:
+                raise ValueError(f"accept: there is no check '{name}' (there are {', '.join(Limits.model_fields)})")
+        return self

@@ -102,6 +102,7 @@ class Config(Section):
             )
         for key, name in [
             ("correct.reward", self.correct.reward),
+            ("checks.format_reward", self.checks.format_reward),
             *(("evaluation.breakdown", b) for b in self.evaluation.breakdown),
         ]:
             if name is not None and name not in columns:
@@ -110,6 +111,11 @@ class Config(Section):
             raise ValueError(
                 f"algorithm.steps_per_generation ({self.algorithm.steps_per_generation}) does not divide the "
                 f"{self.rollout.num_prompts} prompts of a round"
+            )
+        if self.evaluation.every is not None and self.evaluation.every % self.keep_every:
+            raise ValueError(
+                f"evaluation.every ({self.evaluation.every}) is no multiple of keep_every ({self.keep_every}): the "
+                "policies between are not kept"
             )
         cut, algorithm = self.rollout.cut_by, self.algorithm
         compared = {
@@ -130,6 +136,18 @@ class Config(Section):
         return self
 
     @property
+    def tries_model(self) -> bool:
+        """Whether the model as it is is tried first, to see whether it needs SFT."""
+        return self.warmstart.sft is not None and self.warmstart.train == "auto"
+
+    @property
+    def evaluated(self) -> dict[str, int]:
+        """The evaluations of the run and the round of the policy that each is of, in order."""
+        every = self.evaluation.every
+        between = [] if every is None else range(every, self.rounds, every)
+        return {"warmstart": 0, **{f"{number:05d}": number for number in between}, "final": self.rounds}
+
+    @property
     def uses_reference(self) -> bool:
         """Whether any update needs log-probs of the reference policy."""
         return self.algorithm.beta != 0
@@ -143,7 +161,7 @@ class Config(Section):
 
     def params(self, stage: str) -> JSON:
         """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
-        return self.model_dump(mode="json", include=set(STAGES[stage].decides))
+        return self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
 
 
 class Sections(NamedTuple):
@@ -153,17 +171,30 @@ class Sections(NamedTuple):
     """Those that its result depends on."""
     reads: tuple[str, ...] = ()
     """Those that say where and how it runs only, or what it tells people beside its result."""
+    but: Mapping[str, set[str]] = {}
+    """Keys of the first ones that do not."""
 
+
+_OTHERS = {"evaluation": {"every", "harness"}}
+_HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
     "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
     "prompts": Sections(("dataset", "model")),
     "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
-    "checks": Sections(("seed", "model", "rollout", "rewards", "checks"), ("correct", "scoring", "vllm")),
+    "probe": Sections(("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm")),
+    "checks": Sections(
+        ("seed", "model", "dataset", "warmstart", "rollout", "rewards", "checks"), ("correct", "deepspeed")
+    ),
     "rollout": Sections(("seed", "model", "rollout"), ("run", "vllm")),
     "score": Sections(("rewards",), ("scoring",)),
     "reference": Sections(("model", "rollout"), ("deepspeed",)),
     "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",)),
-    "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm")),
+    "evaluate": Sections(
+        ("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm"), _OTHERS
+    ),
+    "distance": Sections(("seed", "model", "evaluation"), ("deepspeed",), _OTHERS),
+    "stage-harness": Sections(("evaluation",), (), _HARNESS_ALONE),
+    "harness": Sections(("seed", "model", "evaluation"), ("vllm",), _HARNESS_ALONE),
     "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
 }

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import JSON, Section
 
 
 class Rollout(Section):
@@ -84,8 +84,29 @@ class Correct(Section):
     """A completion is right when that reward is at least this."""
 
 
+class Harness(Section):
+    """Benchmarks by the library lm-eval, through its vLLM backend, on the policies that are evaluated."""
+
+    tasks: list[str | JSON] = Field(min_length=1)
+    """Tasks by lm-eval's names; or mappings with `task` and what to change of it, such as `dataset_path: json` and
+    `dataset_kwargs` for a local file.
+    """
+    num_fewshot: int | None = Field(None, ge=0)
+    """Worked examples before each problem; as the task has it where not given."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first so many problems of each task."""
+    apply_chat_template: bool = False
+    """Ask as a user would, through the model's chat template, examples as earlier turns."""
+    gen_kwargs: JSON = {}
+    """Changes to how a task samples, such as `{max_gen_toks: 1024}`."""
+    include_path: str | None = None
+    """Folder with task files of your own."""
+    max_model_len: int | None = Field(None, ge=1)
+    """Longest prompt and answer together in tokens; the model's context where not given."""
+
+
 class Evaluation(Section):
-    """Held-out problems, the same prompts and seeds for the warm start and the final policy."""
+    """Held-out problems, the same prompts and seeds for the warm start, the final policy and those in between."""
 
     num_prompts: int | None = Field(None, ge=1)
     """Held-out prompts, the first so many; all where not given."""
@@ -93,6 +114,12 @@ class Evaluation(Section):
     """Samples a prompt; pass@k is given for k = 1, 2, 4, … up to it."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
+    greedy: bool = True
+    """Ask once more without chance, one completion a prompt, beside the sampled ones."""
+    every: int | None = Field(None, ge=1)
+    """Evaluate the policy of every n-th round too; a multiple of keep_every."""
+    harness: Harness | None = None
+    """Benchmarks of lm-eval beside the held-out prompts."""
     max_completion_length: int | None = Field(None, ge=1)
     """Longest completion in tokens; the rollouts' where not given."""
     breakdown: list[str] = []

@@ -1,111 +1,180 @@
-"""checks: policy 0 is tried on probe prompts before any update is paid for → checks.json (checks.failed.json).
+"""checks: a probe of policy 0 → checks.json (checks.failed.json), before any update is paid for.
 
-Stops the run where RLOO could learn nothing: it learns only from groups whose rewards differ.
+Stops the run where a check fails that `checks.accept` does not name. A trial is the same of the model as it is, before
+SFT: it stops nothing, and says whether SFT is asked for.
 """
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rloo_pipeline import tables
+from rloo_pipeline import progress, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import write_json
-from rloo_pipeline.generation import groups
+from rloo_pipeline.files import read_json, write_json
 from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight.statistics import pass_at_ks
-from rloo_pipeline.progress import say
+from rloo_pipeline.insight.warmstart_checks.evidence import Evidence
+from rloo_pipeline.insight.warmstart_checks.groups import mixing_of
+from rloo_pipeline.insight.warmstart_checks.registry import judge, threshold
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.score import score_table
-from rloo_pipeline.training import policy
+from rloo_pipeline.stages.demonstrations import demonstrations
+from rloo_pipeline.stages.probe import policy_in
+from rloo_pipeline.stages.token_facts import token_facts
+from rloo_pipeline.training import passes
 
-Check = dict[str, Any]
+Found = list[dict[str, Any]]
+Array = NDArray[np.float64]
+BARS = 24
+"""Of the histogram of lengths."""
+LARGEST_SHOWN = 64
+"""K up to which the expected share of mixed groups is given."""
 
 
-def checks(config: Config, prompts: Path, policy_folder: Path, output: Path) -> None:
-    """Tries the policy and writes what came out.
+def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Path, trial: bool, output: Path) -> None:
+    """Judges a policy and writes what came out.
+
+    Args:
+        config: of the stage.
+        assets: what `stage-assets` wrote, for the demonstrations.
+        prompts: what `prompts` wrote.
+        folder: the policy, or `assets` for the model as it is.
+        probed: its probe.
+        trial: whether a failure stops nothing.
+        output: checks.json.
 
     Raises:
-        UserError: no probe prompt has two completions of different reward, so there is nothing to learn from.
+        UserError: a check fails and is not accepted.
     """
-    train = PromptSet(prompts / "train")
-    probes = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
-    samples = config.checks.probe_num_generations or config.rollout.num_generations
-    sampler = groups.load_sampler(policy_folder, config, train.longest, config.rollout.max_completion_length)
-    decoding = groups.decoding_of(config.rollout)
-    made = groups.sample_groups(sampler, train.rows(probes), samples, decoding, config.seed, ("probe",))
-    rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-    scored = score_table(config, rolled, train, policy_folder)
-    tokenizer = policy.load_tokenizer(policy_folder, config.model.trust_remote_code)
-    found = [
-        _tokens(tokenizer.pad_token_id, tokenizer.eos_token_id, sampler.stop_ids),
-        *_probe_checks(config, rolled, scored, samples),
-    ]
-    for check in found:
-        say(f"{check['verdict']:4}  {check['name']}: {check['value']}  {check['advice']}".rstrip())
-    failed = [check for check in found if check["verdict"] == "fail"]
-    place = output.with_suffix(".failed.json") if failed else output
-    about = {"policy": policy.digest(policy_folder), "prompts": len(probes), "num_generations": samples}
-    write_json(place, {**about, "checks": found})
-    if failed:
-        advice = failed[0]["advice"]
-        raise UserError(f"{policy_folder}: the warm start does not pass its checks ({place}): {advice}")
-
-
-def _tokens(pad: int | None, eos: int | list[int] | None, stops: list[int]) -> Check:
-    """Pad and end tokens; equal ones are safe here, since masks come from lengths and not from ids, but not in other
-    tools.
-    """
-    verdict, advice = (
-        ("pass", "") if pad not in stops else ("warn", "PAD is also an end token; give the tokenizer a PAD of its own")
+    folder = policy_in(folder)
+    table = tables.read(probed, "completions")
+    evidence = gather(config, assets, prompts, folder, table)
+    found = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
+    say_table(found)
+    failed = [check for check in found if check["verdict"] == "fail" and not check["accepted"]]
+    stops = bool(failed) and not trial
+    place = output.with_suffix(".failed.json") if stops else output
+    write_json(
+        place,
+        {
+            "policy": tables.about(table)["policy"],
+            "prompts": len(evidence.rewards),
+            "num_generations": evidence.rewards.shape[1],
+            "checks": found,
+            "asks_for_sft": [check["name"] for check in found if check["asks_for_sft"]],
+            **_shapes(evidence),
+        },
     )
-    return {"name": "tokens", "value": f"pad {pad}, eos {eos}, stop {stops}", "verdict": verdict, "advice": advice}
-
-
-def _probe_checks(config: Config, rolled: pa.Table, scored: pa.Table, samples: int) -> list[Check]:
-    """What real generation on the probe prompts shows."""
-    rewards = seen.grid(scored["reward"], samples)
-    passes = pass_at_ks(seen.right(scored, config.rewards, config.correct, samples))
-    known = rewards[~np.isnan(rewards)]
-    spread = np.nanmax(rewards, axis=1, initial=-np.inf) > np.nanmin(rewards, axis=1, initial=np.inf)
-    truncated = float(np.mean([reason != "stop" for reason in rolled["finish_reason"].to_pylist()]))
-    best = max(passes)
-
-    def check(name: str, value: float | None, verdict: str = "pass", advice: str = "") -> Check:
-        return {"name": name, "value": value, "verdict": verdict, "advice": advice}
-
-    return [
-        check("mean reward", float(known.mean()) if len(known) else None),
-        check("pass@1", float(passes[1].mean())),
-        check(f"pass@{best}", float(passes[best].mean())),
-        check(
-            "truncated completions",
-            truncated,
-            *(("warn", "raise rollout.max_completion_length") if truncated > 0.5 else ()),
-        ),
-        check("groups without reward variance", float(1 - spread.mean()), *_lesson(known, spread)),
-    ]
-
-
-def _lesson(known: Any, spread: Any) -> tuple[str, ...]:
-    """Whether there is something to learn from."""
-    if spread.any():
-        share = float(spread.mean())
-        return (
-            ()
-            if share >= 0.2
-            else ("warn", f"only {share:.0%} of groups teach; try more num_generations or easier prompts")
+    if stops:
+        advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
+        raise UserError(
+            f"{folder}: the warm start does not pass its checks ({place}): {advice} "
+            f"To go on in spite of it: checks.accept: [{', '.join(check['name'] for check in failed)}]"
         )
-    if not len(known):
-        return ("fail", "no reward function could score any completion of any probe prompt; check the rewards' columns")
-    return (
-        "fail",
-        f"all {len(known)} scored completions of all probe prompts got the same reward ({known[0]:g}), so RLOO could "
-        "learn nothing; train on demonstrations first (warmstart.sft), ease the prompts or the rewards, or raise "
-        "rollout.temperature",
+
+
+def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.Table) -> Evidence:
+    """Everything that the checks see, from the probe and from passes of the trainer's model."""
+    samples = int(tables.about(table)["num_generations"])
+    completions = table["completion_ids"].to_pylist()
+    ids = table["prompt_id"].to_pylist()[::samples]
+    known = PromptSet(prompts / "train").by_id(ids)
+    texts = table["completion"].to_pylist()
+    lengths = np.array([len(own) for own in completions]).reshape(-1, samples)
+    truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
+    passed = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
+    tokens = config.deepspeed.max_tokens_per_micro_batch
+    prompt_ids = table["prompt_ids"].to_pylist()
+    scored = passes.score(passed, prompt_ids, completions, config.rollout.temperature, tokens, "log-probs")
+    differences = None
+    if not config.rollout.cut_by:
+        differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
+    trained, held_out = _demonstrated(config, assets, prompts, passed)
+    return Evidence(
+        tokens=token_facts(config, folder, [known[prompt_id] for prompt_id in ids]),
+        dtype=config.model.dtype,
+        longest=config.rollout.max_completion_length,
+        rewards=seen.grid(table["reward"], samples),
+        right=seen.right(table, config.rewards, config.correct, samples),
+        lengths=lengths,
+        truncated=truncated,
+        texts=[texts[place : place + samples] for place in range(0, len(texts), samples)],
+        in_form=_in_form(config, table, samples),
+        differences=differences,
+        entropies=_flat(scored.entropies),
+        demonstrations=trained,
+        held_out=held_out,
+        num_generations=config.rollout.num_generations,
+        seed=derive(config.seed, "bootstrap"),
     )
+
+
+def _demonstrated(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
+    """Log-probs of some demonstrations' tokens: of those that SFT trains on, and of the held-out ones."""
+    section = config.warmstart.sft
+    if section is None:
+        return None, None
+    places = read_json(assets / "assets.json")
+    start = Path(places["model"]["path"])
+    found = demonstrations(config, section, places["demonstrations"]["path"], start, prompts)
+
+    def logps(pairs: Sequence[tuple[list[int], list[int]]], name: str) -> Array | None:
+        drawn = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]
+        if not drawn:
+            return None
+        some = [pairs[place] for place in drawn]
+        tokens = config.deepspeed.max_tokens_per_micro_batch
+        asked, said = zip(*some, strict=True)
+        return _flat(passes.score(model, asked, said, 1.0, tokens, name).logps)
+
+    pairs = list(zip(found.trained.prompts, found.trained.completions, strict=True))
+    return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(found.held_out, "held out")
+
+
+def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_] | None:
+    """Which completions have the form; None where no reward function tells."""
+    functions = [reward.column for reward in config.rewards]
+    name = config.checks.format_reward or ("format" if "format" in functions else None)
+    return None if name is None else np.nan_to_num(seen.grid(table[name], samples)) >= 1.0
+
+
+def _shapes(evidence: Evidence) -> dict[str, Any]:
+    """Distributions for the report: lengths, right answers a group, mixed groups by K."""
+    counts, edges = np.histogram(evidence.lengths, bins=BARS, range=(0, max(evidence.longest, 1)))
+    mixing = mixing_of(evidence)
+    ks = [2**power for power in range(1, LARGEST_SHOWN.bit_length())]
+    samples = evidence.right.shape[1]
+    return {
+        "lengths": {"edges": edges.tolist(), "counts": counts.tolist()},
+        "right_in_group": np.bincount(evidence.right.sum(axis=1), minlength=samples + 1).tolist(),
+        "expected_mixed": {str(k): mixing.mixed(k) for k in ks} if mixing else None,
+    }
+
+
+def say_table(found: Found) -> None:
+    """The checks as a table, for the terminal and the log."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_edge=False)
+    for heading in ("check", "", "value", "limits", "advice"):
+        table.add_column(heading, overflow="fold")
+    for check in found:
+        verdict = f"{check['verdict']}, accepted" if check["accepted"] else check["verdict"]
+        advice = "" if check["verdict"] == "pass" else check["advice"]
+        table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)
+    text = io.StringIO()
+    width = progress.console.width if progress.console.is_terminal else 160
+    Console(file=text, width=max(width, 80)).print(table)
+    progress.say("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+def _flat(values: Sequence[Sequence[float]]) -> Array:
+    return np.array([value for row in values for value in row], dtype=np.float64)

@@ -6,7 +6,7 @@ The seeds of the samples do not depend on the policy, so warm start and final po
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,39 +23,64 @@ from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.stages.metrics import length_metrics
+from rloo_pipeline.stages.probe import joined_table
 from rloo_pipeline.stages.score import score_table
 from rloo_pipeline.training import policy
 
 
-def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, output: Path, summary: Path) -> None:
-    """Evaluates a policy; writes its completions to `output` and what they come to into `summary`."""
+class Outputs(NamedTuple):
+    """What an evaluation writes."""
+
+    sampled: Path
+    greedy: Path
+    """Without a row where evaluation.greedy is false, or the others are greedy themselves."""
+    summary: Path
+
+
+def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outputs: Outputs) -> None:
+    """Evaluates a policy; writes its completions and what they come to."""
     settings = config.evaluation
     held_out = PromptSet(prompts / "eval")
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = settings.max_completion_length or config.rollout.max_completion_length
     decoding = Decoding(settings.temperature, 1.0, 0, None, longest)
     sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
-    made = groups.sample_groups(sampler, rows, settings.num_generations, decoding, config.seed, ("evaluation",))
-    rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-    scored = score_table(config, rolled, held_out, policy_folder)
     digest = policy.digest(policy_folder)
-    schema = tables.completions_schema([reward.column for reward in config.rewards])
-    joined = pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)
-    about = groups.facts(config.model, decoding)
-    tables.write(
-        output, joined, schema, "completions", run=config.run, seed=config.seed, policy=digest, evaluated=name, **about
-    )
-    found = summarize(config, joined)
-    write_json(summary, {"policy": digest, "evaluated": name, **found})
+
+    def ask(path: Path, samples: int, how: Decoding, asked: list[dict[str, Any]]) -> pa.Table:
+        made = groups.sample_groups(sampler, asked, samples, how, config.seed, ("evaluation",))
+        rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
+        joined = joined_table(config, rolled, score_table(config, rolled, held_out, policy_folder))
+        about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
+        tables.write(path, joined, joined.schema, "completions", **about, **groups.facts(config.model, how))
+        return joined
+
+    sampled = ask(outputs.sampled, settings.num_generations, decoding, rows)
+    twice = settings.greedy and settings.temperature > 0
+    greedy = ask(outputs.greedy, 1, decoding._replace(temperature=0.0), rows if twice else [])
+    found = summarize(config, sampled) | {"greedy": summarize(config, greedy, 1, 0.0) if twice else None}
+    write_json(outputs.summary, {"policy": digest, "evaluated": name, **found})
     low, high = found["ci95"]
+    said = f"; greedy {found['greedy']['accuracy']:.1%}" if twice else ""
     say(
-        f"{name}: pass@1 {found['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}) on {len(rows)} held-out prompts"
+        f"{name}: pass@1 {found['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){said}, "
+        f"on {len(rows)} held-out prompts"
     )
 
 
-def summarize(config: Config, table: pa.Table) -> dict[str, Any]:
-    """Accuracy, pass@k, rewards, lengths and the breakdown of an evaluation's completions."""
-    settings, samples = config.evaluation, config.evaluation.num_generations
+def summarize(
+    config: Config, table: pa.Table, samples: int | None = None, temperature: float | None = None
+) -> dict[str, Any]:
+    """Accuracy, pass@k, rewards, lengths and the breakdown of an evaluation's completions.
+
+    Args:
+        config: of the stage.
+        table: completions with scores.
+        samples, temperature: of the table; those of the configuration where not given.
+    """
+    settings = config.evaluation
+    samples = samples or settings.num_generations
+    temperature = settings.temperature if temperature is None else temperature
     seed = derive(config.seed, "bootstrap")
 
     def estimate(values: NDArray[np.float64]) -> Estimate:
@@ -68,7 +93,7 @@ def summarize(config: Config, table: pa.Table) -> dict[str, Any]:
     return {
         "prompts": len(right),
         "num_generations": samples,
-        "temperature": settings.temperature,
+        "temperature": temperature,
         "accuracy": passes[1].value,
         "ci95": passes[1].ci95,
         "pass@k": {str(k): found._asdict() for k, found in passes.items()},

@@ -6,35 +6,23 @@ A job of its own, so that the trainer never holds a second model. Not run where 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rloo_pipeline import tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.progress import counting, say
-from rloo_pipeline.training import packing, policy, ranks
+from rloo_pipeline.progress import say
+from rloo_pipeline.training import passes, policy
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
     """Writes the reference log-probs of one shard, row by row as the rollouts."""
     import torch
 
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-
     torch.set_num_threads(config.deepspeed.threads)
     rolled = tables.read(rollouts, "rollouts")
-    device = torch.device(ranks.chip())
-    model: Any = policy.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
-    logprobs = TokenLogProbs(model.to(device).eval(), config.rollout.temperature)
+    model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
     prompts, completions = rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist()
-    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-    found: list[list[float]] = [[]] * len(lengths)
-    with torch.inference_mode(), counting("reference log-probs", len(lengths)) as counter:
-        for rows in packing.micro_batches(lengths, config.deepspeed.max_tokens_per_micro_batch):
-            pack = packing.pack([prompts[row] for row in rows], [completions[row] for row in rows]).to(device)
-            logps, _ = logprobs(pack)
-            for row, values in zip(rows, logps.cpu().split(pack.completion_lengths.tolist()), strict=True):
-                found[row] = values.tolist()
-            counter.advance(len(rows))
+    tokens = config.deepspeed.max_tokens_per_micro_batch
+    found = passes.score(model, prompts, completions, config.rollout.temperature, tokens, "reference log-probs").logps
     known = tables.about(rolled)
     made = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}

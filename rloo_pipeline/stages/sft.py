@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.config import Config, Sft
-from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.files import read_json
-from rloo_pipeline.progress import counting, say, track
-from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.prompting import encode, prompt_of
-from rloo_pipeline.rows import read_rows
+from rloo_pipeline.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import policy
+from rloo_pipeline.stages.demonstrations import demonstrations
 from rloo_pipeline.training.engine import Engine, Sequences, Settings
 from rloo_pipeline.training.schedule import Schedule
 
@@ -36,7 +32,7 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     torch.set_num_threads(config.deepspeed.threads)
     places = read_json(assets / "assets.json")
     start = Path(places["model"]["path"])
-    sequences = _demonstrations(config, section, places["demonstrations"]["path"], start, prompts)
+    sequences = demonstrations(config, section, places["demonstrations"]["path"], start, prompts).trained
     engine = Engine(start, _settings(config, section), derive(config.seed, "sft"))
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
@@ -89,30 +85,3 @@ def _settings(config: Config, section: Sft) -> Settings:
         gradient_checkpointing=config.deepspeed.gradient_checkpointing,
         lora=None,
     )
-
-
-def _demonstrations(config: Config, section: Sft, path: str, model: Path, prompts: Path) -> Sequences:
-    """Prompts and completions as token ids; demonstrations of held-out prompts are left out."""
-    tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
-    held_out = {tuple(ids) for ids in PromptSet(prompts / "eval").table["prompt_ids"].to_pylist()}
-    rows = read_rows(section.demonstrations, path)
-    pairs: list[tuple[list[int], list[int]]] = []
-    for row in track(rows, "tokenizing demonstrations", len(rows)):
-        ids = encode(prompt_of(row, config.dataset, path), config.dataset, tokenizer, path)
-        if tuple(ids) not in held_out:
-            text = _completion_text(row, section.completion_column, path)
-            pairs.append((ids, [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]))
-    if len(pairs) < len(rows):
-        say(f"demonstrations: {len(rows) - len(pairs)} of {len(rows)} left out, since they are of evaluation prompts")
-    if not pairs:
-        raise UserError(f"{path}: no demonstration is left; all are of evaluation prompts")
-    return Sequences(*zip(*pairs, strict=True))
-
-
-def _completion_text(row: dict[str, Any], column: str, path: str) -> str:
-    """The completion of a demonstration, given as text or as one assistant message."""
-    if column not in row:
-        near = did_you_mean(column, row) or f"; there are {', '.join(row)}"
-        raise UserError(f"{path}: no column '{column}' (warmstart.sft.completion_column){near}")
-    completion = row[column]
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])

@@ -11,13 +11,29 @@ from rloo_pipeline.stages.sft import sft
 from rloo_pipeline.training import policy
 
 
-def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None:
+def trains(config: Config, trial: Path | None) -> bool:
+    """Whether SFT is run: always where there are demonstrations, or as the trial of the model as it is asks for it."""
+    if config.warmstart.sft is None:
+        return False
+    return trial is None or bool(read_json(trial)["asks_for_sft"])
+
+
+def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, output: Path) -> None:
     """Writes policy 0 into `output`; where SFT is asked for, every rank takes part.
+
+    Args:
+        config: of the stage.
+        assets, prompts: what these stages wrote.
+        trial: checks of the model as it is, where `warmstart.train` is `auto`.
+        output: the policy.
 
     Raises:
         UserError: the model is not whole or cannot be trained; no demonstrations are left.
     """
-    if config.warmstart.sft is not None:
+    if trial is not None and config.warmstart.sft is not None:
+        asking = read_json(trial)["asks_for_sft"]
+        say(f"SFT is asked for by {', '.join(asking)}" if asking else "no check asks for SFT")
+    if config.warmstart.sft is not None and trains(config, trial):
         sft(config, config.warmstart.sft, assets, prompts, output)
         return
     model = Path(read_json(assets / "assets.json")["model"]["path"])

@@ -80,8 +80,10 @@ def base_policy(wildcards):
 
 
 def gate(wildcards):
-    """The first update waits for the checks. Rollouts do not, so that another reward does not sample again."""
-    return f"{RUN}/warmstart/checks.json" if int(wildcards.round) == 1 else []
+    """The first update waits for the checks, and is not made again after others that pass. Rollouts do not wait, so that
+    another reward does not sample again.
+    """
+    return ancient(f"{RUN}/warmstart/checks.json") if int(wildcards.round) == 1 else []
 
 
 def trainer_before(wildcards):
@@ -98,7 +100,7 @@ def reference_shards(wildcards):
 
 
 def evaluated_policy(wildcards):
-    return f"{RUN}/policies/{'00000' if wildcards.name == 'warmstart' else LAST}"
+    return f"{RUN}/policies/{CONFIG.evaluated[wildcards.name]:05d}"
 
 
 def growing(amount):
@@ -124,4 +126,4 @@ onstart:
 wildcard_constraints:
     round=r"\d{5}",
     shard=r"\d{3}",
-    name="warmstart|final",
+    name=one_of(CONFIG.evaluated),

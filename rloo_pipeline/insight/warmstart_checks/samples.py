@@ -1,0 +1,105 @@
+"""What the probe completions are like: rewards, form, length, variety."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rloo_pipeline.insight.statistics import Estimate, bootstrap, pass_at_ks
+from rloo_pipeline.insight.warmstart_checks.evidence import Array, Evidence
+from rloo_pipeline.insight.warmstart_checks.registry import Measure, check
+
+
+@check("scorable", bad="below")
+def scorable(seen: Evidence) -> Measure:
+    """Share of the completions that have a reward."""
+    share = float(np.mean(~np.isnan(seen.rewards)))
+    return Measure(
+        share,
+        f"{share:.1%}",
+        "The reward functions score the completions.",
+        "no reward function could score most completions of the probe prompts; check the columns that they read.",
+    )
+
+
+@check("mean_reward", bad="below")
+def mean_reward(seen: Evidence) -> Measure:
+    """Mean over prompts of the mean reward of a prompt's scorable completions."""
+    known = seen.rewards[~np.isnan(seen.rewards).all(axis=1)]
+    if not len(known):
+        return Measure(None, "–", "", "no completion has a reward; check the columns that the rewards read.")
+    found = _estimate(np.nanmean(known, axis=1), seen)
+    return Measure(
+        found.value,
+        f"{found.value:.3g} ({found.ci95[0]:.3g} to {found.ci95[1]:.3g})",
+        "Where the first round begins.",
+        "The rewards are low: ease the prompts or the rewards, or train on demonstrations first.",
+    )
+
+
+@check("pass_at_1", bad="below")
+def pass_at_1(seen: Evidence) -> Measure:
+    """Chance that a completion is right."""
+    found = _estimate(pass_at_ks(seen.right)[1], seen)
+    return Measure(found.value, _share(found), "The share of right answers at the first try.", "Few answers are right.")
+
+
+@check("pass_at_k", bad="below", sft=True)
+def pass_at_k(seen: Evidence) -> Measure:
+    """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the trial's K."""
+    passes = pass_at_ks(seen.right)
+    best = max(passes)
+    found = _estimate(passes[best], seen)
+    return Measure(
+        found.value,
+        f"pass@{best} {_share(found)}",
+        "The policy can solve a good part of the prompts, if not each time.",
+        "Most prompts are never solved, so RLOO has nothing to make likelier: train on demonstrations first "
+        "(warmstart.sft), or ease the prompts.",
+    )
+
+
+@check("truncated", bad="above")
+def truncated(seen: Evidence) -> Measure:
+    """Share of completions that reach the length limit."""
+    share = float(seen.truncated.mean())
+    low, middle, high = (int(np.quantile(seen.lengths, q, method="nearest")) for q in (0.05, 0.5, 0.95))
+    return Measure(
+        share,
+        f"{share:.1%}; half are up to {middle} tokens long, 9 in 10 from {low} to {high}, the limit is {seen.longest}",
+        "Completions end by themselves.",
+        "Many completions are cut off before their answer: raise rollout.max_completion_length or ask for less.",
+    )
+
+
+@check("format_rate", bad="below", sft=True)
+def format_rate(seen: Evidence) -> Measure | None:
+    """Share of completions in the form that the format reward asks for."""
+    if seen.in_form is None:
+        return None
+    share = float(seen.in_form.mean())
+    return Measure(
+        share,
+        f"{share:.1%}",
+        "The policy knows the form of an answer.",
+        "The policy does not know the form of an answer: say it in the prompt, or train on demonstrations first.",
+    )
+
+
+@check("duplicates", bad="above")
+def duplicates(seen: Evidence) -> Measure:
+    """Share of completions that repeat one of their siblings word by word."""
+    share = float(np.mean([1 - len(set(group)) / len(group) for group in seen.texts]))
+    return Measure(
+        share,
+        f"{share:.1%}",
+        "Siblings differ.",
+        "Most completions repeat a sibling, which teaches nothing: raise rollout.temperature.",
+    )
+
+
+def _estimate(values: Array, seen: Evidence) -> Estimate:
+    return bootstrap(values, seen.resamples, seen.seed)
+
+
+def _share(found: Estimate) -> str:
+    return f"{found.value:.1%} ({found.ci95[0]:.1%} to {found.ci95[1]:.1%})"

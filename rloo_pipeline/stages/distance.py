@@ -1,0 +1,51 @@
+"""distance: how far a policy went from policy 0, on its own held-out completions → distance.json.
+
+KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled: unbiased, with both
+log-probs at the temperature of the sampling. Of greedy completions it is the log-ratio of what was said, at temperature
+1, and no KL. Both log-probs are the trainer's, so that no difference of engines is in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.files import write_json
+from rloo_pipeline.insight.statistics import bootstrap
+from rloo_pipeline.progress import say
+from rloo_pipeline.seeds import derive
+from rloo_pipeline.training import passes, policy
+
+
+def distance(config: Config, completions: Path, policy_folder: Path, reference: Path, output: Path) -> None:
+    """Writes the mean KL a completion with its interval over prompts, and that a token."""
+    import torch
+
+    torch.set_num_threads(config.deepspeed.threads)
+    table = tables.read(completions, "completions", ["prompt_ids", "completion_ids"])
+    settings = config.evaluation
+    temperature = settings.temperature or 1.0
+    prompts, said = table["prompt_ids"].to_pylist(), table["completion_ids"].to_pylist()
+
+    def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        model = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
+        tokens = config.deepspeed.max_tokens_per_micro_batch
+        return np.array([sum(row) for row in passes.score(model, prompts, said, temperature, tokens, what).logps])
+
+    kl = sums(policy_folder, "policy") - sums(reference, "policy 0")
+    of_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
+    found = bootstrap(of_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
+    made = {
+        "policy": policy.digest(policy_folder),
+        "reference": policy.digest(reference),
+        "temperature": settings.temperature,
+        "kl/sequence_mean": found.value,
+        "ci95": found.ci95,
+        "kl": float(kl.sum() / sum(map(len, said))),
+    }
+    write_json(output, made)
+    low, high = found.ci95
+    say(f"KL from policy 0: {found.value:.3g} nats a completion (95% interval {low:.3g} to {high:.3g})")

@@ -1,0 +1,110 @@
+"""harness: tasks of lm-eval on a policy, through its vLLM backend and offline → harness.json.
+
+Prompts, examples and scores are lm-eval's own. What its results say of the clock and the host is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.config import Config, Harness
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import read_json, write_json
+from rloo_pipeline.progress import say
+from rloo_pipeline.training import policy
+
+KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+
+
+def harness(config: Config, folder: Path, name: str, output: Path) -> None:
+    """Evaluates a policy on the tasks.
+
+    Raises:
+        UserError: lm-eval does not know a task, its data is not there, or the policy is not whole.
+    """
+    section = section_of(config)
+    policy.check(folder)
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    load_tasks(section)
+    import lm_eval
+
+    found: Any = lm_eval.simple_evaluate(
+        model="vllm",
+        model_args=_model(config, section, folder),
+        tasks=list(section.tasks),
+        num_fewshot=section.num_fewshot,
+        limit=section.limit,
+        apply_chat_template=section.apply_chat_template,
+        fewshot_as_multiturn=section.apply_chat_template,
+        gen_kwargs=dict(section.gen_kwargs) or None,
+        task_manager=_manager(section),
+        random_seed=config.seed,
+        numpy_random_seed=config.seed,
+        torch_random_seed=config.seed,
+        fewshot_random_seed=config.seed,
+        log_samples=False,
+    )
+    kept = {key: found[key] for key in KEPT if found.get(key)}
+    write_json(output, {"policy": policy.digest(folder), "evaluated": name, "lm_eval": lm_eval.__version__, **kept})
+    for task, metrics in kept["results"].items():
+        numbers = {key.partition(",")[0]: value for key, value in metrics.items() if isinstance(value, float)}
+        say(f"{name}: {task}: " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
+
+
+def section_of(config: Config) -> Harness:
+    """What is to be evaluated, once it is sure that the library is there."""
+    if config.evaluation.harness is None:
+        raise UserError("evaluation.harness is not set; name its tasks")
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        why = f"evaluation.harness needs lm-eval, which cannot be imported ({error}); run `make setup`"
+        raise UserError(why) from error
+    return config.evaluation.harness
+
+
+def _manager(section: Harness) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=section.include_path)
+
+
+def load_tasks(section: Harness) -> set[str]:
+    """The names of the tasks, once their data is read."""
+    from lm_eval.tasks import get_task_dict
+
+    said = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
+    try:
+        return {str(name) for name in get_task_dict(list(section.tasks), _manager(section))}
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise UserError(
+            f"evaluation.harness.tasks: {said} cannot be loaded ({type(error).__name__}: {why}); check the names, and "
+            "fetch their data with the stage stage-harness where there is internet"
+        ) from error
+
+
+def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
+    """What lm-eval's backend starts vLLM with."""
+    import torch
+
+    base = policy.base_of(folder)
+    arguments: dict[str, Any] = {
+        "pretrained": str(base),
+        "dtype": config.model.dtype,
+        "trust_remote_code": config.model.trust_remote_code,
+        "tensor_parallel_size": config.vllm.tensor_parallel_size,
+        "gpu_memory_utilization": config.vllm.gpu_memory_utilization,
+        "max_model_len": section.max_model_len,
+        "seed": config.seed & 0x7FFFFFFF,
+        "batch_size": "auto",
+        "enforce_eager": not torch.cuda.is_available(),
+        "enable_chunked_prefill": torch.cuda.is_available(),
+        "generation_config": "vllm",
+    }
+    if policy.is_adapter(folder):
+        arguments |= {"lora_local_path": str(folder), "max_lora_rank": read_json(folder / policy.ADAPTER)["r"]}
+    return arguments

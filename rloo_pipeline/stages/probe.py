@@ -1,0 +1,59 @@
+"""probe: a policy and some training prompts → completions with scores, for `checks` to judge."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.files import new_file, read_json
+from rloo_pipeline.generation import groups
+from rloo_pipeline.progress import say
+from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.seeds import derive, permutation
+from rloo_pipeline.stages.score import score_table
+from rloo_pipeline.training import policy
+
+
+def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, output: Path) -> None:
+    """Samples and scores the probe prompts.
+
+    Args:
+        config: of the stage.
+        prompts: what the stage `prompts` wrote.
+        folder: a policy, or what `stage-assets` wrote: then the model as it is.
+        earlier: a probe of the model as it is; where the policy is still that, it is taken over.
+        output: the table.
+    """
+    folder = policy_in(folder)
+    digest = policy.digest(folder)
+    if earlier and tables.about(tables.read(earlier, "completions", ["sample"]))["policy"] == digest:
+        with new_file(output) as beside:
+            shutil.copyfile(earlier, beside)
+        say("the policy is the model as it is, which has been probed")
+        return
+    train = PromptSet(prompts / "train")
+    drawn = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
+    samples = config.checks.probe_num_generations or config.rollout.num_generations
+    decoding = groups.decoding_of(config.rollout)
+    sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
+    made = groups.sample_groups(sampler, train.rows(drawn), samples, decoding, config.seed, ("probe",))
+    rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
+    joined = joined_table(config, rolled, score_table(config, rolled, train, folder))
+    about = {"num_generations": samples, **groups.facts(config.model, decoding)}
+    tables.write(output, joined, joined.schema, "completions", run=config.run, seed=config.seed, policy=digest, **about)
+
+
+def joined_table(config: Config, rolled: pa.Table, scored: pa.Table) -> pa.Table:
+    """Completions and their scores in one table."""
+    schema = tables.completions_schema([reward.column for reward in config.rewards])
+    return pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)
+
+
+def policy_in(folder: Path) -> Path:
+    """The folder itself, or the model that `stage-assets` put in place."""
+    assets = folder / "assets.json"
+    return Path(read_json(assets)["model"]["path"]) if assets.exists() else folder

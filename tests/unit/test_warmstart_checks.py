@@ -1,0 +1,131 @@
+"""Each check passes on a healthy warm start and speaks up on one that shows its symptom."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rloo_pipeline.config import Limits
+from rloo_pipeline.insight.warmstart_checks.evidence import Evidence, TokenFacts
+from rloo_pipeline.insight.warmstart_checks.mixing import Mixing, fit
+from rloo_pipeline.insight.warmstart_checks.registry import CHECKS, judge, verdict_of
+
+PROMPTS, SAMPLES = 40, 8
+LIMITS = Limits().by_name("float32")
+TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,), (2,), (2, "</s>"))
+
+
+def healthy(**changes) -> Evidence:
+    """Half right in nearly every group, nothing wrong with anything."""
+    draw = np.random.default_rng(0)
+    right = draw.random((PROMPTS, SAMPLES)) < draw.beta(3, 3, (PROMPTS, 1))
+    plain = {
+        "tokens": TOKENS,
+        "dtype": "float32",
+        "longest": 100,
+        "rewards": right.astype(float),
+        "right": right,
+        "lengths": draw.integers(5, 60, (PROMPTS, SAMPLES)),
+        "truncated": np.zeros((PROMPTS, SAMPLES), dtype=bool),
+        "texts": [[f"{p} {s}" for s in range(SAMPLES)] for p in range(PROMPTS)],
+        "in_form": np.ones((PROMPTS, SAMPLES), dtype=bool),
+        "differences": draw.normal(0, 1e-5, 500),
+        "entropies": draw.random(500),
+        "demonstrations": np.full(100, -0.5),
+        "held_out": np.full(100, -0.6),
+        "num_generations": SAMPLES,
+        "seed": 1,
+    }
+    return Evidence(**{**plain, **changes})
+
+
+def tokens(**changes) -> dict:
+    return {"tokens": replace(TOKENS, **changes)}
+
+
+NONE_RIGHT = np.zeros((PROMPTS, SAMPLES), dtype=bool)
+SICK = {
+    "round_trip": ("warn", tokens(changed=3)),
+    "double_bos": ("fail", tokens(double_bos=1)),
+    "generation_prompt": ("warn", tokens(opened=0, generation_prompt="")),
+    "stop_ids": ("warn", tokens(turn_end=(7, "<|im_end|>"))),
+    "pad_token": ("warn", tokens(pad=2)),
+    "logprob_difference": ("fail", {"differences": np.array([0.0, 0.3])}),
+    "perplexity": ("warn", {"demonstrations": np.full(10, -4.0)}),
+    "perplexity_held_out": ("warn", {"held_out": np.full(10, -4.0)}),
+    "overfitting": ("warn", {"demonstrations": np.full(10, -0.1), "held_out": np.full(10, -0.9)}),
+    "scorable": ("fail", {"rewards": np.full((PROMPTS, SAMPLES), np.nan)}),
+    "pass_at_k": ("warn", {"right": NONE_RIGHT}),
+    "all_right": ("warn", {"right": ~NONE_RIGHT}),
+    "all_wrong": ("warn", {"right": NONE_RIGHT}),
+    "mixed": ("warn", {"right": NONE_RIGHT}),
+    "wasted": ("warn", {"right": NONE_RIGHT}),
+    "teaching": ("fail", {"rewards": np.full((PROMPTS, SAMPLES), 0.5)}),
+    "truncated": ("warn", {"truncated": ~NONE_RIGHT}),
+    "format_rate": ("warn", {"in_form": NONE_RIGHT}),
+    "entropy": ("warn", {"entropies": np.full(10, 1e-4)}),
+    "duplicates": ("warn", {"texts": [["same"] * SAMPLES] * PROMPTS}),
+}
+
+
+def verdicts(evidence: Evidence, accepted: tuple[str, ...] = ()) -> dict[str, dict]:
+    return {found["name"]: found for found in judge(evidence, LIMITS, accepted)}
+
+
+def test_a_healthy_warm_start_passes_every_check() -> None:
+    found = verdicts(healthy())
+    assert found.keys() == CHECKS.keys() == LIMITS.keys()
+    assert {one["verdict"] for one in found.values()} == {"pass"}
+    assert all(one["advice"].endswith(".") and one["shown"] for one in found.values())
+    assert not any(one["asks_for_sft"] for one in found.values())
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_each_symptom_is_named_with_advice(name) -> None:
+    expected, changes = SICK[name]
+    found = verdicts(healthy(**changes))[name]
+    assert found["verdict"] == expected
+    assert found["advice"] != verdicts(healthy())[name]["advice"]
+    assert found["asks_for_sft"] == CHECKS[name].sft
+
+
+def test_what_can_be_measured_only_stays_without_a_verdict_until_it_has_a_limit() -> None:
+    assert CHECKS.keys() - SICK.keys() == {"mean_reward", "pass_at_1"}
+    assert verdict_of(0.0, None, None, "below") == "pass"
+    assert verdict_of(0.0, 0.1, None, "below") == "warn"
+
+
+def test_a_check_that_does_not_apply_is_left_out() -> None:
+    gone = {"demonstrations": None, "held_out": None, "in_form": None, "differences": None}
+    left = verdicts(healthy(**gone, **tokens(chats=0, opened=0)))
+    expected = {
+        *("perplexity", "perplexity_held_out", "overfitting", "format_rate", "logprob_difference"),
+        "generation_prompt",
+    }
+    assert CHECKS.keys() - left.keys() == expected
+
+
+def test_an_accepted_failure_stays_a_failure_and_is_marked() -> None:
+    found = verdicts(healthy(rewards=np.full((PROMPTS, SAMPLES), 0.5)), accepted=("teaching",))["teaching"]
+    assert (found["verdict"], found["accepted"]) == ("fail", True)
+
+
+def test_the_share_of_mixed_groups_is_that_of_a_beta_binomial() -> None:
+    """With p uniform, each count of right ones is equally likely: 1 − 2/(K+1) of the groups are mixed."""
+    uniform = Mixing(1.0, 1.0)
+    assert [uniform.mixed(k) for k in (2, 4, 9)] == pytest.approx([1 / 3, 3 / 5, 4 / 5])
+    assert uniform.samples_for(0.8) == 9
+    assert Mixing(0.01, 0.01).samples_for(0.8) is None
+
+
+def test_the_distribution_behind_the_groups_is_found_again() -> None:
+    draw = np.random.default_rng(5)
+    counts = draw.binomial(8, draw.beta(0.5, 2.0, 4000))
+    found = fit(counts, 8)
+    assert found is not None
+    assert found.a == pytest.approx(0.5, rel=0.1)
+    assert found.b == pytest.approx(2.0, rel=0.1)
+    share = draw.binomial(32, draw.beta(0.5, 2.0, 200_000))
+    assert found.mixed(32) == pytest.approx(float(np.mean((share > 0) & (share < 32))), abs=0.01)
+    assert fit([0, 0, 0], 8) is None
+    assert fit([8, 8], 8) is None
