@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from rloo_pipeline.config.algorithm import Algorithm
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
+from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Section
@@ -86,6 +87,8 @@ class Config(Section):
     """Right answers."""
     evaluation: Evaluation = Evaluation()
     """Held-out evaluation."""
+    gates: Gates = Gates()
+    """Symptoms that a run is watched for."""
     report: Report = Report()
     """Report."""
     container: Container = Container()
@@ -103,6 +106,7 @@ class Config(Section):
         for key, name in [
             ("correct.reward", self.correct.reward),
             *(("evaluation.breakdown", b) for b in self.evaluation.breakdown),
+            *(("gates.reward_hacking.monitors", name) for name in self.gates.reward_hacking.monitors or ()),
         ]:
             if name is not None and name not in columns:
                 raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
@@ -165,5 +169,6 @@ STAGES: Mapping[str, Sections] = {
     "reference": Sections(("model", "rollout"), ("deepspeed",)),
     "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",)),
     "evaluate": Sections(("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm")),
-    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
+    "gate": Sections((), ("rewards", "gates")),
+    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "gates", "report")),
 }
