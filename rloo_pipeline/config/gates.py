@@ -11,20 +11,20 @@ from pydantic import Field, field_validator
 
 from rloo_pipeline.config.section import Section
 
-Action = Literal["off", "warn", "stop"]
 
-
-class Gate(Section):
-    """One symptom."""
-
-    action: Action = "warn"
-    """What happens where it shows: nothing, a line on the terminal, or the run ends after the round."""
-
-    @field_validator("action", mode="before")
+class _Gate(Section):
+    @field_validator("action", mode="before", check_fields=False)
     @classmethod
     def _off_is_a_word(cls, value: Any) -> Any:
         """YAML reads a bare `off` as false."""
         return "off" if value is False else value
+
+
+class Gate(_Gate):
+    """One symptom."""
+
+    action: Literal["off", "warn", "stop"] = "warn"
+    """What happens where it shows: nothing, a line on the terminal, or the run ends after the round."""
 
 
 class Unstable(Gate):
@@ -41,7 +41,7 @@ class KlExplosion(Gate):
     max_kl: float = Field(0.5, gt=0)
     """Mean KL in nats a token above which it has left."""
     growth: float = Field(4.0, gt=1)
-    """Or so many times the KL of three rounds before, once it is over a fifth of max_kl."""
+    """Or so many times the KL of three rounds before, once it is over half of max_kl."""
 
 
 class RewardCollapse(Gate):
@@ -98,8 +98,11 @@ class SamplerMismatch(Gate):
     """Or the share of the samples that importance weights would leave, below this."""
 
 
-class Memory(Gate):
-    """A stage ran out of memory; seen in the logs of the stages."""
+class Memory(_Gate):
+    """A stage ran out of memory, as its log says. It failed by itself, so there is nothing to stop."""
+
+    action: Literal["off", "warn"] = "warn"
+    """Whether `rloo diagnose` and the report look for it."""
 
 
 class Gates(Section):
@@ -123,8 +126,3 @@ class Gates(Section):
     """Sampler against trainer."""
     memory: Memory = Memory()
     """Out of memory."""
-
-    @property
-    def can_stop(self) -> bool:
-        """Whether any of them ends the run."""
-        return any(getattr(self, name).action == "stop" for name in type(self).model_fields)

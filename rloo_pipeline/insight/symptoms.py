@@ -108,7 +108,7 @@ def kl_explosion(seen: Seen, gate: gates.KlExplosion) -> str | None:
     if kl > gate.max_kl:
         return f"KL {kl:.3g} nats a token, over {gate.max_kl:g}"
     before = values[-1 - START] if len(values) > START else None
-    if before and kl > gate.max_kl / 5 and kl > gate.growth * before:
+    if before and kl > gate.max_kl / 2 and kl > gate.growth * before:
         return f"KL {kl:.3g} nats a token, {kl / before:.1f} times that of {START} rounds before"
     return None
 

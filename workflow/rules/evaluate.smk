@@ -32,6 +32,7 @@ rule report:
             file=["summary.json", "completions.parquet"],
         ),
         prompts=f"{RUN}/prompts",
+        stopped=STOPPED,
     output:
         summary=f"{RUN}/summary.json",
         page=report(f"{RUN}/report.html", caption="../report/report.rst", category="Run"),
