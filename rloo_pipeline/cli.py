@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rloo_pipeline import __version__, cli_rewards, progress, runtime
+from rloo_pipeline import __version__, cli_insight, cli_rewards, progress, runtime
 from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name not in ("compare", "profiles", "reward-test"):
+        if name not in ("compare", "profiles", "reward-test", *cli_insight.WITHOUT_CONFIG):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -312,6 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
+    cli_insight.add_commands(stage)
     profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
     profiles.add_argument("action", choices=["install"], help="what to do")
     profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")

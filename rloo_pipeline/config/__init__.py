@@ -2,6 +2,7 @@
 
 from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
 from rloo_pipeline.config.data import Checks, Dataset, Limits, Model, Sft, Source, Warmstart
+from rloo_pipeline.config.gates import Gate, Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Container, Report, Sections
 from rloo_pipeline.config.sampling import Correct, Evaluation, Harness, Rollout, Vllm
@@ -22,6 +23,8 @@ __all__ = [
     "Deepspeed",
     "Dtype",
     "Evaluation",
+    "Gate",
+    "Gates",
     "Harness",
     "Limits",
     "Lora",

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from rloo_pipeline.config.algorithm import Algorithm
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
+from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Section
@@ -86,6 +87,8 @@ class Config(Section):
     """Right answers."""
     evaluation: Evaluation = Evaluation()
     """Held-out evaluation."""
+    gates: Gates = Gates()
+    """Symptoms that a run is watched for."""
     report: Report = Report()
     """Report."""
     container: Container = Container()
@@ -104,6 +107,7 @@ class Config(Section):
             ("correct.reward", self.correct.reward),
             ("checks.format_reward", self.checks.format_reward),
             *(("evaluation.breakdown", b) for b in self.evaluation.breakdown),
+            *(("gates.reward_hacking.monitors", name) for name in self.gates.reward_hacking.monitors or ()),
         ]:
             if name is not None and name not in columns:
                 raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
@@ -196,5 +200,6 @@ STAGES: Mapping[str, Sections] = {
     "distance": Sections(("seed", "model", "evaluation"), ("deepspeed",), _OTHERS),
     "stage-harness": Sections(("evaluation",), (), _HARNESS_ALONE),
     "harness": Sections(("seed", "model", "evaluation"), ("vllm",), _HARNESS_ALONE),
-    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "report")),
+    "gate": Sections((), ("rewards", "gates")),
+    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "gates", "report")),
 }

@@ -1,5 +1,6 @@
 # What all phases share: the validated configuration, names of files, input functions.
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
+from rloo_pipeline import stopping
 from rloo_pipeline.cluster import containers, locks
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
@@ -39,9 +41,14 @@ KEPT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every == 0]
 PASSING = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
 
 
-def write_config():
+# of a run that a gate ended, and that is finished as the run of so many rounds that it is
+STOPPED = [f"{RUN}/{stopping.STOPPED}"] if stopping.stopped_after(Path(RUN)) == CONFIG.rounds else []
+
+
+def write_config(**changes):
     """The configuration as the stages read it, with every default filled in; touched only when it changes."""
-    path, text = Path(CONFIG_FILE), yaml.safe_dump(CONFIG.model_dump(mode="json"), sort_keys=False)
+    made = CONFIG.model_dump(mode="json") | changes
+    path, text = Path(CONFIG_FILE), yaml.safe_dump(made, sort_keys=False)
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -86,6 +93,11 @@ def gate(wildcards):
     return ancient(f"{RUN}/warmstart/checks.json") if int(wildcards.round) == 1 else []
 
 
+def gate_before(wildcards):
+    """What the round before showed, where there is one; judged again, it is no reason to sample again."""
+    return ancient(f"{RUN}/rounds/{before(wildcards.round)}/diagnosis.json") if int(wildcards.round) > 1 else []
+
+
 def trainer_before(wildcards):
     return f"{RUN}/trainer/{before(wildcards.round)}" if int(wildcards.round) > 1 else []
 
@@ -121,6 +133,19 @@ if workflow.is_main_process and not workflow.output_settings.dryrun:
 onstart:
     if held.alone:
         write_config()
+        stopping.forget(Path(RUN), CONFIG.rounds)
+
+
+# insight/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.
+onerror:
+    stopped = stopping.stopped_after(Path(RUN))
+    again = stopping.command(stopped, workflow.config_settings.config_args or []) if stopped else None
+    if held.alone and stopped and stopped < CONFIG.rounds and again and not workflow.dag_settings.targets:
+        logger.info(f"A gate ended the run after round {stopped}: now its evaluation and report.")
+        write_config(rounds=stopped)
+        if not subprocess.run(again, check=False).returncode:
+            logger.info(f"{RUN} ended after round {stopped} of {CONFIG.rounds}; {RUN}/{stopping.STOPPED} says why.")
+            raise SystemExit(0)
 
 
 wildcard_constraints:

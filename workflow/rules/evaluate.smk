@@ -94,6 +94,7 @@ rule report:
             f"{RUN}/evaluation/{{name}}/harness.json", name=CONFIG.evaluated if CONFIG.evaluation.harness else []
         ),
         prompts=f"{RUN}/prompts",
+        stopped=STOPPED,
     output:
         summary=f"{RUN}/summary.json",
         page=report(f"{RUN}/report.html", caption="../report/report.rst", category="Run"),

@@ -6,6 +6,7 @@ rule rollout:
         prompts=f"{RUN}/prompts",
         policy=policy_before,
         base=base_policy,
+        gate=gate_before,
     output:
         f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
     log:
@@ -123,3 +124,18 @@ use rule update as update_last with:
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     wildcard_constraints:
         round=LAST,
+
+
+# Between two rounds. Thresholds and source are no parameters: what is said of a round is not said again.
+rule gate:
+    input:
+        f"{RUN}/rounds/{{round}}/metrics.json",
+    output:
+        f"{RUN}/rounds/{{round}}/diagnosis.json",
+    log:
+        f"{RUN}/logs/gate/{{round}}.log",
+    retries: 0
+    container:
+        None
+    shell:
+        "rloo gate --round {wildcards.round} --output {output} --log={log}"

@@ -1,0 +1,186 @@
+"""Every symptom shows in a run that has it, and not in one that is near but healthy."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import mini
+from made_up import metrics_of
+from rich.console import Console
+
+from rloo_pipeline.config import Config, Gates
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import read_json, write_json
+from rloo_pipeline.insight import run_files
+from rloo_pipeline.insight.diagnosis import Symptom, diagnose, showing
+from rloo_pipeline.insight.symptoms import REGISTRY
+from rloo_pipeline.stages.diagnose import diagnose as print_table
+from rloo_pipeline.stages.gate import gate
+
+ROUNDS = 12
+HEALTHY = {
+    "reward": 0.4,
+    "reward_std": 0.5,
+    "rewards/worked/mean": 0.5,
+    "rewards/worked/std": 0.5,
+    "frac_reward_zero_std": 0.3,
+    "kl": 0.02,
+    "entropy": 0.8,
+    "grad_norm": 1.0,
+    "completions/mean_length": 100.0,
+    "completions/clipped_ratio": 0.05,
+    "sampling/sampling_logp_difference/mean": 0.01,
+    "sampling/effective_sample_size": 0.95,
+}
+
+
+def run_of(**courses: list[float | None]) -> list[dict[str, float | None]]:
+    """A healthy run in which some metrics take another course: the values of the last rounds."""
+    rounds: list[dict[str, float | None]] = [{"round": number, **HEALTHY} for number in range(1, ROUNDS + 1)]
+    for name, values in courses.items():
+        for found, value in zip(rounds[-len(values) :], values, strict=True):
+            found[name] = value
+    return rounds
+
+
+def named(symptoms: list[Symptom]) -> set[str]:
+    return {symptom.name for symptom in symptoms}
+
+
+RISE = [0.4] * 6 + [0.5, 0.55, 0.6, 0.65, 0.65, 0.65]
+FALL = [0.5] * 6 + [0.45, 0.4, 0.35, 0.3, 0.3, 0.3]
+LONG = [150.0, 180.0, 220.0, 240.0, 260.0]
+ALIKE = [0.85, 0.9, 0.9]
+MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std"
+GAP, SIZE = "sampling/sampling_logp_difference/mean", "sampling/effective_sample_size"
+MONITOR = "rewards/worked/mean"
+
+CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
+    # what shows it, and what is near but healthy
+    "unstable": [({"grad_norm": [9.0, 1.0, 8.0, 1.0]}, {"grad_norm": [9.0, 1.0, 1.0, 1.0]})],
+    "kl_explosion": [
+        ({"kl": [0.2, 0.4, 0.55]}, {"kl": [0.12, 0.12, 0.12, 0.2, 0.3, 0.45]}),
+        ({"kl": [0.05, 0.15, 0.3]}, {"kl": [0.05, 0.15, 0.24]}),
+    ],
+    "reward_collapse": [
+        ({ZERO: ALIKE}, {ZERO: ALIKE, "reward": [0.9, 0.95, 0.97], "reward_std": [0.3, 0.25, 0.2]}),
+        ({ZERO: ALIKE}, {ZERO: [0.7, 0.75, 0.8]}),
+        ({"entropy": [0.2, 0.07, 0.05, 0.04]}, {"entropy": [0.2, 0.15, 0.12, 0.1]}),
+    ],
+    "reward_hacking": [
+        ({"reward": RISE, MONITOR: FALL}, {"reward": RISE, MONITOR: [0.5] * 6 + [0.45] * 6}),
+        ({"reward": RISE, MONITOR: FALL}, {"reward": [0.4] * 6 + [0.45] * 6, MONITOR: FALL}),
+    ],
+    "length_explosion": [
+        ({MEAN: LONG, CLIPPED: [0.3] * 5, "reward": RISE}, {MEAN: LONG, CLIPPED: [0.1] * 5, "reward": RISE}),
+        ({MEAN: LONG}, {MEAN: [120.0, 150.0, 170.0, 180.0, 190.0]}),
+    ],
+    "empty_outputs": [
+        ({MEAN: [20.0, 8.0, 8.0, 8.0]}, {MEAN: [30.0, 20.0, 20.0, 20.0]}),
+        ({MEAN: [1.5] * ROUNDS}, {MEAN: [4.0] * ROUNDS}),
+    ],
+    "cold_start": [({ZERO: [1.0] * ROUNDS}, {ZERO: [1.0, 1.0, 0.85] + [1.0] * 9, "reward_std": [0.0] * ROUNDS})],
+    "sampler_mismatch": [({GAP: [0.15]}, {GAP: [0.08]}), ({SIZE: [0.4]}, {SIZE: [0.6]})],
+}
+
+
+def test_a_healthy_run_has_no_symptom() -> None:
+    assert diagnose(run_of(), monitors=["worked"]) == []
+    learning = [metrics_of(number) for number in range(1, 41)]
+    assert diagnose(learning, monitors=["worked"]) == [], "with two rounds in it that could not be scored"
+
+
+def test_no_symptom_is_without_a_case() -> None:
+    assert CASES.keys() | {"memory"} == REGISTRY.keys() == Gates.model_fields.keys()
+
+
+@pytest.mark.parametrize(("name", "shows", "near"), [(name, *pair) for name, pairs in CASES.items() for pair in pairs])
+def test_it_shows_where_it_is_and_not_where_a_run_is_near_but_healthy(name, shows, near) -> None:
+    found = diagnose(run_of(**shows), monitors=["worked"])
+    assert named(found) == {name}
+    assert found[0].last == ROUNDS
+    assert found[0].action == "warn"
+    assert name not in named(diagnose(run_of(**near), monitors=["worked"]))
+
+
+def test_a_reward_that_rises_while_held_out_accuracy_falls_is_hacked() -> None:
+    rounds = run_of(reward=RISE)
+    first = {"accuracy": 0.5, "ci95": [0.45, 0.55]}
+    for accuracy, interval, expected in ((0.3, [0.25, 0.35], {"reward_hacking"}), (0.45, [0.4, 0.5], set())):
+        latest = {"accuracy": accuracy, "ci95": interval}
+        assert named(diagnose(rounds, evaluations={0: first, 10: latest})) == expected
+        assert diagnose(rounds, evaluations={0: first, 99: latest}) == [], "of a policy that is not there yet"
+
+
+def test_memory_is_of_the_round_whose_log_says_so() -> None:
+    (found,) = diagnose(run_of(), out_of_memory={4: "update of round 4: CUDA out of memory"})
+    assert (found.name, found.first, found.last) == ("memory", 4, 4)
+    assert "gradient_checkpointing" in found.cure
+
+
+def test_a_threshold_and_an_action_are_keys() -> None:
+    rounds = run_of(kl=[0.2, 0.4, 0.55])
+    for action in ("warn", "stop"):
+        (found,) = diagnose(rounds, Gates.model_validate({"kl_explosion": {"action": action}}))
+        assert (found.action, found.first, found.last) == (action, 11, 12)
+        assert showing([found], 12) == [found]
+        assert showing([found], 11) == []
+    assert diagnose(rounds, Gates.model_validate({"kl_explosion": {"action": False}})) == [], "YAML's bare off"
+    assert diagnose(rounds, Gates.model_validate({"kl_explosion": {"max_kl": 3, "growth": 100}})) == []
+
+
+def write_run(folder: Path, rounds: list[dict[str, float | None]], **changes: object) -> Path:
+    """A run in flight, of which nothing is there but its configuration and some rounds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Config(**mini(**{"rounds": 50, **changes}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    for found in rounds:
+        write_json(folder / "rounds" / f"{int(found['round'] or 0):05d}" / "metrics.json", found)
+    return folder
+
+
+def judge(run: Path, number: int) -> Path:
+    """What the stage does with a round."""
+    output = run / "rounds" / f"{number:05d}" / "diagnosis.json"
+    gate(run_files.read(run).config.only("gate"), run, number, output)
+    return output
+
+
+def test_a_gate_writes_what_shows_and_stops_only_where_it_shall(tmp_path) -> None:
+    rounds = run_of(kl=[0.2, 0.4, 0.55])
+    run = write_run(tmp_path / "run", rounds)
+    assert read_json(judge(run, 10)) == {"round": 10, "symptoms": []}
+    assert [found["name"] for found in read_json(judge(run, 12))["symptoms"]] == ["kl_explosion"]
+    write_run(run, rounds, gates={"kl_explosion": {"action": "stop"}})
+    judge(run, 10)
+    assert not (run / "stopped.json").exists()
+    with pytest.raises(UserError, match=r"ends after round 11, as gates\.kl_explosion\.action asks for.*beta to 0\.1"):
+        judge(run, 11)
+    assert read_json(run / "stopped.json")["round"] == 11
+    assert not (run / "rounds" / "00011" / "diagnosis.json").exists()
+
+
+def said_of(run: Path) -> str:
+    console = Console(width=200, file=io.StringIO())
+    print_table(run, console)
+    return console.file.getvalue()
+
+
+def test_the_table_is_of_a_run_in_flight_too(tmp_path) -> None:
+    run = write_run(tmp_path / "run", [])
+    assert "no round is done yet" in said_of(run)
+    write_run(run, run_of(kl=[0.6])[:5])
+    assert "5 of 50 rounds" in said_of(run)
+    assert "no symptoms" in said_of(run)
+    write_run(run, run_of(kl=[0.6]))
+    log = run / "logs" / "update" / "00013.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nas it was\n")
+    said = said_of(run)
+    assert "KL explosion" in said
+    assert "KL 0.6 nats a token" in said
+    assert "update of round 13: torch.OutOfMemoryError" in said
+    with pytest.raises(UserError, match="not the folder of a run"):
+        print_table(tmp_path / "none")
