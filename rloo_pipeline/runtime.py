@@ -60,12 +60,22 @@ def end() -> None:
 
     gloo's threads abort the process now and then when the interpreter takes itself down, after all files are written.
     """
+    if os.environ.get("RANK") in (None, "0") and (used := _used()):
+        logging.getLogger("rloo.time").info("used %s", used)
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         logging.getLogger("rloo.time").info("took %.1f s", seconds_since_start())
         return
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _used() -> str | None:
+    """The GPUs that this process could use, `2 x NAME`; None where there are none or torch was not needed."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 
 def cache_folder() -> Path:

@@ -1,6 +1,7 @@
 """Finished runs that nobody had to wait for, and what an HTML page says."""
 
 import random
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,31 @@ from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
 
 ROUNDS, PROMPTS, SAMPLES = 40, 60, 2
 NASTY = '</pre></script><script>alert(1)</script><img src="http://x.invalid/y.png">'
+
+
+BEGAN = datetime(2026, 11, 1, 12, 0, 0)
+
+
+def _check(name: str, value: float | None, verdict: str, advice: str, **more: Any) -> dict[str, Any]:
+    limits = {"warn": 0.1, "fail": None, "bad": "below"}
+    found = {"name": name, "value": value, "shown": f"{value}", "limits": limits, "verdict": verdict}
+    return {**found, "accepted": False, "asks_for_sft": False, "advice": advice, **more}
+
+
+CHECKED = {
+    "policy": "w",
+    "prompts": 64,
+    "num_generations": 4,
+    "checks": [
+        _check("round_trip", 1.0, "pass", "All is the same."),
+        _check("pass_at_k", 0.31, "warn", "look at <it>"),
+        _check("teaching", 0.0, "fail", "nothing to learn", accepted=True),
+    ],
+    "asks_for_sft": [],
+    "lengths": {"edges": [0, 20, 40], "counts": [200, 56]},
+    "right_in_group": [20, 10, 4, 10, 20],
+    "expected_mixed": {"2": 0.2, "4": 0.4},
+}
 
 
 def configuration(**changes: Any) -> Config:
@@ -63,8 +89,39 @@ def write_completions(config: Config, run: Path, name: str, worked: float, chanc
     schema = tables.completions_schema(["answer", "worked"])
     folder = run / "evaluation" / name
     tables.write(folder / "completions.parquet", rows, schema, "completions", evaluated=name)
+    tables.write(folder / "greedy.parquet", rows[::SAMPLES], schema, "completions", evaluated=name)
     table = tables.read(folder / "completions.parquet", "completions")
-    write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **summarize_evaluation(config, table)})
+    greedy = summarize_evaluation(config, tables.read(folder / "greedy.parquet", "completions"), 1, 0.0)
+    found = summarize_evaluation(config, table) | {"greedy": greedy}
+    write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **found})
+    if name != "warmstart":
+        far = {"policy": name * 8, "temperature": 1.0, "kl/sequence_mean": 3.25, "ci95": [2.5, 4.0], "kl": 0.1}
+        write_json(folder / "distance.json", far)
+
+
+def write_round(run: Path, number: int) -> None:
+    """Rollouts, scores and what the update used, of as many groups of 4 as there are prompts."""
+    draw, names = random.Random(f"round {number}"), ("prompt_id", "sample")
+    rolled, scored, trained = [], [], []
+    for place in range(PROMPTS * 4):
+        key = dict(zip(names, (f"p{place // 4}", place % 4), strict=True))
+        right = draw.random() < 0.5
+        text = f"<think>round {number}</think>{'yes' if right else NASTY}"
+        rolled.append(
+            {**key, "prompt_ids": [1], "completion_ids": [2, 3], "completion": text, "sampling_logps": [-0.5, -0.1]}
+            | {"finish_reason": "stop", "seed": place}
+        )
+        scores = {"answer": float(right), "worked": 1.0, "reward": float(right), "seconds": 0.0, "error": None}
+        scored.append({**key, **scores})
+        trained.append(
+            {**key, "reward": float(right), "kl": 0.0, "advantage": right - 0.5, "ratio": 1.0, "clipped": False}
+            | {"masked": False}
+        )
+    folder = run / "rounds" / f"{number:05d}"
+    tables.write(folder / "rollouts" / "000.parquet", rolled, tables.ROLLOUTS, "rollouts", round=number)
+    schema = tables.scores_schema(["answer", "worked"])
+    tables.write(folder / "scores" / "000.parquet", scored, schema, "scores", round=number)
+    tables.write(folder / "train.parquet", trained, tables.TRAIN, "train", round=number)
 
 
 def write_prompts(folder: Path) -> None:
@@ -111,24 +168,18 @@ def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """What the report is made of."""
     for number in range(1, config.rounds + 1):
         write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number, config.run, learned))
+    for number in {1, (config.rounds + 1) // 2, config.rounds}:
+        write_round(run, number)
     write_completions(config, run, "warmstart", 0.5, 0.3)
     write_completions(config, run, "final", 0.9, 0.15 + learned)
     for part in ("train", "eval"):
         write_prompts(run / "prompts" / part)
-    found = [
-        ("tokens", "pad 0, eos 2", "pass", ""),
-        ("pass@4", 0.31, "pass", ""),
-        ("mean reward", None, "warn", "look at <it>"),
-    ]
-    names = ("name", "value", "verdict", "advice")
-    checked = [dict(zip(names, check, strict=True)) for check in found]
-    write_json(
-        run / "warmstart" / "checks.json", {"policy": "w", "prompts": 64, "num_generations": 4, "checks": checked}
-    )
+    write_json(run / "warmstart" / "checks.json", CHECKED)
     for stage, seconds in {"rollout/00001-000": 4000, "update/00001": 700, "prompts": 1.5}.items():
         log = run / "logs" / f"{stage}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"2026 INFO rloo.time: took {seconds:.1f} s\n")
+        ended = BEGAN + timedelta(seconds=seconds)
+        log.write_text(f"{ended},123 INFO rloo.time: took {seconds:.1f} s\n")
     return run
 
 

@@ -132,7 +132,7 @@ def _row(first: Finished, run: Finished) -> JSON:
         "gain_ci95": summary["gain_ci95"],
         "difference": None if run is first else difference(first, run),
         "tokens": summary["tokens"]["rollouts"],
-        "seconds": round(sum(summary["seconds"].get(stage, 0.0) for stage in ROUND_STAGES), 1),
+        "seconds": round(sum(run.seconds.get(stage, 0.0) for stage in ROUND_STAGES), 1),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.insight.charts import Chart
+from rloo_pipeline.insight.jobs import Job
 
 Rounds = Sequence[Mapping[str, float | None]]
 
@@ -165,3 +166,40 @@ def _layout(chart: Chart, rounds: int, height: int, key: bool) -> JSON:
             "tickformat": chart.tickformat,
         },
     }
+
+
+def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: str = "") -> JSON:
+    """A distribution: one bar a value, named by what is counted along the axis."""
+    chart = Chart("", "", (), tickformat=tickformat)
+    layout = _layout(chart, len(x), HEIGHT, key=False)
+    layout["hovermode"], layout["bargap"] = "closest", 0.12
+    layout["xaxis"] |= {"title": {"text": title, "standoff": 6}, "type": "category" if isinstance(x[0], str) else "-"}
+    layout["margin"] = {**layout["margin"], "b": 44}
+    layout["xaxis"].pop("dtick", None)
+    trace = {"type": "bar", "x": list(x), "y": list(y), "marker": {"color": COLOURS[0]}}
+    return {"data": [trace | {"hovertemplate": f"{title} %{{x}}: %{{y}}<extra></extra>"}], "layout": layout}
+
+
+def timeline(jobs: Sequence[Job]) -> JSON | None:
+    """When each job worked, a row a stage, in minutes since the first began; None where no log tells."""
+    if not jobs:
+        return None
+    zero = min(job.began for job in jobs)
+    stages = list(dict.fromkeys(job.stage for job in jobs))
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [job.stage for job in jobs],
+        "base": [round((job.began - zero).total_seconds() / 60, 3) for job in jobs],
+        "x": [round(job.seconds / 60, 3) for job in jobs],
+        "text": [job.name for job in jobs],
+        "textposition": "none",
+        "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 0}},
+        "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
+    }
+    layout = _layout(Chart("", "", ()), 9, 60 + 24 * len(stages), key=False)
+    layout["hovermode"], layout["barmode"] = "closest", "overlay"
+    layout["margin"] = {"l": 96, "r": 10, "t": 10, "b": 44}
+    layout["xaxis"] |= {"title": {"text": "minutes since the first job began", "standoff": 6}, "showgrid": True}
+    layout["yaxis"] |= {"type": "category", "categoryarray": stages[::-1], "nticks": len(stages), "showgrid": False}
+    return {"data": [trace], "layout": layout}

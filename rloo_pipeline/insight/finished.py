@@ -11,6 +11,7 @@ from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
+from rloo_pipeline.insight.jobs import jobs_of, seconds_by_stage
 from rloo_pipeline.insight.statistics import Array
 from rloo_pipeline.insight.summary import metrics_of
 from rloo_pipeline.prompt_set import PromptSet
@@ -30,6 +31,8 @@ class Finished(NamedTuple):
     """prompt_id of each held-out prompt that was evaluated."""
     accuracy: Array
     """The final policy's share of right samples on each of these, [held-out prompts]."""
+    seconds: dict[str, float]
+    """Wall seconds of all jobs of each stage."""
 
     @property
     def name(self) -> str:
@@ -66,6 +69,7 @@ def read(folder: Path) -> Finished:
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
         seen.right(completions, config.rewards, config.correct, samples).mean(axis=1),
+        seconds_by_stage(jobs_of(folder, config.rounds)),
     )
 
 

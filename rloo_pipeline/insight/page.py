@@ -1,43 +1,35 @@
-"""report.html: one self-contained page of a run, read from its files."""
+"""report.html: one self-contained page of a run, read from its files.
+
+What it shows of times, cost and machines comes from logs and benchmarks; everything else is the same wherever and
+whenever the page is made.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
-from rloo_pipeline import tables
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.files import read_json
-from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight import frame, tasks
-from rloo_pipeline.insight.charts import charts
-from rloo_pipeline.insight.figures import figure
-from rloo_pipeline.insight.summary import metrics_of
-from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.seeds import derive, permutation
+from rloo_pipeline.insight import frame, jobs, samples, tasks
+from rloo_pipeline.insight.charts import Chart, Line, charts
+from rloo_pipeline.insight.dag import picture
+from rloo_pipeline.insight.diagnosis import Symptom, diagnose, monitors_of
+from rloo_pipeline.insight.figures import bars, figure, timeline
+from rloo_pipeline.insight.origin import origin
+from rloo_pipeline.insight.summary import metrics_of, read_evaluation
+from rloo_pipeline.insight.warmstart_checks.registry import threshold
 
-CASES = 8
-"""Held-out prompts whose completions are shown."""
-
-
-class Answer(NamedTuple):
-    """One completion as the page shows it."""
-
-    text: str
-    right: bool
-    rewards: dict[str, float | None]
-    finish_reason: str
-    tokens: int
-
-
-class Case(NamedTuple):
-    """A held-out prompt and what the two policies made of it with the same seed."""
-
-    messages: list[dict[str, str]]
-    warmstart: Answer
-    final: Answer
+BY_ROUND = Chart(
+    "Held-out accuracy",
+    "pass@1 of the evaluated policies, by the round that made them. Shaded: 95% interval.",
+    (Line("accuracy", "sampled"), Line("greedy", "greedy")),
+    ("low", "high"),
+    tickformat=".0%",
+    from_zero=False,
+)
 
 
 class Parts(NamedTuple):
@@ -58,7 +50,13 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         UserError: a file of the run is missing or damaged.
     """
     rounds = [read_json(metrics_of(run, number)) for number in range(1, config.rounds + 1)]
-    written = run / "config.yaml"
+    evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
+    worked = [job for job in jobs.jobs_of(run, config.rounds) if job.stage != "report"]
+    checks = read_json(run / "warmstart" / "checks.json")
+    trial, written = run / "warmstart" / "trial" / "checks.json", run / "config.yaml"
+    drawn = [(chart, figure(chart, rounds)) for chart in charts(config.rewards)]
+    if len(evaluations) > 2:
+        drawn.insert(0, (BY_ROUND, figure(BY_ROUND, by_round(config, evaluations))))
     return frame.fill(
         "page.html.j2",
         config=config,
@@ -69,12 +67,55 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         parts={
             name: parts_of_gain(summary["warmstart"], summary["final"], name) for name in summary["final"]["breakdown"]
         },
-        checks=read_json(run / "warmstart" / "checks.json"),
-        charts=[(chart, figure(chart, rounds)) for chart in charts(config.rewards)],
-        cases=cases(config, run),
+        evaluations=evaluations,
+        checks=checks,
+        trial=read_json(trial) if trial.exists() else None,
+        threshold=threshold,
+        symptoms=symptoms(config, rounds, evaluations),
+        charts=drawn,
+        figures={**check_figures(checks), "plot-timeline": timeline(worked)},
+        cases=samples.cases(config, run),
+        groups=samples.groups(config, run),
         tasks=tasks.of_run(config, run),
+        costs=jobs.costs(worked),
+        total=jobs.together("all jobs", worked),
+        gpus=sorted({job.gpu for job in worked if job.gpu}),
+        spent=jobs.spent(worked),
+        picture=picture(jobs.costs(worked)),
+        origin=origin(),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
     )
+
+
+def by_round(config: Config, evaluations: JSON) -> list[dict[str, float | None]]:
+    """The evaluations as a curve over rounds."""
+    found = []
+    for name, number in config.evaluated.items():
+        low, high = evaluations[name]["ci95"]
+        greedy = evaluations[name]["greedy"]
+        row = {"round": number, "accuracy": evaluations[name]["accuracy"], "low": low, "high": high}
+        found.append({**row, "greedy": greedy["accuracy"] if greedy else None})
+    return found
+
+
+def symptoms(config: Config, rounds: Sequence[JSON], evaluations: JSON) -> list[Symptom]:
+    """What went wrong while it trained."""
+    by_number = {number: evaluations[name] for name, number in config.evaluated.items()}
+    return diagnose(rounds, config.gates, monitors=monitors_of(config.rewards), evaluations=by_number)
+
+
+def check_figures(checks: JSON) -> dict[str, JSON]:
+    """Distributions behind the checks."""
+    found = {}
+    if lengths := checks.get("lengths"):
+        edges = lengths["edges"]
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        found["plot-lengths"] = bars(middles, lengths["counts"], "tokens")
+    if right := checks.get("right_in_group"):
+        found["plot-right"] = bars(list(range(len(right))), right, "right answers in a group")
+    if mixed := checks.get("expected_mixed"):
+        found["plot-mixed"] = bars(list(mixed), list(mixed.values()), "K", ".0%")
+    return found
 
 
 def verdict(summary: JSON) -> str:
@@ -102,42 +143,3 @@ def parts_of_gain(before: JSON, after: JSON, name: str) -> Parts | None:
         change["accuracy_with"] * mean["share"],
         change["accuracy_without"] * (1 - mean["share"]),
     )
-
-
-def cases(config: Config, run: Path) -> list[Case]:
-    """Some held-out prompts, drawn with the run's seed, and the first completion of each policy.
-
-    Raises:
-        UserError: the two evaluations are not of the same prompts.
-    """
-    files = {name: run / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final")}
-    found = {name: tables.read(file, "completions") for name, file in files.items()}
-    tables.check_aligned(found["warmstart"], found["final"], str(files["final"]))
-    samples = config.evaluation.num_generations
-    drawn = sorted(permutation(found["final"].num_rows // samples, derive(config.seed, "report"))[:CASES])
-    ids = found["final"]["prompt_id"].take([place * samples for place in drawn]).to_pylist()
-    prompts = PromptSet(run / "prompts" / "eval").by_id(ids)
-    before, after = (_answers(config, table, drawn) for table in found.values())
-    return [Case(_messages(prompts[key]["prompt"]), *pair) for key, *pair in zip(ids, before, after, strict=True)]
-
-
-def _answers(config: Config, table: pa.Table, places: list[int]) -> list[Answer]:
-    """The first completions of some prompts."""
-    samples = config.evaluation.num_generations
-    right = seen.right(table, config.rewards, config.correct, samples)
-    rows = table.take([place * samples for place in places]).to_pylist()
-    names = [*(reward.column for reward in config.rewards), "reward"]
-    return [
-        Answer(
-            row["completion"],
-            bool(right[place, 0]),
-            {n: row[n] for n in names},
-            row["finish_reason"],
-            len(row["completion_ids"]),
-        )
-        for place, row in zip(places, rows, strict=True)
-    ]
-
-
-def _messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt

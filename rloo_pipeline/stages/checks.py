@@ -173,7 +173,7 @@ def say_table(found: Found) -> None:
     text = io.StringIO()
     width = progress.console.width if progress.console.is_terminal else 160
     Console(file=text, width=max(width, 80)).print(table)
-    progress.say("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def _flat(values: Sequence[Sequence[float]]) -> Array:

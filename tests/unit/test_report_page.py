@@ -49,7 +49,7 @@ def test_nothing_is_loaded_from_anywhere(page: str) -> None:
         for key, value in attrs.items()
         if key in ("src", "href", "srcset", "data", "action")
     ]
-    assert loaded == ["data:,"]
+    assert [value for value in loaded if not str(value).startswith("#")] == ["data:,"]
     [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     assert not re.search(r"@import|url\(", style)
     policy = next(
