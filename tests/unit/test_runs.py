@@ -1,0 +1,76 @@
+"""A run in Python: read as it lies, by a notebook too, and started from there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from helpers import ROOT, Project
+from made_up import PROMPTS, ROUNDS, configuration, finish_run
+from nbclient import NotebookClient
+
+import rloo_pipeline
+from rloo_pipeline.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finish_run(tmp_path_factory.mktemp("results") / "synthetic", configuration())
+
+
+def test_metrics_are_a_frame_with_a_row_a_round(folder: Path) -> None:
+    run = rloo_pipeline.open_run(folder)
+    assert list(run.metrics.index) == run.rounds == list(range(1, ROUNDS + 1))
+    assert run.metrics["reward"].isna().sum() == 2, "null is not 0"
+    assert run.config.rounds == ROUNDS
+    assert run.summary["gain"] > 0
+    assert run.evaluation("final")["distance"]["kl/sequence_mean"] == 3.25
+
+
+def test_rollouts_stand_beside_their_scores_and_advantages(folder: Path) -> None:
+    run = rloo_pipeline.open_run(str(folder))
+    rows = run.rollouts(1)
+    assert len(rows) == len(run.scores(1)) == PROMPTS * 4
+    assert all(row["advantage"] == row["reward"] - 0.5 for row in rows)
+    assert {row["reward"] == 1.0 for row in rows if "yes" in row["completion"]} == {True}
+
+
+def test_what_is_not_there_is_said(folder: Path, tmp_path: Path) -> None:
+    run = rloo_pipeline.open_run(folder)
+    with pytest.raises(UserError, match="0 of 1 shards"):
+        run.rollouts(2)
+    with pytest.raises(UserError, match="there are final, warmstart"):
+        run.evaluation("middle")
+    with pytest.raises(UserError, match="not the folder of a run"):
+        rloo_pipeline.open_run(tmp_path)
+    with pytest.raises(UserError, match="no Snakefile"):
+        rloo_pipeline.run(folder / "config.yaml", folder=tmp_path)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, rloo_pipeline; print(sorted({'torch', 'pandas', 'datasets', 'snakemake'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_dry_run_from_python_says_what_would_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    project = Project(tmp_path / "project")
+    asked = rloo_pipeline.run(project.configure(), changes={"rounds": 3}, folder=project.folder, dry_run=True)
+    assert asked is None
+    assert "rounds/00003/rollouts/001.parquet" in capfd.readouterr().out
+    with pytest.raises(UserError, match="did not end well"):
+        rloo_pipeline.run(project.configure(), changes={"rounds": 0}, folder=project.folder, dry_run=True)
+    assert "rounds" in capfd.readouterr().out
+
+
+def test_the_example_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOO_RUN", str(folder))
+    notebook = nbformat.read(ROOT / "notebooks" / "read_a_run.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without results"
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in shown)
+    assert "groups have different rewards" in "".join(output.get("text", "") for output in shown)
