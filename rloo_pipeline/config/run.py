@@ -180,13 +180,16 @@ class Sections(NamedTuple):
 
 
 _OTHERS = {"evaluation": {"every", "harness"}}
+_JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
     "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
     "prompts": Sections(("dataset", "model")),
     "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
-    "probe": Sections(("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm")),
+    "probe": Sections(
+        ("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm"), {"checks": _JUDGING}
+    ),
     "checks": Sections(
         ("seed", "model", "dataset", "warmstart", "rollout", "rewards", "checks"), ("correct", "deepspeed")
     ),

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.config import Config, Harness
+from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json, write_json
 from rloo_pipeline.progress import say
@@ -31,16 +31,18 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     load_tasks(section)
     import lm_eval
 
+    manager = _manager(section)
+
     found: Any = lm_eval.simple_evaluate(
         model="vllm",
         model_args=_model(config, section, folder),
-        tasks=list(section.tasks),
+        tasks=_specs(section, manager),
         num_fewshot=section.num_fewshot,
         limit=section.limit,
         apply_chat_template=section.apply_chat_template,
         fewshot_as_multiturn=section.apply_chat_template,
         gen_kwargs=dict(section.gen_kwargs) or None,
-        task_manager=_manager(section),
+        task_manager=manager,
         random_seed=config.seed,
         numpy_random_seed=config.seed,
         torch_random_seed=config.seed,
@@ -72,13 +74,27 @@ def _manager(section: Harness) -> Any:
     return TaskManager(include_path=section.include_path)
 
 
+def _specs(section: Harness, manager: Any) -> list[str | JSON]:
+    """The tasks as lm-eval takes them: a mapping is laid over the task of that name, where there is one."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    known = manager.task_index
+
+    def laid_over(changes: JSON) -> JSON:
+        entry = known.get(str(changes.get("task")))
+        return {**load_yaml(entry.yaml_path), **changes} if entry is not None else changes
+
+    return [task if isinstance(task, str) else laid_over(task) for task in section.tasks]
+
+
 def load_tasks(section: Harness) -> set[str]:
     """The names of the tasks, once their data is read."""
     from lm_eval.tasks import get_task_dict
 
     said = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
     try:
-        return {str(name) for name in get_task_dict(list(section.tasks), _manager(section))}
+        manager = _manager(section)
+        return {str(name) for name in get_task_dict(_specs(section, manager), manager)}
     except Exception as error:
         why = " ".join(str(error).split())[:160]
         raise UserError(

@@ -5,8 +5,10 @@ import pytest
 pytestmark = pytest.mark.slow
 
 REPORT = {"summary.json", "report.html"}
-FINAL = {"evaluation/final/completions.parquet", "evaluation/final/summary.json"}
-WARM = {"evaluation/warmstart/completions.parquet", "evaluation/warmstart/summary.json"}
+EVALUATED = ("completions.parquet", "greedy.parquet", "summary.json")
+FINAL = {f"evaluation/final/{file}" for file in (*EVALUATED, "distance.json")}
+WARM = {f"evaluation/warmstart/{file}" for file in EVALUATED}
+CHECKS = {"warmstart/probe.parquet", "warmstart/checks.json"}
 
 
 def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
@@ -47,15 +49,25 @@ def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
         {"function": "rloo_pipeline.rewards.format:shows_work", "name": "worked", "weight": 0},
     ]
     planned = finished.planned(rewards=rewards)
-    assert planned == of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | REPORT | {
-        "warmstart/checks.json"
-    }
+    assert planned == of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | REPORT | CHECKS
 
 
 def test_a_sampling_option_runs_rollouts_on(finished) -> None:
     planned = finished.planned(rollout={"temperature": 0.9})
     rounds = of_rounds(("rollouts", "scores", "reference")) | updates()
-    assert planned == rounds | WARM | FINAL | REPORT | {"warmstart/checks.json"}
+    assert planned == rounds | WARM | FINAL | REPORT | CHECKS
+
+
+def test_a_limit_of_the_checks_judges_again_and_trains_nothing(finished) -> None:
+    planned = finished.planned(checks={"limits": {"truncated": [0.9, None]}})
+    assert planned == {"warmstart/checks.json"} | REPORT
+
+
+def test_benchmarks_evaluate_nothing_else_again(finished) -> None:
+    planned = finished.planned(evaluation={"harness": {"tasks": ["gsm8k"]}})
+    assert planned == {"harness/tasks.json"} | REPORT | {
+        f"evaluation/{name}/harness.json" for name in ("warmstart", "final")
+    }
 
 
 def test_a_learning_rate_runs_updates_on(finished) -> None:
@@ -84,7 +96,7 @@ def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
     [
         (
             "stages/score.py",
-            of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | {"warmstart/checks.json"} | REPORT,
+            of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | CHECKS | REPORT,
         ),
         ("stages/update.py", updates() | SECOND_ROUND | FINAL | REPORT),
         ("stages/reference.py", of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),

@@ -17,12 +17,14 @@ STAGES = (
     "stage-assets",
     "prompts",
     "warmstart",
+    "probe",
     "checks",
     "rollout",
     "score",
     "reference",
     "update",
     "evaluate",
+    "distance",
     "report",
 )
 

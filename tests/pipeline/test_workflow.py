@@ -10,7 +10,8 @@ from helpers import ROOT, Project, merged, mini
 PICTURE = {
     ("stage_assets", "prompts"),
     ("prompts", "warmstart"),
-    ("warmstart", "checks"),
+    ("warmstart", "probe"),
+    ("probe", "checks"),
     ("warmstart", "rollout"),
     ("checks", "update"),
     ("rollout", "score"),
@@ -19,6 +20,8 @@ PICTURE = {
     ("reference", "update"),
     ("update_last", "evaluate"),
     ("evaluate", "report"),
+    ("evaluate", "distance"),
+    ("distance", "report"),
 }
 
 
@@ -43,6 +46,27 @@ def test_the_rule_graph_reads_as_the_picture(project) -> None:
 def test_without_beta_the_reference_is_not_run(project) -> None:
     assert any("reference" in file for file in project.planned())
     assert not any("reference" in file for file in project.planned(algorithm={"beta": 0}))
+
+
+def test_with_auto_the_model_is_tried_before_sft(project) -> None:
+    tried = {"warmstart/trial/probe.parquet", "warmstart/trial/checks.json"}
+    assert not tried & project.planned()
+    assert tried <= project.planned(warmstart={"train": "auto"})
+    assert not tried & project.planned(warmstart={"train": "auto", "sft": None})
+
+
+def test_kept_policies_are_evaluated_as_often_as_asked(project) -> None:
+    planned = project.planned(rounds=6, evaluation={"every": 2})
+    names = {file.split("/")[1] for file in planned if file.startswith("evaluation/")}
+    assert names == {"warmstart", "00002", "00004", "final"}
+    outcome = project.snakemake("--dry-run", keep_every=2, evaluation={"every": 3})
+    assert "evaluation.every (3) is no multiple of keep_every (2)" in outcome.stdout + outcome.stderr
+
+
+def test_benchmarks_are_run_on_every_evaluated_policy(project) -> None:
+    planned = project.planned(evaluation={"harness": {"tasks": ["gsm8k"]}})
+    expected = {"harness/tasks.json", "evaluation/warmstart/harness.json", "evaluation/final/harness.json"}
+    assert {file for file in planned if "harness" in file} == expected
 
 
 def test_only_kept_policies_outlive_the_run(project) -> None:
