@@ -13,17 +13,19 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.insight.shapes import Shape
 
 Terms = dict[str, float]
-MB, GB = 1e6, 1e9
+MB, GB, GIB = 1e6, 1e9, 2.0**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-PROCESS = {"cpu": 700 * MB, "cuda": 1.0 * GB}
+PROCESS = {"cpu": 540 * MB, "cuda": 1.0 * GB}
 """An update before it has a model: interpreter, libraries; on GPUs the CUDA context and NCCL's buffers."""
-SAMPLER = {"cpu": 1300 * MB, "cuda": 2.5 * GB}
+SAMPLER = {"cpu": 1810 * MB, "cuda": 2.5 * GB}
 """vLLM before it has a model; on GPUs with its graphs and workspaces."""
 KEPT = {"hidden": 6.0, "heads": 9.0, "key_value": 7.0, "intermediate": 4.0}
 """Values that a layer keeps of a token for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """Of these, what stays in float32 in a model of 16 bits: norms."""
+AT_ONCE = 256
+"""Sequences that vLLM samples at once on CPUs, at most; memory of the KV cache is taken as it fills."""
 LOGITS = 4.0
 """Copies of the logits in float32 that are there at once."""
 LOGITS_AT_ONCE: int | None = None
@@ -37,8 +39,8 @@ class Work(NamedTuple):
     """Of the largest micro-batch, prompts and completions."""
     places: int
     """Of these, completion tokens."""
-    longest: int
-    """Tokens of one sequence."""
+    several: bool
+    """Whether there are more micro-batches in a step, so that gradients of one are there when the next comes."""
 
 
 def work_of(config: Config) -> Work:
@@ -48,7 +50,7 @@ def work_of(config: Config) -> Work:
     sequences = config.rollout.generation_batch_size // config.algorithm.steps_per_generation
     whole = -(-sequences * longest // config.deepspeed.processes)
     tokens = max(longest, min(whole, config.deepspeed.max_tokens_per_micro_batch) // longest * longest)
-    return Work(tokens, tokens * completion // longest, longest)
+    return Work(tokens, tokens * completion // longest, tokens < whole)
 
 
 def trained(config: Config, shape: Shape) -> float:
@@ -61,24 +63,30 @@ def trained(config: Config, shape: Shape) -> float:
     return float(shape.layers * lora.r * pairs)
 
 
-def update(config: Config, shape: Shape, chip: str, work: Work | None = None) -> Terms:
-    """One process of an update.
+def update(config: Config, shape: Shape, chip: str, work: Work | None = None, first: bool = False) -> Terms:
+    """One process of an update; the `first` has no optimizer state yet while activations are there.
 
     DeepSpeed keeps weights, gradients and, of 16-bit models, float32 master weights and gradients beside Adam's two
-    moments; ZeRO 1 splits the optimizer over processes, 2 gradients too, 3 weights too.
+    moments; ZeRO 1 splits the optimizer over processes, 2 gradients too, 3 weights too. The backward pass frees
+    activations while it makes gradients, so the gradients of a step's only micro-batch count where they are larger.
     """
     work = work or work_of(config)
     size, stage, share = BYTES[config.model.dtype], config.deepspeed.zero_stage, 1 / config.deepspeed.processes
     learned, half = trained(config, shape), size == 2
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
     master = 8 if half else (4 if stage else 0)
+    gradients, optimizer = learned * size * split["grads"], learned * (8 + master) * split["adam"]
+    forward = {"activations": activations(config, shape, work), "logits": logits(shape, work)}
+    left = 0.0 if work.several else total(forward)
+    if first:
+        optimizer = max(0.0, gradients + optimizer - left)
+        gradients = 0.0
     return {
         "process": PROCESS[chip],
         "weights": shape.parameters * size * split["weights"],
-        "gradients": learned * size * split["grads"],
-        "optimizer": learned * (8 + master) * split["adam"],
-        "activations": activations(config, shape, work),
-        "logits": logits(shape, work),
+        "optimizer": optimizer,
+        **forward,
+        "gradients beside these": max(0.0, gradients - left),
     }
 
 
@@ -130,7 +138,12 @@ def rollout(config: Config, shape: Shape, chip: str, card: float | None = None) 
     parallel = config.vllm.tensor_parallel_size
     weights = shape.parameters * BYTES[config.model.dtype] / parallel
     if card is None:
-        return {"process": SAMPLER[chip], "weights": weights, "KV cache": config.vllm.kv_cache_gib * 2.0**30}
+        longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+        sequences = min(
+            AT_ONCE, config.rollout.sampled_prompts * config.rollout.num_generations / config.rollout.shards
+        )
+        filled = sequences * longest * key_values(config, shape)
+        return {"process": SAMPLER[chip], "weights": weights, "KV cache": min(filled, config.vllm.kv_cache_gib * GIB)}
     rest = card * config.vllm.gpu_memory_utilization - weights - SAMPLER[chip]
     return {"process": SAMPLER[chip], "weights": weights, "KV cache": max(rest, 0.0)}
 

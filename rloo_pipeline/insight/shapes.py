@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +45,8 @@ def of_model(config: Config) -> Shape:
     if config.model.build is not None:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                references.load(config.model.build)(Path(folder), 0, **config.model.build_options)
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # what libraries say to themselves
+                    references.load(config.model.build)(Path(folder), 0, **config.model.build_options)
             except ImportError as error:
                 raise UserError(f"{config.model.build} needs the stages' environment here ({error})") from error
             return read(Path(folder))._replace(source=config.model.build)

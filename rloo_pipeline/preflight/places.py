@@ -15,7 +15,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding
 
 GB = 1e9
-CACHES = ("HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+CACHES = ("HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
 
 
 def look(config: Config, needed: float) -> Iterator[Finding]:

@@ -127,7 +127,8 @@ def _rules(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
     for file in sorted(folder.glob("*.smk")):
         text = file.read_text(encoding="utf-8")
         marks = list(RULE.finditer(text))
-        for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)], strict=True):
+        ends = [*(mark.start() for mark in marks), len(text)][1:]
+        for mark, end in zip(marks, ends, strict=False):
             own = {name: int(amount) for name, amount in ASKED.findall(text[mark.start() : end])}
             name = mark[1] or mark[3]
             known[name] = own or known.get(mark[2] or "", {})

@@ -32,6 +32,8 @@ def doctor(
     """
     console = console or Console()
     table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
     problems = 0
     for finding in _look(config, project, profile, with_image):
         mark = Text("ok", "green") if finding.ok else Text("problem", "red")
