@@ -16,11 +16,11 @@ Terms = dict[str, float]
 MB, GB, GIB = 1e6, 1e9, 2.0**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-PROCESS = {"cpu": 540 * MB, "cuda": 1.0 * GB}
+PROCESS = {"cpu": 580 * MB, "cuda": 1.0 * GB}
 """An update before it has a model: interpreter, libraries; on GPUs the CUDA context and NCCL's buffers."""
-SAMPLER = {"cpu": 1810 * MB, "cuda": 2.5 * GB}
+SAMPLER = {"cpu": 1860 * MB, "cuda": 2.5 * GB}
 """vLLM before it has a model; on GPUs with its graphs and workspaces."""
-KEPT = {"hidden": 6.0, "heads": 9.0, "key_value": 7.0, "intermediate": 4.0}
+KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Values that a layer keeps of a token for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """Of these, what stays in float32 in a model of 16 bits: norms."""
@@ -28,8 +28,10 @@ AT_ONCE = 256
 """Sequences that vLLM samples at once on CPUs, at most; memory of the KV cache is taken as it fills."""
 LOGITS = 4.0
 """Copies of the logits in float32 that are there at once."""
-LOGITS_AT_ONCE: int | None = None
-"""Logits that are held at once; all of a micro-batch where None."""
+LOGITS_AT_ONCE: dict[str, int] = {}
+"""Logits that are held at once, by kind of device; all of a micro-batch where there is none."""
+PROMPT_ONCE = False
+"""Whether samples of one prompt share its tokens in a micro-batch."""
 
 
 class Work(NamedTuple):
@@ -46,11 +48,11 @@ class Work(NamedTuple):
 def work_of(config: Config) -> Work:
     """The largest micro-batch, if every prompt and completion is as long as it may be."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-    longest = prompt + completion
-    sequences = config.rollout.generation_batch_size // config.algorithm.steps_per_generation
-    whole = -(-sequences * longest // config.deepspeed.processes)
-    tokens = max(longest, min(whole, config.deepspeed.max_tokens_per_micro_batch) // longest * longest)
-    return Work(tokens, tokens * completion // longest, tokens < whole)
+    each = prompt / config.rollout.num_generations + completion if PROMPT_ONCE else prompt + completion
+    sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
+    whole = sequences / config.deepspeed.processes
+    held = max(1.0, min(whole, config.deepspeed.max_tokens_per_micro_batch // each))
+    return Work(round(held * each), round(held * completion), held < whole)
 
 
 def trained(config: Config, shape: Shape) -> float:
@@ -76,7 +78,7 @@ def update(config: Config, shape: Shape, chip: str, work: Work | None = None, fi
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
     master = 8 if half else (4 if stage else 0)
     gradients, optimizer = learned * size * split["grads"], learned * (8 + master) * split["adam"]
-    forward = {"activations": activations(config, shape, work), "logits": logits(shape, work)}
+    forward = {"activations": activations(config, shape, work), "logits": logits(shape, work, chip)}
     left = 0.0 if work.several else total(forward)
     if first:
         optimizer = max(0.0, gradients + optimizer - left)
@@ -98,7 +100,7 @@ def reference(config: Config, shape: Shape, chip: str, work: Work | None = None)
         "process": PROCESS[chip],
         "weights": float(shape.parameters * BYTES[config.model.dtype]),
         "activations": work.tokens * one,
-        "logits": logits(shape, work),
+        "logits": logits(shape, work, chip),
     }
 
 
@@ -118,10 +120,10 @@ def _of_a_layer(config: Config, shape: Shape) -> float:
     return kept + sum(float(times * widths[name]) for name, times in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 
-def logits(shape: Shape, work: Work) -> float:
+def logits(shape: Shape, work: Work, chip: str) -> float:
     """Logits of completion tokens, their softmax and its gradient, in float32."""
     held = work.places * shape.vocabulary
-    return LOGITS * 4 * (held if LOGITS_AT_ONCE is None else min(held, LOGITS_AT_ONCE))
+    return LOGITS * 4 * min(held, LOGITS_AT_ONCE.get(chip, held))
 
 
 def key_values(config: Config, shape: Shape) -> float:

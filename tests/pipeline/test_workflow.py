@@ -13,6 +13,8 @@ PICTURE = {
     ("warmstart", "checks"),
     ("warmstart", "rollout"),
     ("checks", "update"),
+    ("update", "gate"),
+    ("gate", "rollout"),
     ("rollout", "score"),
     ("rollout", "reference"),
     ("score", "update"),
