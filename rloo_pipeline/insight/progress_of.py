@@ -18,9 +18,7 @@ from rloo_pipeline.insight.run_files import RunFiles
 
 SILENT = 300.0
 """Seconds after which a log that says nothing is pointed at."""
-ORDER = (
-    *("assets", "prompts", "warmstart", "checks", "rollout", "score", "reference", "update", "evaluate", "report"),
-)
+ORDER = ("assets", "prompts", "warmstart", "checks", "rollout", "score", "reference", "update", "evaluate", "report")
 LAST_LINES = 4096
 """Bytes at a log's end in which its last line is looked for."""
 
@@ -68,7 +66,7 @@ class Progress(NamedTuple):
     stages: list[Stage]
     working: list[Working]
     seconds_a_round: float | None
-    """Mean over the latest rounds; None before two are done."""
+    """Median of the latest rounds; None before two are done."""
     finished: bool
 
     def left(self, rounds: int) -> float | None:
@@ -134,7 +132,7 @@ def _working(run: Path, job: Job, now: float) -> Working | None:
 
 
 def _pace(run: RunFiles) -> float | None:
-    """Seconds a round by the times of the latest ten metrics.json."""
+    """Median seconds a round, by the times of the latest metrics.json."""
     times = []
     for number in range(max(1, len(run.rounds) - 10), len(run.rounds) + 1):
         try:
