@@ -9,8 +9,9 @@ from pathlib import Path
 from rloo_pipeline.config_file import load
 
 AddCommand = Callable[..., argparse.ArgumentParser]
-WITHOUT_CONFIG = ("diagnose", "watch")
-"""Those that find the configuration by the run that they are given."""
+WITHOUT_CONFIG = ("diagnose", "doctor", "plan", "watch")
+"""Those that are given a configuration, or a run that has one."""
+DEFAULT = Path("config/config.yaml")
 
 
 def add_commands(add: AddCommand) -> None:
@@ -19,6 +20,17 @@ def add_commands(add: AddCommand) -> None:
     gate.add_argument("--round", type=int, required=True, help="number of the round, from 1")
     diagnose = add("diagnose", _diagnose, "Say what is wrong with a run, finished or in flight.")
     diagnose.add_argument("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
+    watch = add("watch", _watch, "Show a run while it is in flight; reads its files only.")
+    watch.add_argument("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
+    watch.add_argument("--once", action="store_true", help="show it once and end")
+    watch.add_argument("--every", type=float, default=3.0, help="seconds between two looks")
+    plan = add("plan", _plan, "Say what a run will take: memory, jobs, tokens, disk, GPU-hours.")
+    plan.add_argument("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file")
+    plan.add_argument("--cluster-gpu", metavar="NAME[:GB]", help="the card that stages will have, such as h100:80")
+    doctor = add("doctor", _doctor, "Look whether this node has what a run needs; offline.")
+    doctor.add_argument("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file")
+    doctor.add_argument("--profile", type=Path, help="folder of Snakemake's profile, such as profiles/slurm")
+    doctor.add_argument("--no-image", action="store_true", help="stages run in this environment, without Apptainer")
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -32,3 +44,21 @@ def _diagnose(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.diagnose import diagnose
 
     diagnose(arguments.run)
+
+
+def _watch(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.watch import watch
+
+    watch(arguments.run, arguments.once, arguments.every)
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.plan import plan_run
+
+    plan_run(load(arguments.configuration), arguments.cluster_gpu)
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.doctor import doctor
+
+    doctor(load(arguments.configuration), Path(), arguments.profile, not arguments.no_image)

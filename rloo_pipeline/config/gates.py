@@ -50,7 +50,7 @@ class RewardCollapse(Gate):
     zero_std: float = Field(0.8, gt=0, le=1)
     """Share of groups with one and the same reward, over three rounds, in which little is left to learn from."""
     entropy: float = Field(0.1, gt=0, lt=1)
-    """Share of the first rounds' entropy below which the policy says one thing only."""
+    """Or half of the groups so, and entropy below this share of the first rounds'."""
 
 
 class RewardHacking(Gate):

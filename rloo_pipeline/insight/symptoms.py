@@ -18,6 +18,8 @@ START = 3
 """Rounds that count as the start, and as the latest."""
 JUMPS, SPAN = 2, 5
 """So many jumps of the gradient within so many rounds are instability; one is a bad batch."""
+ALIKE = 0.5
+"""Share of groups with one and the same reward below which a low entropy is no collapse."""
 LENGTH, ZERO_STD = "completions/mean_length", "frac_reward_zero_std"
 
 
@@ -124,8 +126,8 @@ def reward_collapse(seen: Seen, gate: gates.RewardCollapse) -> str | None:
         return None
     if zero >= gate.zero_std and min(seen.known(ZERO_STD)) < gate.zero_std:
         return f"{zero:.0%} of the groups have one and the same reward"
-    if entropy is not None and first and entropy < gate.entropy * first:
-        return f"entropy {entropy:.2g} nats a token, {first:.2g} in the first rounds"
+    if zero >= ALIKE and entropy is not None and first and entropy < gate.entropy * first:
+        return f"{zero:.0%} of the groups have one and the same reward, and entropy {entropy:.2g} nats a token, {first:.2g} in the first rounds"
     return None
 
 

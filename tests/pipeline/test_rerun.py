@@ -1,6 +1,10 @@
 """Change one thing and read what Snakemake would run."""
 
+import json
+import shutil
+
 import pytest
+from helpers import Project
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +31,13 @@ def updates(rounds: range = range(1, 3)) -> set[str]:
     return {name.format(number) for number in rounds for name in per_round}
 
 
-SECOND_ROUND = of_rounds(("rollouts", "scores", "reference"), range(2, 3))
+def gates(rounds: range) -> set[str]:
+    """What is said of rounds that have one behind them."""
+    return {f"rounds/{number:05d}/diagnosis.json" for number in rounds}
+
+
+SECOND_ROUND = gates(range(1, 2)) | of_rounds(("rollouts", "scores", "reference"), range(2, 3))
+STOP = {"cold_start": {"action": "stop", "rounds": 1, "zero_std": 0.01}}
 
 
 def test_nothing_changed_nothing_runs(finished) -> None:
@@ -38,7 +48,7 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
     new = range(3, 5)
     assert (
         finished.planned(rounds=4)
-        == of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+        == gates(range(2, 4)) | of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
     )
 
 
@@ -54,7 +64,7 @@ def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
 
 def test_a_sampling_option_runs_rollouts_on(finished) -> None:
     planned = finished.planned(rollout={"temperature": 0.9})
-    rounds = of_rounds(("rollouts", "scores", "reference")) | updates()
+    rounds = gates(range(1, 2)) | of_rounds(("rollouts", "scores", "reference")) | updates()
     assert planned == rounds | WARM | FINAL | REPORT | CHECKS
 
 
@@ -76,6 +86,38 @@ def test_a_learning_rate_runs_updates_on(finished) -> None:
 
 def test_the_reports_title_runs_the_report(finished) -> None:
     assert finished.planned(report={"title": "Another"}) == REPORT
+
+
+def test_a_gate_runs_no_round_again(finished) -> None:
+    assert finished.planned(gates=STOP) == REPORT
+    assert finished.planned(gates={"kl_explosion": {"action": "off"}}) == REPORT
+
+
+def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_the_run_goes_on(
+    finished, tmp_path
+) -> None:
+    """A finished run of two rounds is extended by a third one, which the gate does not let begin."""
+    project = Project(tmp_path / "project")
+    for part in ("results", ".snakemake"):
+        shutil.copytree(finished.folder / part, project.folder / part, symlinks=True)
+    kept = project.files("[prt]*/**/*")
+    outcome = project.snakemake("--cores", "1", "--retries", "2", rounds=3, gates=STOP)
+    said = outcome.stdout + outcome.stderr
+    assert outcome.returncode == 0, said
+    assert said.count("the run ends after round 2, as gates.cold_start.action asks for: cold start: ") == 1
+    assert "ended after round 2 of 3" in said
+    assert "Traceback" not in said
+    run = project.folder / "results" / "mini"
+    assert json.loads((run / "stopped.json").read_text())["round"] == 2
+    assert not (run / "rounds" / "00003").exists()
+    assert project.files("[prt]*/**/*") == kept
+    assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
+    new = range(3, 4)
+    third = of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+    assert project.planned(rounds=3) == gates(range(2, 3)) | third
+    assert project.snakemake("--cores", "1", "--", "results/mini/rounds/00002/diagnosis.json", rounds=3).returncode == 0
+    assert not (run / "stopped.json").exists()
+    assert project.planned(rounds=3, gates=STOP) == third, "what was said of a round is not said again"
 
 
 def test_a_comment_in_the_config_runs_nothing(finished) -> None:
@@ -102,6 +144,7 @@ def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
         ("stages/reference.py", of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
         ("stages/evaluate.py", WARM | FINAL | REPORT),
         ("insight/page.html.j2", REPORT),
+        ("stages/gate.py", set()),
         ("cli.py", set()),
     ],
 )

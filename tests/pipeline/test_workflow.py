@@ -14,6 +14,8 @@ PICTURE = {
     ("probe", "checks"),
     ("warmstart", "rollout"),
     ("checks", "update"),
+    ("update", "gate"),
+    ("gate", "rollout"),
     ("rollout", "score"),
     ("rollout", "reference"),
     ("score", "update"),

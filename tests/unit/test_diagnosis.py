@@ -10,6 +10,7 @@ from helpers import mini
 from made_up import metrics_of
 from rich.console import Console
 
+from rloo_pipeline import stopping
 from rloo_pipeline.config import Config, Gates
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json, write_json
@@ -53,6 +54,8 @@ RISE = [0.4] * 6 + [0.5, 0.55, 0.6, 0.65, 0.65, 0.65]
 FALL = [0.5] * 6 + [0.45, 0.4, 0.35, 0.3, 0.3, 0.3]
 LONG = [150.0, 180.0, 220.0, 240.0, 260.0]
 ALIKE = [0.85, 0.9, 0.9]
+HALF = [0.5, 0.55, 0.6]
+LOW = [0.2, 0.07, 0.05, 0.04]
 MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std"
 GAP, SIZE = "sampling/sampling_logp_difference/mean", "sampling/effective_sample_size"
 MONITOR = "rewards/worked/mean"
@@ -67,7 +70,8 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
     "reward_collapse": [
         ({ZERO: ALIKE}, {ZERO: ALIKE, "reward": [0.9, 0.95, 0.97], "reward_std": [0.3, 0.25, 0.2]}),
         ({ZERO: ALIKE}, {ZERO: [0.7, 0.75, 0.8]}),
-        ({"entropy": [0.2, 0.07, 0.05, 0.04]}, {"entropy": [0.2, 0.15, 0.12, 0.1]}),
+        ({"entropy": LOW, ZERO: HALF}, {"entropy": [0.2, 0.15, 0.12, 0.1], ZERO: HALF}),
+        ({"entropy": LOW, ZERO: HALF}, {"entropy": LOW}),
     ],
     "reward_hacking": [
         ({"reward": RISE, MONITOR: FALL}, {"reward": RISE, MONITOR: [0.5] * 6 + [0.45] * 6}),
@@ -184,3 +188,12 @@ def test_the_table_is_of_a_run_in_flight_too(tmp_path) -> None:
     assert "update of round 13: torch.OutOfMemoryError" in said
     with pytest.raises(UserError, match="not the folder of a run"):
         print_table(tmp_path / "none")
+
+
+def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds() -> None:
+    words = ["/bin/snakemake", "--profile", "slurm", "--config", "run=x", "rounds=50"]
+    again = stopping.command(7, ["run=x", "rounds=50"], words)
+    assert again is not None
+    assert again[1:] == ["-m", "snakemake", *words[1:], "--nolock", "--config", "run=x", "rounds=7"]
+    assert stopping.command(7, [], ["/lib/snakemake/__main__.py"]) is not None
+    assert stopping.command(7, [], ["/bin/jupyter"]) is None, "called from Python, the caller decides"

@@ -135,7 +135,5 @@ rule gate:
     log:
         f"{RUN}/logs/gate/{{round}}.log",
     retries: 0
-    container:
-        None
     shell:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"

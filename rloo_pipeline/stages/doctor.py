@@ -1,0 +1,65 @@
+"""doctor: a node and a configuration → a line for each thing that a run needs, and what to do where it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rloo_pipeline.cluster import containers
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.preflight import Finding, image, places, slurm
+
+
+def doctor(
+    config: Config, project: Path, profile: Path | None, with_image: bool, console: Console | None = None
+) -> None:
+    """Looks at this node, prints what it finds.
+
+    Args:
+        config: of the run that is to be started.
+        project: the folder with workflow/ and containers/.
+        profile: of Snakemake, whose partitions are looked at; None where there is no SLURM.
+        with_image: whether stages are to run in the image.
+        console: where to print; standard output where not given.
+
+    Raises:
+        UserError: there is a problem.
+    """
+    console = console or Console()
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    problems = 0
+    for finding in _look(config, project, profile, with_image):
+        mark = Text("ok", "green") if finding.ok else Text("problem", "red")
+        table.add_row(mark, Text(finding.what), Text(finding.said))
+        if not finding.ok:
+            problems += 1
+            table.add_row("", Text("what to do", "yellow"), Text(finding.cure))
+    console.print(table)
+    if problems:
+        raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}: see above what to do about them")
+
+
+def _look(config: Config, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
+    if with_image:
+        yield from image.look(containers.image(config, project))
+    yield from places.look(config, _needed(config))
+    if profile is not None:
+        yield from slurm.look(profile, project / "workflow" / "rules")
+
+
+def _needed(config: Config) -> float:
+    """Bytes that the run will write, as `rloo plan` counts them; 0 where the model's size is not known."""
+    from rloo_pipeline.insight import plan, shapes
+
+    try:
+        shape = shapes.of_model(config)
+    except UserError:
+        return 0.0
+    return float(sum(plan.disk(config, shape).values()))

@@ -1,0 +1,118 @@
+"""What `rloo plan` says of memory on CPUs, against the peak resident set of the stages themselves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import mini
+
+from rloo_pipeline import tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.insight import memory, shapes
+
+pytestmark = pytest.mark.slow
+
+SIZES = {
+    "small": {"hidden_size": 256, "layers": 4, "heads": 4, "key_value_heads": 2, "intermediate_size": 768},
+    "middle": {"hidden_size": 512, "layers": 8, "heads": 8, "key_value_heads": 4, "intermediate_size": 1536},
+    "large": {"hidden_size": 768, "layers": 12, "heads": 12, "key_value_heads": 4, "intermediate_size": 2304},
+}
+VOCABULARY, PROMPT, COMPLETION, GROUPS = 2048, 12, 36, 16
+WITHIN = 0.15
+
+
+def make_model(folder: Path, size: str) -> Path:
+    """A model of random weights."""
+    from rloo_pipeline.demo.model import character_tokenizer, write_qwen3
+
+    tokenizer = character_tokenizer(512)
+    tokenizer.add_tokens([f"<word {number}>" for number in range(VOCABULARY - len(tokenizer))])
+    write_qwen3(folder, 1, tokenizer, head_dim=64, **SIZES[size])
+    return folder
+
+
+def configure(run: Path) -> Config:
+    """A run whose prompts and completions are all as long as they may be, in one step."""
+    made = Config(
+        **mini(
+            dataset={"max_prompt_length": PROMPT},
+            rollout={"max_completion_length": COMPLETION, "shards": 1},
+            algorithm={"steps_per_generation": 1},
+        )
+    )
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    return made
+
+
+def write_round(folder: Path, number: int) -> None:
+    """Its tables."""
+    rows, scores, reference = [], [], []
+    for place in range(GROUPS * 4):
+        key = {"prompt_id": f"p{place // 4}", "sample": place % 4}
+        ids = [4 + (place * step + number) % 16 for step in range(COMPLETION)]
+        rows.append({**key, "prompt_ids": [4 + place // 4] * PROMPT, "completion_ids": ids, "completion": ""})
+        rows[-1] |= {"sampling_logps": [-7.0] * COMPLETION, "finish_reason": "stop", "seed": 0}
+        scores.append({**key, "answer": float(place % 2), "reward": float(place % 2), "seconds": 0.0, "error": None})
+        reference.append({**key, "reference_logps": [-7.0] * COMPLETION})
+    tables.write(folder / "rollouts.parquet", rows, tables.ROLLOUTS, "rollouts", round=number)
+    tables.write(folder / "scores.parquet", scores, tables.scores_schema(["answer"]), "scores", round=number)
+    tables.write(folder / "reference.parquet", reference, tables.REFERENCE, "reference", round=number)
+
+
+def write_prompts(folder: Path) -> Path:
+    """Prompts for a rollout."""
+    import datasets
+
+    rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "train"))
+    return folder
+
+
+def peak_of(*words: object) -> float:
+    """Bytes of the largest resident set of a stage."""
+    command = [sys.executable, "-m", "rloo_pipeline", *map(str, words)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, words
+    return used.ru_maxrss * 1024.0
+
+
+def update(run: Path, model: Path, number: int) -> float:
+    """The peak of an update."""
+    folder = run / "rounds" / f"{number:05d}"
+    write_round(folder, number)
+    start = model if number == 1 else run / "policies" / f"{number - 1:05d}"
+    before = [] if number == 1 else ["--trainer", run / "trainer" / f"{number - 1:05d}"]
+    shards = [
+        word for kind in ("rollouts", "scores", "reference") for word in (f"--{kind}", folder / f"{kind}.parquet")
+    ]
+    return peak_of(
+        *("update", "--round", number, "--policy", start, *before, *shards),
+        *("--output", run / "policies" / f"{number:05d}", "--output-trainer", run / "trainer" / f"{number:05d}"),
+        *("--metrics", folder / "metrics.json", "--events", folder / "1.tfevents", "--table", folder / "train.parquet"),
+    )
+
+
+def check(what: str, measured: float, terms: memory.Terms) -> None:
+    """The prediction is near enough."""
+    predicted = memory.total(terms)
+    said = f"{what}: predicted {predicted / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB"
+    print(said, {name: round(size / 1e6) for name, size in terms.items()})
+    assert abs(predicted - measured) <= WITHIN * measured, said
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
+    model = make_model(tmp_path / "model", size)
+    run = tmp_path / "run"
+    config, shape = configure(run), shapes.read(model)
+    check(f"{size}: first update", update(run, model, 1), memory.update(config, shape, "cpu", first=True))
+    check(f"{size}: later update", update(run, model, 2), memory.update(config, shape, "cpu"))
+    prompts, output = write_prompts(tmp_path / "prompts"), run / "rounds" / "00001" / "rollouts" / "000.parquet"
+    words = ("--prompts", prompts, "--policy", model, "--round", 1, "--shard", 0, "--output", output)
+    check(f"{size}: rollout", peak_of("rollout", *words), memory.rollout(config, shape, "cpu"))

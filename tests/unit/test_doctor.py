@@ -1,0 +1,187 @@
+"""A node's problems are found, each with what to do about it, and a node without any passes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import ROOT, mini, rloo
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.preflight import image, places, slurm
+
+LOCK = "nvidia-cuda-runtime==13.0.96\ntorch==2.13.0\n"
+SHOWN = (
+    "PartitionName=cpu AllowGroups=ALL State=UP MaxTime=1-00:00:00 MaxMemPerNode=UNLIMITED\n"
+    "PartitionName=gpu State=UP MaxTime=02:00:00 MaxMemPerNode=64000\n"
+    "PartitionName=old State=DOWN MaxTime=UNLIMITED MaxMemPerNode=UNLIMITED\n"
+)
+NODES = "cpu|192000|(null)\ngpu|515000+|gpu:h100:4(S:0-1)\ngpu|515000|gpu:a100:2\nold|1|(null)\n"
+
+
+def executable(folder: Path, name: str, script: str) -> None:
+    """A program of this name."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("script", "ok", "said"),
+    [
+        ("echo apptainer version 1.4.5", True, "1.4.5"),
+        ("echo apptainer version 1.0.3", False, "1.0.3"),
+        ("exit 1", False, "does not start"),
+        (None, False, "not on the PATH"),
+    ],
+)
+def test_apptainer_must_start_and_be_new(tmp_path, script, ok, said) -> None:
+    if script:
+        executable(tmp_path, "apptainer", script)
+    found = image.apptainer(str(tmp_path / "apptainer") if script else None)
+    assert found.ok == ok
+    assert said in found.said
+    assert ok or "module" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "ok"),
+    [
+        ("user/max_user_namespaces", "0", False),
+        ("kernel/unprivileged_userns_clone", "0", False),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", False),
+        ("user/max_user_namespaces", "63000", True),
+    ],
+)
+def test_the_kernels_word_on_namespaces_is_read(tmp_path, monkeypatch, file, value, ok) -> None:
+    monkeypatch.setenv("PATH", "")
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text(f"{value}\n")
+    found = image.namespaces(tmp_path)
+    assert found.ok == ok
+    assert ok or file.replace("/", ".") in found.cure
+
+
+@pytest.mark.parametrize(
+    ("lock", "driver", "oks"),
+    [
+        (LOCK, (13, 0), [True, True]),
+        (LOCK, (13, 2), [True, True]),
+        (LOCK, (12, 8), [True, False]),
+        (LOCK, None, [True, False]),
+        ("torch==2.13.0+cpu\n", None, [True, True]),
+        (None, (13, 0), [False]),
+    ],
+)
+def test_the_images_cuda_is_held_against_the_driver(lock, driver, oks) -> None:
+    assert [found.ok for found in image.cuda(lock, driver)] == oks
+
+
+def test_the_pinned_list_of_the_gpu_image_names_its_cuda() -> None:
+    said = [found.said for found in image.cuda((ROOT / "requirements" / "cuda.txt").read_text(), (12, 4))]
+    assert "image of CUDA 13.0, driver for CUDA 12.4" in said[1]
+
+
+def test_a_quota_that_is_too_small_is_a_problem() -> None:
+    said = "Disk quotas for user me (uid 1):\n  Filesystem blocks quota limit grace files quota limit grace\n"
+    lines = f"{said}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
+    (found,) = places.quota(lines, needed=50e6)
+    assert found.ok
+    assert found.said == "0.1 GB of the quota on /dev/sda1 are left"
+    assert not next(places.quota(lines, needed=5e9)).ok
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("UNLIMITED", float("inf")), ("30:00", 30), ("02:00:00", 120), ("1-12:00:00", 2160), ("2-0", 2880)],
+)
+def test_slurms_times_are_read(time, minutes) -> None:
+    assert slurm.minutes_of(time) == minutes
+
+
+def test_wishes_are_held_against_partitions() -> None:
+    found = slurm.partitions(SHOWN, NODES)
+    for wish, word in (
+        (slurm.Wanted("gpu", 120, 64000, "gpu:1"), ""),
+        (slurm.Wanted("gpu", 60, 8000, "gpu:h100:4"), ""),
+        (slurm.Wanted(None, 60, 8000, None), ""),
+        (slurm.Wanted("gpu", 121, 8000, "gpu:1"), "runtime"),
+        (slurm.Wanted("gpu", 60, 64001, "gpu:1"), "mem_mb"),
+        (slurm.Wanted("cpu", 60, 193000, None), "mem_mb"),
+        (slurm.Wanted("gpu", 60, 8000, "gpu:h200:1"), "gres"),
+        (slurm.Wanted("gpu", 60, 8000, "gpu:a100:3"), "gres"),
+        (slurm.Wanted("cpu", 60, 8000, "gpu:1"), "gres"),
+        (slurm.Wanted("old", 60, 8000, None), "slurm_partition"),
+        (slurm.Wanted("none", 60, 8000, None), "slurm_partition"),
+    ):
+        said, cure = slurm.judge(found, wish)
+        assert (word in cure) if word else not cure, (wish, said, cure)
+
+
+def test_what_rules_ask_for_is_read_from_the_workflow_and_the_profile() -> None:
+    settings = slurm.read(ROOT / "profiles" / "slurm")
+    asked = slurm.wanted(settings, ROOT / "workflow" / "rules")
+    assert {"rollout", "score", "update", "update_last", "update_passing", "evaluate", "report"} <= asked.keys()
+    assert asked["update_last"] == asked["update"]
+    assert asked["update"].minutes == 240
+    assert asked["update"].partition == "gpu"
+    settings["set-resources"]["update"]["runtime"] = "30 * attempt"
+    assert slurm.wanted(settings, ROOT / "workflow" / "rules")["update"].minutes == 30
+
+
+def configure(folder: Path, **changes) -> Path:
+    """A configuration whose data are a file."""
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    source = {"path": "rows.jsonl", "generator": None, "options": {}}
+    made = mini(data_dir=str(folder), dataset={"train": source, "eval": source}, warmstart={"sft": None}, **changes)
+    (folder / "config.yaml").write_text(yaml.safe_dump(made))
+    return folder / "config.yaml"
+
+
+def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) -> None:
+    programs = tmp_path / "bin"
+    executable(programs, "scontrol", f"cat <<'X'\n{SHOWN.replace('02:00:00', '1-0').replace('old', 'x')}X")
+    executable(programs, "sinfo", f"cat <<'X'\n{NODES}X")
+    executable(programs, "apptainer", f"[ $1 = --version ] && echo 1.4.5 && exit\ncat <<'X'\n{LOCK.splitlines()[1]}\nX")
+    (tmp_path / "image.sif").touch()
+    changes = {"container": {"image": str(tmp_path / "image.sif"), "binds": [str(tmp_path)]}}
+    path = f"{programs}:{os.environ['PATH']}"
+    words = ("doctor", configure(tmp_path, **changes), "--profile", ROOT / "profiles" / "slurm")
+    outcome = rloo(*words, PATH=path, COLUMNS="200")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "what to do" not in outcome.stdout
+    (tmp_path / "rows.jsonl").unlink()
+    (tmp_path / "image.sif").unlink()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    (tmp_path / "weights" / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0half")
+    changes["container"]["binds"] = [str(tmp_path / "none")]
+    changes["model"] = {"build": None, "build_options": {}, "name_or_path": str(tmp_path / "weights")}
+    made = configure(tmp_path, **changes)
+    (tmp_path / "rows.jsonl").unlink()
+    outcome = rloo("doctor", made, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="200")
+    assert outcome.returncode == 1
+    assert "5 problems" in outcome.stderr
+    for words in ("image.sif is not here", "make images", "mend container.binds", "truncated or damaged", "rows.jsonl"):
+        assert words in outcome.stdout
+    assert "Traceback" not in outcome.stderr
+
+
+def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    found = {finding.what: finding.ok for finding in places.caches()}
+    assert found["cache folder"]
+    assert not found["HF_HOME folder"]
+
+
+def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
+    assert next(places.space(tmp_path, 1e3)).ok
+    assert not next(places.space(tmp_path, 1e18)).ok
+
+
+def test_what_is_built_or_generated_needs_no_files() -> None:
+    config = Config(**mini())
+    assert places.model(config).ok
+    assert all(found.ok for found in places.datasets(config))

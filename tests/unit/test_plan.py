@@ -1,0 +1,136 @@
+"""What `rloo plan` counts, what it says will not fit, and what would."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, Project, mini, rloo
+from rich.console import Console
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.config_file import load
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.insight import memory, plan, shapes
+from rloo_pipeline.stages.plan import plan_run
+
+QWEN3_4B = {
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def qwen(tmp_path) -> shapes.Shape:
+    """The sizes of Qwen3-4B, which has 4,022,468,096 parameters."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
+    return shapes.read(tmp_path)
+
+
+def gsm8k(**changes) -> Config:
+    return plan.changed(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
+
+
+def test_parameters_are_counted_or_reckoned(qwen, tiny_model) -> None:
+    assert qwen.parameters == pytest.approx(4_022_468_096, rel=1e-4)
+    from rloo_pipeline.training import policy
+
+    model = policy.load(tiny_model, "float32", False)
+    counted = shapes.read(tiny_model)
+    assert counted.parameters == sum(weights.numel() for weights in model.parameters())
+    assert shapes._by_formula(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
+
+
+def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"config\.json: no sizes of a transformer"):
+        shapes.read(tmp_path)
+
+
+def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
+    counts = plan.jobs(Config(**mini(rounds=3)))
+    outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", rounds=3)
+    planned = dict(re.findall(r"^(\w+) +(\d+)$", outcome.stdout + outcome.stderr, re.MULTILINE))
+    del planned["all"], planned["total"]
+    found: dict[str, int] = {}
+    for rule, count in planned.items():
+        name = "update" if rule.startswith("update") else rule.replace("_", "-")
+        found[name] = found.get(name, 0) + int(count)
+    assert counts == found
+    assert "reference" not in plan.jobs(Config(**mini(algorithm={"beta": 0})))
+
+
+def test_zero_splits_what_it_says_over_processes(qwen) -> None:
+    """Bytes a parameter of a 16-bit model: 2 of weights, 2 of gradients, 16 of optimizer, as ZeRO's paper has it."""
+    apart = {}
+    for stage in range(4):
+        config = gsm8k(**{"deepspeed.zero_stage": stage, "deepspeed.processes": 8})
+        terms = memory.update(config, qwen, "cuda", memory.Work(0, 0, several=True))
+        apart[stage] = (memory.total(terms) - terms["process"]) / qwen.parameters
+    assert [apart[stage] for stage in range(4)] == pytest.approx([20, 4 + 2, 2 + 18 / 8, 20 / 8])
+
+
+def test_what_will_not_fit_comes_with_a_setting_that_does(qwen) -> None:
+    card = plan.card_of("h100:80")
+    config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
+    update = next(plan.fits(config, qwen, card))
+    assert not update.fits
+    said = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
+    changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in said.items()}
+    assert changes["deepspeed.processes"] > 1, "four billion weights and Adam are more than a card"
+    assert next(plan.fits(plan.changed(config, changes), qwen, card)).fits
+    fewer = plan.changed(config, changes | {"deepspeed.processes": 1})
+    assert not next(plan.fits(fewer, qwen, card)).fits
+
+
+def test_activations_that_will_not_fit_are_checkpointed_first(qwen) -> None:
+    config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
+    config = plan.changed(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
+    update = next(plan.fits(config, qwen._replace(vocabulary=16000), plan.card_of("h100")))
+    assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
+
+
+def test_a_model_that_is_too_large_to_sample_wants_more_cards(qwen) -> None:
+    large = qwen._replace(parameters=32_000_000_000, layers=64, hidden=5120)
+    config = gsm8k(**{"vllm.tensor_parallel_size": 1})
+    rollout = list(plan.fits(config, large, plan.card_of("l40s")))[-1]
+    assert not rollout.fits
+    assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
+
+
+def said_of(config: Config, gpu: str | None) -> str:
+    console = Console(width=160, file=io.StringIO())
+    plan_run(config, gpu, console)
+    return console.file.getvalue()
+
+
+def test_the_plan_names_its_assumptions(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
+    config = gsm8k(**{"model.name_or_path": str(tmp_path)})
+    said = said_of(config, "h100:80")
+    for words in (
+        "GPU-hours",
+        "assumed: every completion",
+        "policies (",
+        "trainer state",
+        "KV cache holds",
+        "optimizer",
+    ):
+        assert words in said
+    assert "--cluster-gpu" in said_of(config, None)
+    with pytest.raises(UserError, match=r"--cluster-gpu h1000: known are v100, .*h100:80"):
+        said_of(config, "h1000")
+
+
+def test_an_unknown_model_is_one_line() -> None:
+    outcome = rloo("plan", ROOT / "config" / "gsm8k-qwen3-4b.yaml", HF_HOME=str(Path("/nonexistent")))
+    assert outcome.returncode == 1
+    assert "Qwen/Qwen3-4B: neither a folder nor in the Hub's cache" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
