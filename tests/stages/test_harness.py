@@ -1,0 +1,50 @@
+"""lm-eval asks a policy through its vLLM backend, offline, and what it says of the clock stays out of the result."""
+
+import json
+
+import pytest
+import yaml
+from helpers import Round, rloo
+
+from rloo_pipeline.training.policy import digest
+
+pytestmark = pytest.mark.slow
+
+TASK = {
+    "task": "sums",
+    "dataset_path": "json",
+    "output_type": "generate_until",
+    "test_split": "test",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{answer}}",
+    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4, "do_sample": False},
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+
+
+def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
+    rows = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(100, 105)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "sums.jsonl")}}}
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(TASK | data))
+    harness = {"include_path": str(tmp_path), "max_model_len": 64, "apply_chat_template": True}
+    shorter = {"task": "sums", "generation_kwargs": {**TASK["generation_kwargs"], "max_gen_toks": 2}}
+    run = Round(tmp_path / "run", tiny_model, evaluation={"harness": {"tasks": [shorter], **harness}})
+    output = run.run / "evaluation" / "final" / "harness.json"
+    log = f"--log={run.run / 'logs' / 'harness.log'}"
+    words = ("--policy", tiny_model, "--name", "final", "--output", output, log)
+    outcome = rloo("harness", *words)
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(output.read_text())
+    assert found["policy"] == digest(tiny_model)
+    assert found["n-samples"]["sums"]["effective"] == 5
+    assert 0 <= found["results"]["sums"]["exact_match,none"] <= 1
+    assert not {"date", "total_evaluation_time_seconds", "git_hash", "pretty_env_info"} & found.keys()
+
+
+def test_a_task_that_is_not_there_is_one_sentence(tmp_path, tiny_model) -> None:
+    run = Round(tmp_path / "run", tiny_model, evaluation={"harness": {"tasks": ["no_such_task"]}})
+    outcome = rloo("stage-harness", "--output", run.run / "harness" / "tasks.json")
+    assert outcome.returncode == 1
+    assert "evaluation.harness.tasks: no_such_task cannot be loaded" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
