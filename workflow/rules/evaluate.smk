@@ -6,7 +6,9 @@ rule evaluate:
     output:
         completions=f"{RUN}/evaluation/{{name}}/completions.parquet",
         greedy=f"{RUN}/evaluation/{{name}}/greedy.parquet",
-        summary=f"{RUN}/evaluation/{{name}}/summary.json",
+        summary=report(
+            f"{RUN}/evaluation/{{name}}/summary.json", caption="../report/evaluation.rst", category="Evaluation"
+        ),
     log:
         f"{RUN}/logs/evaluate/{{name}}.log",
     benchmark:

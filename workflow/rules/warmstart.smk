@@ -50,7 +50,7 @@ rule checks:
         policy=f"{RUN}/policies/00000",
         probe=f"{RUN}/warmstart/probe.parquet",
     output:
-        f"{RUN}/warmstart/checks.json",
+        report(f"{RUN}/warmstart/checks.json", caption="../report/checks.rst", category="Warm start"),
     log:
         f"{RUN}/logs/checks.log",
     benchmark:
