@@ -87,13 +87,20 @@ def card_of(words: str) -> Card:
 def jobs(config: Config) -> dict[str, int]:
     """Jobs of each stage in a run from the beginning."""
     shards = config.rollout.shards
-    found = {"stage-assets": 1, "prompts": 1, "warmstart": 1, "checks": 1, "rollout": shards, "score": shards}
+    found = {"stage-assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1}
+    found |= {"rollout": shards, "score": shards}
+    if config.tries_model:
+        found |= {"trial-probe": 1, "trial-checks": 1}
     if config.uses_reference:
         found["reference"] = shards
     for stage in ("rollout", "score", "reference"):
         if stage in found:
             found[stage] *= config.rounds
-    return found | {"update": config.rounds, "gate": config.rounds - 1, "evaluate": 2, "report": 1}
+    evaluated = len(config.evaluated)
+    found |= {"update": config.rounds, "gate": config.rounds - 1, "evaluate": evaluated, "distance": evaluated - 1}
+    if config.evaluation.harness:
+        found |= {"stage-harness": 1, "harness": evaluated}
+    return found | {"report": 1}
 
 
 def tokens(config: Config) -> dict[str, float]:

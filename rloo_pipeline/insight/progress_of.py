@@ -18,7 +18,10 @@ from rloo_pipeline.insight.run_files import RunFiles
 
 SILENT = 300.0
 """Seconds after which a log that says nothing is pointed at."""
-ORDER = ("assets", "prompts", "warmstart", "checks", "rollout", "score", "reference", "update", "evaluate", "report")
+ORDER = (
+    *("assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "reference", "update", "evaluate"),
+    *("distance", "harness", "report"),
+)
 LAST_LINES = 4096
 """Bytes at a log's end in which its last line is looked for."""
 
@@ -79,7 +82,11 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     now = time.time() if now is None else now
     past, shards = len(run.rounds), run.config.rollout.shards
     a_round = {"rollout": shards, "reference": shards if run.config.uses_reference else 0, "score": shards, "update": 1}
-    single = {"assets": 1, "prompts": 1, "warmstart": 1, "checks": 1, "evaluate": 2, "report": 1}
+    evaluated = len(run.config.evaluated)
+    single = {"assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1, "evaluate": evaluated}
+    single |= {"distance": evaluated - 1, "report": 1}
+    if run.config.evaluation.harness:
+        single["harness"] = evaluated
     total = {stage: run.config.rounds * count for stage, count in a_round.items() if count} | single
     done = {stage: past * a_round.get(stage, 0) for stage in total}
     working = []
@@ -98,6 +105,7 @@ def _jobs(run: RunFiles, current: int) -> Iterator[Job]:
     yield Job("assets", "assets/assets.json", "logs/stage_assets.log")
     yield Job("prompts", "prompts/counts.json", "logs/prompts.log")
     yield Job("warmstart", "policies/00000", "logs/warmstart.log")
+    yield Job("probe", "warmstart/probe.parquet", "logs/probe.log")
     yield Job("checks", "warmstart/checks.json", "logs/checks.log")
     if current <= run.config.rounds:
         name = f"{current:05d}"
@@ -108,8 +116,12 @@ def _jobs(run: RunFiles, current: int) -> Iterator[Job]:
                         stage, f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
                     )
         yield Job("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log")
-    for name in ("warmstart", "final"):
+    for name in run.config.evaluated:
         yield Job("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log")
+        if name != "warmstart":
+            yield Job("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log")
+        if run.config.evaluation.harness:
+            yield Job("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log")
     yield Job("report", "report.html", "logs/report.log")
 
 
