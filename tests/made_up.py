@@ -171,6 +171,8 @@ def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     for number in {1, (config.rounds + 1) // 2, config.rounds}:
         write_round(run, number)
     write_completions(config, run, "warmstart", 0.5, 0.3)
+    for name in list(config.evaluated)[1:-1]:
+        write_completions(config, run, name, 0.7, 0.15 + learned / 2)
     write_completions(config, run, "final", 0.9, 0.15 + learned)
     for part in ("train", "eval"):
         write_prompts(run / "prompts" / part)

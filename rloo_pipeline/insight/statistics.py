@@ -65,9 +65,9 @@ def bootstrap(values: Array, resamples: int, seed: int) -> Estimate:
 def gain(before: Array, after: Array, resamples: int, seed: int) -> Gain:
     """What the second gained over the first on the same prompts: the bootstrap of the differences, prompt by prompt.
 
-    The p-value is that of the same resamples: twice the share of their means that lie on the other side of 0, with 1
-    added above and below so that it is never 0 (Davison and Hinkley 1997, section 4.4). It is under 0.05 where the
-    interval leaves 0 out, but for the grain of the resamples.
+    The p-value is that of the same resamples: twice the share of their means that lie on the other side of 0 (of
+    those at 0, half), with 1 added above and below so that it is never 0 (Davison and Hinkley 1997, section 4.4). It is
+    under 0.05 where the interval leaves 0 out, but for the grain of the resamples.
 
     Args:
         before, after: one value a prompt, [prompts]; a prompt that is NaN in either is left out.
@@ -84,7 +84,8 @@ def gain(before: Array, after: Array, resamples: int, seed: int) -> Gain:
     found = _resampled(differences, resamples, seed)
     low, high = found.confidence_interval
     means = found.bootstrap_distribution
-    beyond = min(int((means <= 0).sum()), int((means >= 0).sum()))
+    ties = float((means == 0).sum()) / 2
+    beyond = min(float((means < 0).sum()), float((means > 0).sum())) + ties
     p = min(1.0, 2 * (beyond + 1) / (len(means) + 1))
     return Gain(mean, (float(low), float(high)), p, len(differences))
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from made_up import NASTY, ROUNDS, SAMPLES, Reader, configuration, make_run, metrics_of, write_completions
+from made_up import CHECKED, NASTY, ROUNDS, SAMPLES, Reader, configuration, make_run, metrics_of, write_completions
 
 from rloo_pipeline import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import write_json
 from rloo_pipeline.insight.charts import charts
 from rloo_pipeline.insight.figures import figure
 from rloo_pipeline.insight.frame import duration, figure_of, plain, points
@@ -174,3 +175,37 @@ def test_numbers_read_well() -> None:
         "[1, 2]",
         '{"a": "ü"}',
     ]
+
+
+def test_a_failure_that_was_accepted_stays_on_the_page(page: str) -> None:
+    text = " ".join(Reader(page).text.split())
+    assert "This run went on in spite of failed checks: checks.accept names teaching" in text
+    assert "fail, accepted" in text
+
+
+def test_a_trial_before_sft_and_policies_in_between_are_shown(tmp_path: Path) -> None:
+    every = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 20}
+    config = configuration(evaluation=every).only("report")
+    run = make_run(tmp_path / "run", config)
+    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    assert "Held-out accuracy" in text
+    assert "its checks asked for SFT" not in text
+    write_json(run / "warmstart" / "trial" / "checks.json", CHECKED | {"asks_for_sft": ["pass_at_k"]})
+    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    assert "its checks asked for SFT (pass_at_k)" in text
+
+
+def test_benchmarks_stand_beside_the_held_out_prompts(tmp_path: Path) -> None:
+    harness = {"tasks": ["gsm8k"]}
+    config = configuration(rounds=1, evaluation={"num_generations": SAMPLES, "harness": harness}).only("report")
+    run = make_run(tmp_path / "run", config)
+    for name, value in (("warmstart", 0.125), ("final", 0.625)):
+        results = {"gsm8k": {"alias": "gsm8k", "exact_match,strict": value, "exact_match_stderr,strict": 0.03125}}
+        counts = {"n-shot": {"gsm8k": 5}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}}}
+        found = {"policy": "p", "lm_eval": "0.4.13", "results": results, **counts}
+        write_json(run / "evaluation" / name / "harness.json", found)
+    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    assert "by lm-eval 0.4.13" in text
+    assert "5 examples, 1319 problems" in text
+    assert "0.125 ± 0.0312" in text
+    assert "0.625 ± 0.0312" in text

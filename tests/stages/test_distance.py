@@ -1,0 +1,52 @@
+"""The KL of a policy from policy 0 is what transformers' own logits say."""
+
+import json
+
+import pytest
+from helpers import Round, rloo
+
+from rloo_pipeline import tables
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [5, 6, 7]
+SAID = [[8, 9, 2], [4, 2], [10, 11, 12, 13], [2]]
+
+
+def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tiny_model) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rloo_pipeline.demo.model import tiny_qwen3
+
+    other = tmp_path / "other"
+    tiny_qwen3(other, 4, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
+    run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2, "temperature": 0.5, "breakdown": []})
+    rows = [
+        {"prompt_id": f"p{place // 2}", "sample": place % 2, "prompt_ids": PROMPT, "completion_ids": ids}
+        | {"completion": "", "sampling_logps": [0.0] * len(ids), "finish_reason": "stop", "seed": 0}
+        | {"answer": 0.0, "reward": 0.0, "seconds": 0.0, "error": None}
+        for place, ids in enumerate(SAID)
+    ]
+    folder = run.run / "evaluation" / "final"
+    schema = tables.completions_schema(["answer"])
+    tables.write(folder / "completions.parquet", rows, schema, "completions")
+
+    def logp(model: object, ids: list[int]) -> float:
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*PROMPT, *ids]])).logits[0, len(PROMPT) - 1 : -1] / 0.5
+        return float(logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None]).sum())
+
+    policy, reference = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (other, tiny_model)
+    )
+    expected = [logp(policy, ids) - logp(reference, ids) for ids in SAID]
+    for path, value in ((other, sum(expected) / 4), (tiny_model, 0.0)):
+        outcome = rloo(
+            *("distance", "--completions", folder / "completions.parquet", "--policy", path),
+            *("--reference", tiny_model, "--output", folder / "distance.json"),
+        )
+        assert outcome.returncode == 0, outcome.stderr
+        found = json.loads((folder / "distance.json").read_text())
+        assert found["kl/sequence_mean"] == pytest.approx(value, abs=1e-4)
+        assert found["kl"] == pytest.approx(value * 4 / 10, abs=1e-4)
