@@ -29,6 +29,7 @@ from rloo_pipeline.stages.demonstrations import demonstrations
 from rloo_pipeline.stages.probe import policy_in
 from rloo_pipeline.stages.token_facts import token_facts
 from rloo_pipeline.training import passes
+from rloo_pipeline.training.packing import Sequences
 
 Found = list[dict[str, Any]]
 Array = NDArray[np.float64]
@@ -91,8 +92,8 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     passed = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    prompt_ids = table["prompt_ids"].to_pylist()
-    scored = passes.score(passed, prompt_ids, completions, config.rollout.temperature, tokens, "log-probs")
+    sequences = Sequences(table["prompt_ids"].to_pylist(), completions)
+    scored = passes.score(passed, sequences, config.rollout.temperature, tokens, "log-probs", entropies=True)
     differences = None
     if not config.rollout.cut_by:
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
@@ -131,8 +132,7 @@ def _demonstrated(config: Config, assets: Path, prompts: Path, model: Any) -> tu
             return None
         some = [pairs[place] for place in drawn]
         tokens = config.deepspeed.max_tokens_per_micro_batch
-        asked, said = zip(*some, strict=True)
-        return _flat(passes.score(model, asked, said, 1.0, tokens, name).logps)
+        return _flat(passes.score(model, Sequences(*zip(*some, strict=True)), 1.0, tokens, name).logps)
 
     pairs = list(zip(found.trained.prompts, found.trained.completions, strict=True))
     return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(found.held_out, "held out")

@@ -13,7 +13,7 @@ from rloo_pipeline.prompting import encode, prompt_of
 from rloo_pipeline.rows import read_rows
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import policy
-from rloo_pipeline.training.engine import Sequences
+from rloo_pipeline.training.packing import Sequences
 
 Pair = tuple[list[int], list[int]]
 

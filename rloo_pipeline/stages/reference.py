@@ -11,6 +11,7 @@ from rloo_pipeline import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.progress import say
 from rloo_pipeline.training import passes, policy
+from rloo_pipeline.training.packing import Sequences
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
@@ -20,9 +21,10 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     torch.set_num_threads(config.deepspeed.threads)
     rolled = tables.read(rollouts, "rollouts")
     model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
-    prompts, completions = rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist()
+    completions = rolled["completion_ids"].to_pylist()
+    sequences = Sequences(rolled["prompt_ids"].to_pylist(), completions)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    found = passes.score(model, prompts, completions, config.rollout.temperature, tokens, "reference log-probs").logps
+    found = passes.score(model, sequences, config.rollout.temperature, tokens, "reference log-probs").logps
     known = tables.about(rolled)
     made = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
@@ -36,4 +38,4 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         "dtype": config.model.dtype,
     }
     tables.write(output, made, tables.REFERENCE, "reference", **about)
-    say(f"reference log-probs of {len(made)} completions, {sum(map(len, completions))} tokens")
+    say(f"reference log-probs of {len(made)} completions, {sum(map(len, sequences.completions))} tokens")

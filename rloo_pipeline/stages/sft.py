@@ -14,7 +14,8 @@ from rloo_pipeline.files import read_json
 from rloo_pipeline.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.demonstrations import demonstrations
-from rloo_pipeline.training.engine import Engine, Sequences, Settings
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:

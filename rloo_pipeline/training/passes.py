@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.progress import counting
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+    from rloo_pipeline.training.head import LossOf
+    from rloo_pipeline.training.packing import Sequences
 
 
 class Scored(NamedTuple):
@@ -39,36 +43,46 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
 
 
 def score(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    temperature: float,
-    max_tokens: int,
-    what: str,
+    model: Any, sequences: Sequences, temperature: float, max_tokens: int, what: str, entropies: bool = False
 ) -> Scored:
-    """Log-probs and entropies at a temperature, row by row.
+    """Log-probs, and entropies where asked for, at a temperature, row by row.
 
     Args:
         model: a causal language model with packed attention, as `load` gives it.
-        prompts, completions: token ids; none of them empty.
+        sequences: prompts and completions.
         temperature: of the distribution.
-        max_tokens: of prompts and completions that go through the model at once.
+        max_tokens: that go through the model at once.
         what: is counted, for the progress line.
+        entropies: whether they are wanted; without them a row has none.
     """
     import torch
 
-    from rloo_pipeline.training import packing
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     device = next(model.parameters()).device
     logprobs = TokenLogProbs(model, temperature)
-    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-    found = Scored([[]] * len(lengths), [[]] * len(lengths))
-    with torch.inference_mode(), counting(what, len(lengths)) as counter:
-        for rows in packing.micro_batches(lengths, max_tokens):
-            pack = packing.pack([prompts[row] for row in rows], [completions[row] for row in rows]).to(device)
-            for values, kept in zip(logprobs(pack), found, strict=True):
-                for row, own in zip(rows, values.cpu().split(pack.completion_lengths.tolist()), strict=True):
-                    kept[row] = own.tolist()
+    count = len(sequences.prompts)
+    found = Scored([[] for _ in range(count)], [[] for _ in range(count)])
+    with torch.no_grad(), counting(what, count) as counter:
+        for rows in sequences.micro_batches(range(count), max_tokens):
+            pack = sequences.pick(rows).to(device)
+            if entropies:
+                logprobs(pack, _keeper(found, rows))
+            else:
+                parts = logprobs(pack).cpu().split(pack.completion_lengths.tolist())
+                for row, own in zip(rows, parts, strict=True):
+                    found.logps[row] = own.tolist()
             counter.advance(len(rows))
     return found
+
+
+def _keeper(found: Scored, rows: Sequence[int]) -> LossOf:
+    """A loss of 0 that writes down what it is given, since entropies are told to losses alone."""
+
+    def keep(places: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
+        for place, values, entropies, real in zip(places, logps, entropy, mask, strict=True):
+            found.logps[rows[place]] = values[real].tolist()
+            found.entropies[rows[place]] = entropies[real].tolist()
+        return (logps * 0).sum()
+
+    return keep
