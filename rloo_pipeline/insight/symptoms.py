@@ -127,7 +127,8 @@ def reward_collapse(seen: Seen, gate: gates.RewardCollapse) -> str | None:
     if zero >= gate.zero_std and min(seen.known(ZERO_STD)) < gate.zero_std:
         return f"{zero:.0%} of the groups have one and the same reward"
     if zero >= ALIKE and entropy is not None and first and entropy < gate.entropy * first:
-        return f"{zero:.0%} of the groups have one and the same reward, and entropy {entropy:.2g} nats a token, {first:.2g} in the first rounds"
+        fallen = f"entropy fell from {first:.2g} to {entropy:.2g} nats a token"
+        return f"{zero:.0%} of the groups have one and the same reward, and {fallen}"
     return None
 
 
