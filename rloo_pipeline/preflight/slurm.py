@@ -1,6 +1,7 @@
 """A SLURM profile against the cluster's partitions: they exist, are up, and allow the time, memory and GPUs asked for.
 
-What rules ask for by themselves is read from workflow/rules/*.smk, as `growing(amount)`: that of the first attempt.
+What rules ask for by themselves is read from workflow/rules/*.smk, as `growing(amount)`: that of the first attempt,
+and of a sum its first number.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def watch(run: Path, once: bool, every: float, console: Console | None = None) -
                 time.sleep(every)
                 try:
                     live.update(_frame(run), refresh=True)
-                except UserError:
+                except (UserError, OSError):
                     continue  # read between the removal of a file and its new version
     except KeyboardInterrupt:
         return

@@ -20,7 +20,7 @@ SIZES = {
     "middle": {"hidden_size": 512, "layers": 8, "heads": 8, "key_value_heads": 4, "intermediate_size": 1536},
     "large": {"hidden_size": 768, "layers": 12, "heads": 12, "key_value_heads": 4, "intermediate_size": 2304},
 }
-VOCABULARY, PROMPT, COMPLETION, GROUPS = 2048, 12, 36, 16
+VOCABULARY, PROMPT, COMPLETION, GROUPS = 2048, 12, 36, 8
 WITHIN = 0.15
 
 
@@ -39,7 +39,7 @@ def configure(run: Path) -> Config:
     made = Config(
         **mini(
             dataset={"max_prompt_length": PROMPT},
-            rollout={"max_completion_length": COMPLETION, "shards": 1},
+            rollout={"generation_batch_size": GROUPS * 4, "max_completion_length": COMPLETION, "shards": 1},
             algorithm={"steps_per_generation": 1},
         )
     )
