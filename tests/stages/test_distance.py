@@ -50,3 +50,30 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
         found = json.loads((folder / "distance.json").read_text())
         assert found["kl/sequence_mean"] == pytest.approx(value, abs=1e-4)
         assert found["kl"] == pytest.approx(value * 4 / 10, abs=1e-4)
+
+
+def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rloo_pipeline.training import passes
+    from rloo_pipeline.training.packing import Sequences
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.5)
+    adapted.save_pretrained(tmp_path / "adapter")
+    sequences = Sequences([PROMPT] * len(SAID), SAID)
+    found = passes.score(passes.load(tmp_path / "adapter", "float32", False), sequences, 1.0, 64, "tokens").logps
+    plain = passes.score(passes.load(tiny_model, "float32", False), sequences, 1.0, 64, "tokens", entropies=True)
+    merged = adapted.merge_and_unload().eval()
+    for ids, values, entropies, without in zip(SAID, found, plain.entropies, plain.logps, strict=True):
+        with torch.inference_mode():
+            logits = merged(torch.tensor([[*PROMPT, *ids]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        assert values == pytest.approx(logits.gather(-1, torch.tensor(ids)[:, None]).flatten().tolist(), abs=1e-4)
+        assert values != pytest.approx(without, abs=1e-3)
+        assert len(entropies) == len(ids)

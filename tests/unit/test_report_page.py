@@ -209,3 +209,16 @@ def test_benchmarks_stand_beside_the_held_out_prompts(tmp_path: Path) -> None:
     assert "5 examples, 1319 problems" in text
     assert "0.125 ± 0.0312" in text
     assert "0.625 ± 0.0312" in text
+
+
+def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page: str) -> None:
+    assert "No symptom" in Reader(page).text
+    config = configuration(rounds=6).only("report")
+    run = make_run(tmp_path / "run", config)
+    for number in range(1, 7):
+        alike = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
+        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number) | alike)
+    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    assert "No symptom" not in text
+    assert "warmstart.sft" in text
+    assert "1–6" in text, "the rounds that showed it"
