@@ -13,6 +13,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import write_json
 from rloo_pipeline.insight.charts import charts
+from rloo_pipeline.insight.diagnosis import diagnose
 from rloo_pipeline.insight.figures import figure
 from rloo_pipeline.insight.frame import duration, figure_of, plain, points
 from rloo_pipeline.insight.page import parts_of_gain, render, verdict
@@ -215,10 +216,12 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     assert "No symptom" in Reader(page).text
     config = configuration(rounds=6).only("report")
     run = make_run(tmp_path / "run", config)
+    alike = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
     for number in range(1, 7):
-        alike = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
         write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number) | alike)
     text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
     assert "No symptom" not in text
     assert "warmstart.sft" in text
-    assert "1–6" in text, "the rounds that showed it"
+    symptoms = diagnose([metrics_of(n) | alike for n in range(1, 7)], config.gates, monitors=["worked"])
+    assert symptoms
+    assert all(symptom.title in text and symptom.cure in text for symptom in symptoms)
