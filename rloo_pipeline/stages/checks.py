@@ -54,6 +54,9 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     Raises:
         UserError: a check fails and is not accepted.
     """
+    import torch
+
+    torch.set_num_threads(config.deepspeed.threads)
     folder = policy_in(folder)
     table = tables.read(probed, "completions")
     evidence = gather(config, assets, prompts, folder, table)
