@@ -160,6 +160,12 @@ def _profiles(arguments: argparse.Namespace) -> None:
         print(line)
 
 
+def _worker(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.workers import server
+
+    server.serve(arguments.socket, arguments.controller)
+
+
 def _parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(
@@ -249,6 +255,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
+    worker = commands.add_parser("worker", help="Run stages for a Snakemake on this machine; it starts these itself.")
+    worker.set_defaults(command=_worker, log=None)
+    worker.add_argument("--socket", type=Path, required=True, help="socket to listen on, in a folder of one's own")
+    worker.add_argument("--controller", type=int, required=True, help="process to work for; the worker ends with it")
     profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
     profiles.add_argument("action", choices=["install"], help="what to do")
     profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline import kept
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
@@ -76,7 +77,7 @@ class Sampler:
         policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
-        _check_context(base, max_model_len)
+        self.max_model_len = _context(base, max_model_len)
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         from vllm import LLM
@@ -90,7 +91,7 @@ class Sampler:
             model=str(base),
             dtype=engine.dtype,
             logprobs_mode=LOGPROBS_MODE,
-            max_model_len=max_model_len,
+            max_model_len=self.max_model_len,
             seed=seed & 0x7FFFFFFF,
             trust_remote_code=engine.trust_remote_code,
             tensor_parallel_size=engine.tensor_parallel_size,
@@ -101,7 +102,26 @@ class Sampler:
             enable_chunked_prefill=_on_gpu(),
             **adapter,
         )
-        self.lora = _lora_request(folder) if adapter else None
+        self.lora = _lora_request(folder, 1) if adapter else None
+
+    def swap(self, folder: Path, max_model_len: int) -> None:
+        """Takes the weights of another policy of the same kind, as if the engine had been started with it.
+
+        Raises:
+            Unfit: the engine was made for less than `max_model_len` tokens, or does not let go of its cache.
+        """
+        if max_model_len > self.max_model_len:
+            raise kept.Unfit(f"a context of {self.max_model_len} tokens")
+        policy.check(folder)
+        if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
+            old = self.lora.lora_int_id
+            self.llm.llm_engine.remove_lora(old)
+            self.lora = _lora_request(folder, old + 1)
+        else:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            self.llm.apply_model(_repack)
+        if not self.llm.reset_prefix_cache():
+            raise kept.Unfit("a cache in use")
 
     def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
         """One completion a request, in the order of the requests."""
@@ -159,8 +179,12 @@ def _on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _check_context(folder: Path, needed: int) -> None:
-    """Refuses prompts and completions that together exceed what the model was made for."""
+def _context(folder: Path, needed: int) -> int:
+    """A context for at least `needed` tokens, with room for somewhat longer prompts of a later stage.
+
+    Raises:
+        UserError: prompts and completions together exceed what the model was made for.
+    """
     config = read_json(folder / "config.json")
     context = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
     if context is not None and needed > context:
@@ -168,6 +192,8 @@ def _check_context(folder: Path, needed: int) -> None:
             f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
             f"{context}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
+    roomy = -(-needed // 64) * 64
+    return roomy if context is None else min(roomy, context)
 
 
 def _rank_at_least(rank: int) -> int:
@@ -175,8 +201,25 @@ def _rank_at_least(rank: int) -> int:
     return next(allowed for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)
 
 
-def _lora_request(folder: Path) -> Any:
-    """The adapter; an engine holds one policy only, so the id never has to change."""
+def kind_of(folder: Path) -> str:
+    """What policies have in common that one engine can hold one after the other: the shape of the model, and for an
+    adapter its base and its own settings.
+    """
+    names = [folder / policy.ADAPTER, policy.base_of(folder)] if policy.is_adapter(folder) else [folder / "config.json"]
+    return " ".join(str(path.resolve()) if path.is_dir() else path.read_text(encoding="utf-8") for path in names)
+
+
+def _repack(model: Any) -> None:
+    """Makes the packed copy of the vocabulary projection anew; where it is tied, reloading leaves the old one."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _lora_request(folder: Path, number: int) -> Any:
+    """The adapter, under a number that this engine has not seen."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(folder.name, 1, str(folder))
+    return LoRARequest(f"{folder.name}-{number}", number, str(folder))

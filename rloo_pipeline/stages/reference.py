@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import tables
+from rloo_pipeline import kept, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.progress import counting, say
 from rloo_pipeline.training import policy, ranks
@@ -24,8 +24,12 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     torch.set_num_threads(config.deepspeed.threads)
     rolled = tables.read(rollouts, "rollouts")
     device = torch.device(ranks.chip())
-    model: Any = policy.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
-    logprobs = TokenLogProbs(model.to(device).eval(), config.rollout.temperature)
+    digest = policy.digest(policy_folder)
+    key = (digest, config.model, config.rollout.temperature)
+    logprobs = kept.take("reference", key)
+    if logprobs is None:
+        model: Any = policy.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
+        logprobs = TokenLogProbs(model.to(device).eval(), config.rollout.temperature)
     sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     found: list[list[float]] = [[]] * len(rolled)
     with torch.inference_mode(), counting("reference log-probs", len(rolled)) as counter:
@@ -44,8 +48,9 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     ]
     about = {
         **{key: known[key] for key in ("run", "round", "shard", "seed")},
-        "policy": policy.digest(policy_folder),
+        "policy": digest,
         "dtype": config.model.dtype,
     }
     tables.write(output, made, tables.REFERENCE, "reference", **about)
+    kept.keep("reference", key, logprobs)
     say(f"reference log-probs of {len(made)} completions, {sum(map(len, sequences.completions))} tokens")

@@ -14,6 +14,7 @@ from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs
+from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
@@ -24,7 +25,8 @@ try:
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
     IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
-    if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
+    IN_PLACE = DeploymentMethod.APPTAINER not in workflow.deployment_settings.deployment_method
+    if not IN_PLACE:
         containers.require(IMAGE)
         containers.prepare(CONFIG)
 except UserError as error:
@@ -119,6 +121,8 @@ if workflow.is_main_process and not workflow.output_settings.dryrun:
 onstart:
     if held.alone:
         write_config()
+    if workflow.is_main_process and workflow.local_exec and IN_PLACE:
+        manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers")
 
 
 wildcard_constraints:
