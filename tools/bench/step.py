@@ -1,10 +1,10 @@
 """One side of the comparison of update steps, in a process of its own so that its peak memory is its own.
 
-    step.py ours|trl SHAPE FOLDER STEPS   prints {"seconds": [a step, ...], "peak_mb": …}
+    step.py ours|trl SHAPE FOLDER STEPS   prints {"update": [seconds, ...], "passes": [seconds, ...], "peak_mb": …}
 
-A step is all that follows sampling: reference log-probs, old log-probs (the KL is in the reward), loss, gradient,
-clipping, AdamW. The first step is not counted. Both sides have one thread and float32; seconds are
-of the CPU, which other work on the machine changes little.
+`update` is an optimizer step: loss, gradient, clipping, AdamW. `passes` are the log-probs that come before it, of the
+reference and of the policy that sampled, since the KL is in the reward. The first of each is not counted. Both sides
+have one thread and float32; seconds are of the CPU, which other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ import shapes
 BETA, RATE = 0.05, 1e-6
 
 
-def ours(shape: shapes.Shape, folder: Path, steps: int) -> list[float]:
+Seconds = tuple[list[float], list[float]]
+"""Of the updates, and of the passes before them."""
+
+
+def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
     """Our reference pass, engine and loss."""
     import torch
 
@@ -42,13 +46,9 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> list[float]:
     rollout = Rollout(
         num_generations=shapes.K, generation_batch_size=len(rows), max_completion_length=shape.completion_tokens[1]
     )
+    referenced, passes, updates = [], [], []
     reference = TokenLogProbs(policy.load(folder, "float32", False), 1.0).eval()
-    settings = Settings(
-        "float32", False, 1.0, Schedule(RATE, "constant", 0, 0, 0.0), (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None
-    )
-    engine = Engine(folder, settings, 0)
     mask = torch.arange(longest) < torch.tensor([len(ids) for ids in completions]).unsqueeze(-1)
-    seconds = []
     for _ in range(steps + 1):
         began = time.process_time()
         found = torch.zeros(mask.shape)
@@ -57,20 +57,30 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> list[float]:
                 pack = sequences.pick(some)
                 values, _ = pack.unpack(reference(pack))
                 found[some, : values.shape[1]] = values
+        referenced.append(time.process_time() - began)
+    del reference  # a stage of its own, in a process of its own
+    settings = Settings(
+        "float32", False, 1.0, Schedule(RATE, "constant", 0, 0, 0.0), (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None
+    )
+    engine = Engine(folder, settings, 0)
+    for before in referenced:
+        began = time.process_time()
         old = engine.logps(sequences, most, lambda _: None)
         truncated = torch.zeros(len(rows), dtype=torch.bool)
         scores = torch.tensor(rewards, dtype=torch.float64)
         batch, _ = make_batch(
             algorithm, rollout, Completions(scores, mask, truncated, old, found.clone(), None), Carried()
         )
+        passes.append(before + time.process_time() - began)
+        began = time.process_time()
         loss_of = StepLoss(algorithm, batch, rows, shape.completion_tokens[1], Record.empty(len(rows)))
         engine.step(sequences, rows, most, loss_of, lambda _: None)
-        seconds.append(time.process_time() - began)
+        updates.append(time.process_time() - began)
     engine.close()
-    return seconds[1:]
+    return updates[1:], passes[1:]
 
 
-def trl(shape: shapes.Shape, folder: Path, steps: int) -> list[float]:
+def trl(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
     """TRL's RLOOTrainer as it is, given the completions in place of sampled ones."""
     import torch
     from datasets import Dataset
@@ -82,19 +92,23 @@ def trl(shape: shapes.Shape, folder: Path, steps: int) -> list[float]:
     torch.set_num_threads(1)
     prompts, completions, rewards = shapes.batch(shape)
     tokenizer: PreTrainedTokenizerFast = character_tokenizer()
-    seconds: list[float] = []
+    updates, passes = [], []
 
     class Clock(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.began = time.process_time()
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds.append(time.process_time() - self.began)
+            updates.append(time.process_time() - trainer.scored)
 
     class Given(RLOOTrainer):
         def _tokenize_prompts(self, given: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
             self.places = [int(text) * shapes.K + place % shapes.K for place, text in enumerate(given)]
             return [prompts[int(text)] for text in given], None, {}
+
+        def _prepare_inputs(self, given: Any) -> Any:
+            began = time.process_time()
+            found = super()._prepare_inputs(given)
+            self.scored = time.process_time()
+            passes.append(self.scored - began)
+            return found
 
         def _generate_single_turn(self, *_: object) -> list[list[int]]:
             return [completions[place] for place in self.places]
@@ -129,15 +143,15 @@ def trl(shape: shapes.Shape, folder: Path, steps: int) -> list[float]:
         callbacks=[Clock()],
     )
     trainer.train()
-    return seconds[1:]
+    return updates[1:], passes[1:]
 
 
 def main() -> None:
     """Writes JSON to standard output, as its last line."""
     side, name, folder, steps = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
-    seconds = {"ours": ours, "trl": trl}[side](shapes.SHAPES[name], folder, steps)
+    updates, passes = {"ours": ours, "trl": trl}[side](shapes.SHAPES[name], folder, steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mb": peak}), flush=True)
+    print(json.dumps({"update": updates, "passes": passes, "peak_mb": peak}), flush=True)
 
 
 if __name__ == "__main__":
