@@ -19,7 +19,8 @@ from rloo_pipeline.stages import round_data
 from rloo_pipeline.stages.metrics import Metrics, kl_of_completion, sample_metrics, update_metrics
 from rloo_pipeline.stages.round_data import Inputs
 from rloo_pipeline.training import policy
-from rloo_pipeline.training.engine import Engine, Sequences, Settings
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:

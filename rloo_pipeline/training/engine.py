@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline import files
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import packing, policy, ranks
+from rloo_pipeline.training import policy, ranks
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from rloo_pipeline.training.head import LossOf
 
 STATE = "state"
 CARRIED = "carried.json"
@@ -41,21 +44,6 @@ class Settings(NamedTuple):
     zero_stage: int
     gradient_checkpointing: bool
     lora: Lora | None
-
-
-class Sequences(NamedTuple):
-    """Prompts and completions as token ids, one entry a sequence."""
-
-    prompts: Sequence[Sequence[int]]
-    completions: Sequence[Sequence[int]]
-
-    def lengths(self) -> list[int]:
-        """Tokens of each sequence, prompt and completion."""
-        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
-
-    def pick(self, rows: Sequence[int]) -> packing.Pack:
-        """Some of them, packed."""
-        return packing.pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
 
 
 class Engine:
@@ -103,19 +91,18 @@ class Engine:
         found = torch.zeros(len(sequences.prompts), max(map(len, sequences.completions)))
         self.engine.eval()
         with torch.no_grad():
-            for batch in self._own(sequences.lengths(), max_tokens):
+            for batch in self._own(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(batch or [0]).to(self.device)
-                values, mask = pack.unpack(self.engine(pack)[0])
+                values, mask = pack.unpack(self.engine(pack))
                 if batch:
                     found[batch, : mask.shape[1]] = values.cpu()
                 advance(len(batch))
         self.engine.train()
         return self.sum_over_ranks(found)
 
-    def _own(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    def _own(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """This rank's micro-batches, as many on every rank: one alone in a pass would wait for the others for ever."""
-        share = -(-sum(lengths) // self.rank.world)
-        batches = packing.micro_batches(lengths, min(max_tokens, share))
+        batches = sequences.micro_batches(rows, max_tokens, self.rank.world)
         missing = -len(batches) % self.rank.world
         return [*batches, *([[]] * missing)][self.rank.number :: self.rank.world]
 
@@ -124,7 +111,7 @@ class Engine:
         sequences: Sequences,
         rows: Sequence[int],
         max_tokens: int,
-        loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
+        loss_of: LossOf,
         advance: Callable[[int], None],
     ) -> float:
         """One optimizer step on `rows`, shared out over the ranks; returns its loss, the same on every rank.
@@ -133,24 +120,18 @@ class Engine:
             sequences: all of them; the same on every rank.
             rows: the step's.
             max_tokens: of a micro-batch.
-            loss_of: `(rows, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`, already divided by
-                the step's denominator.
+            loss_of: the share of some rows in the loss, already divided by the step's denominator.
             advance: told how many sequences were worked through.
         """
         import torch
 
-        lengths = sequences.lengths()
         total = torch.zeros((), dtype=torch.float64)
-        for batch in self._own([lengths[row] for row in rows], max_tokens):
-            chosen = [rows[place] for place in batch]
+        for chosen in self._own(sequences, rows, max_tokens):
             pack = sequences.pick(chosen or rows[:1]).to(self.device)
-            logps, entropy = self.engine(pack)
-            padded, mask = pack.unpack(logps)
-            # a rank that has nothing left to do takes part with a loss of 0
-            loss = loss_of(chosen, padded, mask, pack.unpack(entropy)[0]) if chosen else 0.0 * logps.sum()
+            loss = self.engine(pack, of_rows(chosen, loss_of))
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double().cpu()
-            advance(len(batch))
+            advance(len(chosen))
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.schedule.rate(self.step_count)
         self.engine.step()
@@ -238,6 +219,15 @@ class Engine:
         import torch
 
         torch.distributed.barrier()
+
+
+def of_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
+    """A loss of rows as one of the places in a pack of them; a rank that has nothing left to do has a loss of 0."""
+
+    def found(places: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
+        return loss_of([rows[place] for place in places], logps, mask, entropy) if rows else 0.0 * logps.sum()
+
+    return found
 
 
 def _trainable(folder: Path, settings: Settings) -> Any:
