@@ -101,6 +101,11 @@ def shards_of(table):
     return lambda wildcards: [f"{RUN}/rounds/{wildcards.round}/{table}/{shard}.parquet" for shard in SHARDS]
 
 
+def scoring_threads():
+    """Of the job that scores what has no job of its own: one a worker, or as many as one function's process has."""
+    return max(CONFIG.scoring.workers, *(reward.threads for reward in CONFIG.rewards if not reward.gpus), 1)
+
+
 def scored_alone(wildcards):
     """Tables of the functions that have jobs of their own."""
     folder = f"{RUN}/rounds/{wildcards.round}/scores/parts"

@@ -63,7 +63,7 @@ rule score:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
-    threads: CONFIG.scoring.workers
+    threads: scoring_threads()
     resources:
         mem_mb=growing(3000 + 1000 * CONFIG.scoring.workers),
         runtime=growing(60),
