@@ -91,7 +91,8 @@ def _rollout(arguments: argparse.Namespace) -> None:
 def _score(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.score import score
 
-    score(_config(arguments, "score"), arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
+    places = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
+    score(_config(arguments, "score"), *places, only=arguments.only, parts=arguments.parts)
 
 
 def _reference(arguments: argparse.Namespace) -> None:
@@ -218,7 +219,10 @@ def _parser() -> argparse.ArgumentParser:
     rollout = stage("rollout", _rollout, "Sample one shard of a round with vLLM.", "prompts", "policy", "output")
     rollout.add_argument("--round", type=int, required=True, help="number of the round, from 1")
     rollout.add_argument("--shard", type=int, required=True, help="number of the shard, from 0")
-    stage("score", _score, "Score one shard with the reward functions.", "prompts", "policy", "rollouts", "output")
+    score = stage(
+        "score", _score, "Score one shard with the reward functions.", "prompts", "policy", "rollouts", "output"
+    )
+    cli_rewards.add_parts(score)
     stage("reference", _reference, "Log-probs of one shard under the reference policy.", "policy", "rollouts", "output")
     update = stage(
         "update",

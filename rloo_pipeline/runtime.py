@@ -10,6 +10,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -53,6 +55,27 @@ def begin(moment: float) -> None:
 
 
 _began: float | None = None
+
+
+class HoldsGpu(Protocol):
+    """What takes a GPU for itself and can leave it."""
+
+    def leave_gpu(self) -> None:
+        """Gives back its memory; it may take it again when it is used again."""
+
+
+_holders: WeakSet[HoldsGpu] = WeakSet()
+
+
+def hold_gpu(holder: HoldsGpu) -> None:
+    """Notes who is to leave when the GPU is needed."""
+    _holders.add(holder)
+
+
+def free_gpu() -> None:
+    """Has all of this process leave the GPU to others, as far as they can."""
+    for holder in list(_holders):
+        holder.leave_gpu()
 
 
 def seconds_since_start() -> float:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import kept
+from rloo_pipeline import kept, runtime
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
@@ -21,7 +21,7 @@ from rloo_pipeline.progress import Counter, counting
 from rloo_pipeline.training import policy
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm import LLM, SamplingParams
 
 LOGPROBS_MODE = "processed_logprobs"
 
@@ -80,29 +80,36 @@ class Sampler:
         self.max_model_len = _context(base, max_model_len)
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        from vllm import LLM
-
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
         adapter: dict[str, Any] = {}
         if policy.is_adapter(folder):
             adapter = {"enable_lora": True, "max_lora_rank": _rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
-        self.llm = LLM(
-            model=str(base),
-            dtype=engine.dtype,
-            logprobs_mode=LOGPROBS_MODE,
-            max_model_len=self.max_model_len,
-            seed=seed & 0x7FFFFFFF,
-            trust_remote_code=engine.trust_remote_code,
-            tensor_parallel_size=engine.tensor_parallel_size,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            generation_config="vllm",
+        self.settings = {
+            "model": str(base),
+            "dtype": engine.dtype,
+            "logprobs_mode": LOGPROBS_MODE,
+            "max_model_len": self.max_model_len,
+            "seed": seed & 0x7FFFFFFF,
+            "trust_remote_code": engine.trust_remote_code,
+            "tensor_parallel_size": engine.tensor_parallel_size,
+            "gpu_memory_utilization": engine.gpu_memory_utilization,
+            "generation_config": "vllm",
+            **adapter,
+        }
+        self.lora = _lora_request(folder, 1) if adapter else None
+        self.llm: LLM | None = self._engine()
+        runtime.hold_gpu(self)
+
+    def _engine(self) -> LLM:
+        from vllm import LLM
+
+        return LLM(
             enforce_eager=not _on_gpu(),
             # A prompt split over two steps has its random generator set back, and a CPU's cannot be.
             enable_chunked_prefill=_on_gpu(),
-            **adapter,
+            **self.settings,
         )
-        self.lora = _lora_request(folder, 1) if adapter else None
 
     def swap(self, folder: Path, max_model_len: int) -> None:
         """Takes the weights of another policy of the same kind, as if the engine had been started with it.
@@ -113,20 +120,40 @@ class Sampler:
         if max_model_len > self.max_model_len:
             raise kept.Unfit(f"a context of {self.max_model_len} tokens")
         policy.check(folder)
+        if self.llm is None:
+            self.settings["model"] = str(policy.base_of(folder))
+            self.lora = None if self.lora is None else _lora_request(folder, 1)
+            return
         if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
             old = self.lora.lora_int_id
             self.llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
         else:
+            self.settings["model"] = str(folder)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             self.llm.apply_model(_repack)
         if not self.llm.reset_prefix_cache():
             raise kept.Unfit("a cache in use")
 
+    def leave_gpu(self) -> None:
+        """Ends the engine; the next completion starts it again."""
+        import gc
+
+        if self.llm is None:
+            return
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+        gc.collect()
+        if _on_gpu():
+            import torch
+
+            torch.cuda.empty_cache()
+
     def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
         """One completion a request, in the order of the requests."""
         from vllm import TokensPrompt
 
+        self.llm = self.llm or self._engine()
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
         params = [self._params(request.seed, decoding) for request in requests]
         with counting(what, len(requests)) as counter:

@@ -1,5 +1,6 @@
 # What all phases share: the validated configuration, names of files, input functions.
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,13 @@ try:
         containers.prepare(CONFIG)
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+# Reward functions that have jobs of their own, and what decides their results: neither weights nor other functions.
+ALONE = {reward.column: reward for reward in CONFIG.rewards if reward.gpus}
+DECIDES_ALONE = {name: reward.model_dump(mode="json", exclude={"weight"}) for name, reward in ALONE.items()}
+SOURCE_ALONE = {
+    name: source_digest("score", CONFIG.model_copy(update={"rewards": [reward]})) for name, reward in ALONE.items()
+}
 
 RUN = f"results/{CONFIG.run}"
 CONFIG_FILE = f"{RUN}/config.yaml"
@@ -93,6 +101,17 @@ def trainer_before(wildcards):
 def shards_of(table):
     """An input function for all shards of one of a round's tables."""
     return lambda wildcards: [f"{RUN}/rounds/{wildcards.round}/{table}/{shard}.parquet" for shard in SHARDS]
+
+
+def scoring_threads():
+    """Of the job that scores what has no job of its own: one a worker, or as many as one function's process has."""
+    return max(CONFIG.scoring.workers, *(reward.threads for reward in CONFIG.rewards if not reward.gpus), 1)
+
+
+def scored_alone(wildcards):
+    """Tables of the functions that have jobs of their own."""
+    folder = f"{RUN}/rounds/{wildcards.round}/scores/parts"
+    return [f"{folder}/{name}/{wildcards.shard}.parquet" for name in ALONE]
 
 
 def reference_shards(wildcards):
