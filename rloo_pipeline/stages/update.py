@@ -7,6 +7,7 @@ seed and cut into steps_per_generation optimizer steps.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +59,7 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     engine, carried = _engine(config, round_, start, trainer, seed)
     torch.manual_seed(seed)  # whatever was random on the way here: kept or loaded, the engine goes on alike
     passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
+    began = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config, found)
         if needs_old_pass(config.algorithm):
@@ -65,6 +67,7 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
             completions = completions._replace(old_logps=old)
         batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
         record, steps = _train(config, round_, engine, sequences, batch, counter)
+    seconds = time.monotonic() - began
     carried = _carry_on(config, carried, batch, record, sampled.rolled)
     engine.save_policy(outputs.policy)
     made = policy.digest(outputs.policy) if engine.rank.first else ""
@@ -76,6 +79,10 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         )
         metrics |= _step_metrics(engine, steps) | {"round": round_, "num_tokens": carried.num_tokens}
         _write(config, round_, found.rolled, batch, record, metrics, outputs)
+        say(
+            f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
+            f"{metrics['step']} optimizer steps so far, trained in {seconds:.2f} s"
+        )
     if not kept.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
         engine.close()
 
@@ -229,7 +236,3 @@ def _write(
     )
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)
-    say(
-        f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
-        f"{metrics['step']} optimizer steps so far"
-    )
