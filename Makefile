@@ -5,7 +5,7 @@ BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test lint images profiles cluster-up cluster-down test-cluster lock clean reference
+.PHONY: help setup demo compare test bench bench-check lint images profiles cluster-up cluster-down test-cluster lock clean reference
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -27,6 +27,12 @@ compare: setup ## train the demo with each of four algorithms, from one warm sta
 
 test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
 	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
+
+bench: setup ## measure speed against TRL, vLLM and Snakemake alone; DATA=gsm8k/train.jsonl for scoring as well
+	$(BIN)/python tools/bench/run.py $(if $(DATA),--data $(DATA)) $(BENCH_ARGS)
+
+bench-check: setup ## the same, and fail where a ratio is worse by a tenth than the stored one
+	$(BIN)/python tools/bench/run.py --check $(if $(DATA),--data $(DATA)) $(BENCH_ARGS)
 
 lint: setup ## check the code and the workflow
 	$(BIN)/ruff check

@@ -64,6 +64,8 @@ def jobs_of(run: Path, rounds: int) -> list[Job]:
     for file in sorted(folder.rglob("*.log")):
         if file.stem[:5].isdigit() and int(file.stem[:5]) > rounds:
             continue
+        if file.parent.name == "workers":  # processes that did the work of jobs which have logs of their own
+            continue
         text = file.read_text(encoding="utf-8", errors="replace")
         if not (times := list(TOOK.finditer(text))):
             continue

@@ -29,6 +29,7 @@ from rloo_pipeline.stages.demonstrations import demonstrations
 from rloo_pipeline.stages.probe import policy_in
 from rloo_pipeline.stages.token_facts import token_facts
 from rloo_pipeline.training import passes
+from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
 Found = list[dict[str, Any]]
@@ -96,7 +97,9 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     passed = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
     tokens = config.deepspeed.max_tokens_per_micro_batch
     sequences = Sequences(table["prompt_ids"].to_pylist(), completions)
-    scored = passes.score(passed, sequences, config.rollout.temperature, tokens, "log-probs", entropies=True)
+    scored = passes.score(
+        TokenLogProbs(passed, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
+    )
     differences = None
     if not config.rollout.cut_by:
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
@@ -135,7 +138,7 @@ def _demonstrated(config: Config, assets: Path, prompts: Path, model: Any) -> tu
             return None
         some = [pairs[place] for place in drawn]
         tokens = config.deepspeed.max_tokens_per_micro_batch
-        return _flat(passes.score(model, Sequences(*zip(*some, strict=True)), 1.0, tokens, name).logps)
+        return _flat(passes.score(TokenLogProbs(model, 1.0), Sequences(*zip(*some, strict=True)), tokens, name).logps)
 
     pairs = list(zip(found.trained.prompts, found.trained.completions, strict=True))
     return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(found.held_out, "held out")

@@ -18,6 +18,7 @@ from rloo_pipeline.insight.statistics import bootstrap
 from rloo_pipeline.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import passes, policy
+from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
 
@@ -35,7 +36,9 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
     def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         model = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
         tokens = config.deepspeed.max_tokens_per_micro_batch
-        return np.array([sum(row) for row in passes.score(model, sequences, temperature, tokens, what).logps])
+        return np.array(
+            [sum(row) for row in passes.score(TokenLogProbs(model, temperature), sequences, tokens, what).logps]
+        )
 
     kl = sums(policy_folder, "policy") - sums(reference, "policy 0")
     of_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)

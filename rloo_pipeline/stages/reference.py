@@ -7,24 +7,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline import tables
+from rloo_pipeline import kept, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.progress import say
 from rloo_pipeline.training import passes, policy
-from rloo_pipeline.training.packing import Sequences
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
     """Writes the reference log-probs of one shard, row by row as the rollouts."""
     import torch
 
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+    from rloo_pipeline.training.packing import Sequences
+
     torch.set_num_threads(config.deepspeed.threads)
     rolled = tables.read(rollouts, "rollouts")
-    model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
-    completions = rolled["completion_ids"].to_pylist()
-    sequences = Sequences(rolled["prompt_ids"].to_pylist(), completions)
+    digest = policy.digest(policy_folder)
+    key = (digest, config.model, config.rollout.temperature)
+    logprobs = kept.take("reference", key)
+    if logprobs is None:
+        model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
+        logprobs = TokenLogProbs(model, config.rollout.temperature)
+    sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    found = passes.score(model, sequences, config.rollout.temperature, tokens, "reference log-probs").logps
+    found = passes.score(logprobs, sequences, tokens, "reference log-probs").logps
     known = tables.about(rolled)
     made = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
@@ -34,8 +40,9 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     ]
     about = {
         **{key: known[key] for key in ("run", "round", "shard", "seed")},
-        "policy": policy.digest(policy_folder),
+        "policy": digest,
         "dtype": config.model.dtype,
     }
     tables.write(output, made, tables.REFERENCE, "reference", **about)
+    kept.keep("reference", key, logprobs)
     say(f"reference log-probs of {len(made)} completions, {sum(map(len, sequences.completions))} tokens")

@@ -53,4 +53,5 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         **about,
     )
     tokens = sum(len(row["completion_ids"]) for row in made)
-    say(f"round {round_} shard {shard}: {len(made)} completions, {tokens} tokens, {tokens / seconds:.0f} tokens/s")
+    said = f"{len(made)} completions, {tokens} tokens, {tokens / seconds:.0f} tokens/s, sampled in {seconds:.2f} s"
+    say(f"round {round_} shard {shard}: {said}")

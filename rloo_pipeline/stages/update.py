@@ -7,10 +7,11 @@ seed and cut into steps_per_generation optimizer steps.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, tables
+from rloo_pipeline import files, kept, tables
 from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.insight.events import write_events
 from rloo_pipeline.progress import Counter, counting, say
@@ -48,17 +49,17 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     """
     import torch
 
-    from rloo_pipeline.training.batch import Carried, make_batch
+    from rloo_pipeline.training.batch import make_batch
 
     torch.set_num_threads(config.deepspeed.threads)
     sampled = round_data.read(config, inputs)
     found = sampled.take(round_data.chosen_rows(config, sampled.scored))
     sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
-    engine = Engine(start, settings_of(config), derive(config.seed, "update", round_))
-    carried = Carried()
-    if trainer is not None:
-        carried = Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=policy.digest(start)))
+    seed = derive(config.seed, "update", round_)
+    engine, carried = _engine(config, round_, start, trainer, seed)
+    torch.manual_seed(seed)  # whatever was random on the way here: kept or loaded, the engine goes on alike
     passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
+    began = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config, found)
         if needs_old_pass(config.algorithm):
@@ -66,9 +67,11 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
             completions = completions._replace(old_logps=old)
         batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
         record, steps = _train(config, round_, engine, sequences, batch, counter)
+    seconds = time.monotonic() - began
     carried = _carry_on(config, carried, batch, record, sampled.rolled)
     engine.save_policy(outputs.policy)
-    engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=policy.digest(outputs.policy))
+    made = policy.digest(outputs.policy) if engine.rank.first else ""
+    engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=made)
     if engine.rank.first:
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
         metrics |= update_metrics(
@@ -76,7 +79,32 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         )
         metrics |= _step_metrics(engine, steps) | {"round": round_, "num_tokens": carried.num_tokens}
         _write(config, round_, found.rolled, batch, record, metrics, outputs)
-    engine.close()
+        say(
+            f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
+            f"{metrics['step']} optimizer steps so far, trained in {seconds:.2f} s"
+        )
+    if not kept.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
+        engine.close()
+
+
+def _engine(config: Config, round_: int, start: Path, trainer: Path | None, seed: int) -> tuple[Engine, Carried]:
+    """The trainer as the round before left it: kept, or from its files."""
+    from rloo_pipeline.training.batch import Carried
+
+    if trainer is None:
+        return Engine(start, settings_of(config), seed), Carried()
+    digest = policy.digest(start)
+    engine: Engine | None = kept.take("trainer", _state_of(config, round_ - 1, digest, trainer))
+    if engine is not None:
+        engine.folder = start
+        return engine, Carried.from_json(engine.carried(trainer))
+    engine = Engine(start, settings_of(config), seed)
+    return engine, Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=digest))
+
+
+def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
+    """What makes a kept trainer the one that these files are of: its manifest names every byte of its state."""
+    return settings_of(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
 
 
 def settings_of(config: Config) -> Settings:
@@ -208,7 +236,3 @@ def _write(
     )
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)
-    say(
-        f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
-        f"{metrics['step']} optimizer steps so far"
-    )

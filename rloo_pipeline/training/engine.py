@@ -9,8 +9,10 @@ scheduler there is to carry.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files
@@ -79,6 +81,7 @@ class Engine:
         self.step_count = 0
         self.grad_norm = 0.0
         _keep_grad_norm(self)
+        self.engine.checkpoint_engine.save = _save_by_content
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work.
@@ -206,8 +209,12 @@ class Engine:
         frozen = self.settings.lora is not None
         _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=not frozen)
         self.step_count = int(state["step"])
-        carried: JSON = files.read_json(source / CARRIED)
-        return carried
+        return self.carried(source)
+
+    def carried(self, source: Path) -> JSON:
+        """What a saved state carries beside the engine's own."""
+        found: JSON = files.read_json(source / CARRIED)
+        return found
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -275,6 +282,22 @@ def _keep_grad_norm(engine: Engine) -> None:
         )
 
     engine.engine.clip_fp32_gradients = clip
+
+
+def _save_by_content(state_dict: object, path: str) -> None:
+    """torch.save whose bytes follow from the values alone.
+
+    A pickle says of an equal string or tuple whether it is the same object as one before it; that differs between a
+    trainer that went on and one that was loaded.
+    """
+    import torch
+
+    class Pickler(pickle.Pickler):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.fast = True
+
+    torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
 
 
 def _compile_nothing() -> None:

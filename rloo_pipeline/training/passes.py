@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rloo_pipeline.training.head import LossOf
+    from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.packing import Sequences
 
 
@@ -42,25 +43,19 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     return model.to(torch.device(ranks.chip())).eval()  # type: ignore[no-any-return]
 
 
-def score(
-    model: Any, sequences: Sequences, temperature: float, max_tokens: int, what: str, entropies: bool = False
-) -> Scored:
-    """Log-probs, and entropies where asked for, at a temperature, row by row.
+def score(logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, what: str, entropies: bool = False) -> Scored:
+    """Log-probs, and entropies where asked for, row by row.
 
     Args:
-        model: a causal language model with packed attention, as `load` gives it.
+        logprobs: a model as `load` gives it, at a temperature.
         sequences: prompts and completions.
-        temperature: of the distribution.
         max_tokens: that go through the model at once.
         what: is counted, for the progress line.
         entropies: whether they are wanted; without them a row has none.
     """
     import torch
 
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-
-    device = next(model.parameters()).device
-    logprobs = TokenLogProbs(model, temperature)
+    device = next(logprobs.parameters()).device
     count = len(sequences.prompts)
     found = Scored([[] for _ in range(count)], [[] for _ in range(count)])
     with torch.no_grad(), counting(what, count) as counter:

@@ -1,6 +1,7 @@
 """The KL of a policy from policy 0 is what transformers' own logits say."""
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers import Round, rloo
@@ -58,6 +59,7 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
     from transformers import AutoModelForCausalLM
 
     from rloo_pipeline.training import passes
+    from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.packing import Sequences
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -68,8 +70,13 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
                 weight.normal_(0, 0.5)
     adapted.save_pretrained(tmp_path / "adapter")
     sequences = Sequences([PROMPT] * len(SAID), SAID)
-    found = passes.score(passes.load(tmp_path / "adapter", "float32", False), sequences, 1.0, 64, "tokens").logps
-    plain = passes.score(passes.load(tiny_model, "float32", False), sequences, 1.0, 64, "tokens", entropies=True)
+
+    def scored(folder: Path, entropies: bool = False) -> passes.Scored:
+        model = TokenLogProbs(passes.load(folder, "float32", False), 1.0)
+        return passes.score(model, sequences, 64, "tokens", entropies)
+
+    found = scored(tmp_path / "adapter").logps
+    plain = scored(tiny_model, entropies=True)
     merged = adapted.merge_and_unload().eval()
     for ids, values, entropies, without in zip(SAID, found, plain.entropies, plain.logps, strict=True):
         with torch.inference_mode():

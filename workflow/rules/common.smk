@@ -1,5 +1,6 @@
 # What all phases share: the validated configuration, names of files, input functions.
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs
+from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
@@ -26,11 +28,19 @@ try:
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
     IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
-    if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
+    IN_PLACE = DeploymentMethod.APPTAINER not in workflow.deployment_settings.deployment_method
+    if not IN_PLACE:
         containers.require(IMAGE)
         containers.prepare(CONFIG)
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+# Reward functions that have jobs of their own, and what decides their results: neither weights nor other functions.
+ALONE = {reward.column: reward for reward in CONFIG.rewards if reward.gpus}
+DECIDES_ALONE = {name: reward.model_dump(mode="json", exclude={"weight"}) for name, reward in ALONE.items()}
+SOURCE_ALONE = {
+    name: source_digest("score", CONFIG.model_copy(update={"rewards": [reward]})) for name, reward in ALONE.items()
+}
 
 RUN = f"results/{CONFIG.run}"
 CONFIG_FILE = f"{RUN}/config.yaml"
@@ -107,6 +117,17 @@ def shards_of(table):
     return lambda wildcards: [f"{RUN}/rounds/{wildcards.round}/{table}/{shard}.parquet" for shard in SHARDS]
 
 
+def scoring_threads():
+    """Of the job that scores what has no job of its own: one a worker, or as many as one function's process has."""
+    return max(CONFIG.scoring.workers, *(reward.threads for reward in CONFIG.rewards if not reward.gpus), 1)
+
+
+def scored_alone(wildcards):
+    """Tables of the functions that have jobs of their own."""
+    folder = f"{RUN}/rounds/{wildcards.round}/scores/parts"
+    return [f"{folder}/{name}/{wildcards.shard}.parquet" for name in ALONE]
+
+
 def reference_shards(wildcards):
     return shards_of("reference")(wildcards) if CONFIG.uses_reference else []
 
@@ -134,6 +155,8 @@ onstart:
     if held.alone:
         write_config()
         stopping.forget(Path(RUN), CONFIG.rounds)
+    if workflow.is_main_process and workflow.local_exec and IN_PLACE:
+        manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers")
 
 
 # insight/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.

@@ -1,0 +1,169 @@
+"""`make bench`: speed in numbers, each against something that ran beside it.
+
+    python tools/bench/run.py [--only NAME ...] [--repeats 3] [--data gsm8k/train.jsonl]
+
+Ratios and their spread, never a time alone, except where a number's name says seconds. The result is
+results/bench/bench.json: {number: {"value": median, "min", "max", "repeats"}}; numbers that were not asked for stay as
+they were. `--check` compares with tools/bench/stored.json instead of being content: a ratio that is worse by a tenth
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import rounds
+import shapes
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "results" / "bench" / "bench.json"
+STORED = Path(__file__).with_name("stored.json")
+SMALLER_IS_BETTER = ("memory", "seconds", "overhead")
+
+Numbers = Mapping[str, list[float]]
+
+
+def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """Our optimizer step against TRL's on the same batch: vocabulary 151,936, and a small model."""
+    found: dict[str, list[float]] = {}
+    for name, shape in shapes.SHAPES.items():
+        shapes.model(shape, folder / name)
+        ours, theirs = (_step(side, name, folder / name, repeats) for side in ("ours", "trl"))
+        suffix = "" if name == "large" else f"_{name}"
+        steps = list(zip(theirs["update"], ours["update"], strict=True))
+        whole = list(zip(theirs["passes"], ours["passes"], strict=True))
+        found[f"update_tokens_per_s_vs_trl{suffix}"] = [a / b for a, b in steps]
+        found[f"after_sampling_tokens_per_s_vs_trl{suffix}"] = [
+            (a + c) / (b + d) for (a, b), (c, d) in zip(steps, whole, strict=True)
+        ]
+        found[f"update_peak_memory_vs_trl{suffix}"] = [ours["peak_mb"] / theirs["peak_mb"]]
+    return found
+
+
+def _step(side: str, name: str, folder: Path, repeats: int) -> dict[str, list[float]]:
+    command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if outcome.returncode:
+        raise SystemExit(outcome.stderr[-3000:])
+    found: dict[str, list[float]] = json.loads(outcome.stdout.splitlines()[-1])
+    return found
+
+
+def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """What the rollout stage does with a warm engine against vLLM's `generate` alone on the same requests."""
+    command = [sys.executable, str(Path(__file__).with_name("sampling.py")), str(folder), str(repeats)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    if outcome.returncode:
+        raise SystemExit(outcome.stderr[-3000:])
+    return {"rollout_tokens_per_s_vs_vllm": json.loads(outcome.stdout.splitlines()[-1])}
+
+
+def overhead(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """A round of the demo less its sampling and training, against a round of empty jobs; with workers, and without."""
+    rounds.environment()
+    count = repeats + 1
+    empty = rounds.floor(folder / "empty", count)
+    warm = rounds.overhead(ROOT, folder / "warm", count, "always")
+    cold = rounds.overhead(ROOT, folder / "cold", count, "never")
+    return {
+        "round_overhead_vs_floor": rounds.ratio_to_floor(warm, empty),
+        "round_overhead_seconds": warm,
+        "round_overhead_cold_seconds": cold,
+        "round_floor_seconds": empty,
+    }
+
+
+def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
+    """Seconds of a dry run of 10, 100 and 1,000 rounds of 8 shards."""
+    command = [sys.executable, "-m", "snakemake", "-n", "-q", "--configfile", "tests/configs/mini.yaml", "--config"]
+    found: dict[str, list[float]] = {}
+    for count in (10, 100, 1000):
+        for _repeat in range(repeats):
+            began = time.monotonic()
+            words = [*command, "run=plan", f"rounds={count}", "rollout={shards: 8}"]
+            subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+            found.setdefault(f"plan_seconds_{count}_rounds", []).append(time.monotonic() - began)
+    return found
+
+
+def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
+    """Rows a second of math_reward in the pool against the bare function on as many cores."""
+    if words.data is None:
+        return {}
+    sys.path.insert(0, str(ROOT / "tools"))
+    from bench_scoring import score_rows_per_s_vs_bare
+
+    found = score_rows_per_s_vs_bare(words.data, repeats=repeats)
+    return {"score_rows_per_s_vs_bare": [found["min"], found["value"], found["max"]]}
+
+
+PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
+    "update": update,
+    "rollout": rollout,
+    "overhead": overhead,
+    "plan": plan,
+    "scoring": scoring,
+}
+
+
+def main() -> None:
+    """Measures, prints a table, writes the result, and compares it where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="GSM8K's train.jsonl, for scoring; without it that is left out")
+    parser.add_argument("--check", action="store_true", help="fail where a ratio is worse than the stored one by 10%%")
+    words = parser.parse_args()
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in words.only:
+        print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
+            for number, values in PARTS[name](words.repeats, Path(folder), words).items():
+                found[number] = _summary(values)
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+    _show(found)
+    if words.check and (worse := _worse(found)):
+        raise SystemExit("bench: worse than stored: " + "; ".join(worse))
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    return {"value": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
+
+
+def _worse(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Ratios that are worse than the stored ones by more than a tenth; seconds are another machine's and not looked
+    at.
+    """
+    stored = json.loads(STORED.read_text())
+    worse = []
+    for name in sorted(stored.keys() & found.keys()):
+        if "seconds" in name:
+            continue
+        small, now, then = any(word in name for word in SMALLER_IS_BETTER), found[name]["value"], stored[name]["value"]
+        if now > 1.1 * then if small else now < 0.9 * then:
+            worse.append(f"{name} {now:.3g}, was {then:.3g}")
+    return worse
+
+
+def _show(found: Mapping[str, Mapping[str, float]]) -> None:
+    table = Table("number", "median", "least", "most", "repeats")
+    for name, values in sorted(found.items()):
+        table.add_row(name, *(f"{values[key]:.3g}" for key in ("value", "min", "max", "repeats")))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

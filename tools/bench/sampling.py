@@ -1,0 +1,62 @@
+"""The rollout stage's own work around vLLM: `sampling.py FOLDER REPEATS` prints the ratios stage / bare, as JSON.
+
+Both take the same requests to the same warm engine in turn: `LLM.generate` alone, and the stage's prompts → requests →
+completions → table on disk. Seconds are of the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """One thread; the first of each is not counted."""
+    from rloo_pipeline import runtime
+
+    runtime.use_threads(1)
+    import pyarrow as pa
+    from vllm import TokensPrompt
+
+    from rloo_pipeline import tables
+    from rloo_pipeline.demo.arithmetic import problems
+    from rloo_pipeline.demo.model import tiny_qwen3
+    from rloo_pipeline.generation import groups
+    from rloo_pipeline.generation.sampler import Decoding, Engine, Sampler
+    from rloo_pipeline.seeds import derive
+    from rloo_pipeline.training import policy
+
+    folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
+    tiny_qwen3(folder / "model", 0)
+    tokenizer = policy.load_tokenizer(folder / "model", False)
+    sampler = Sampler(folder / "model", Engine("float32", False, 0.5, 1, 1), 128, 0)
+    decoding, samples = Decoding(1.0, 1.0, 0, None, 40), 8
+    rows = [
+        {"prompt_id": str(number), "prompt_ids": tokenizer(f"{row['prompt']}")["input_ids"]}
+        for number, row in enumerate(problems(split="train", size=96))
+    ]
+
+    def bare() -> float:
+        seeds = [derive(0, "bench", row["prompt_id"], sample) for row in rows for sample in range(samples)]
+        prompts = [TokensPrompt(prompt_token_ids=row["prompt_ids"]) for row in rows for _ in range(samples)]
+        params = [sampler._params(seed, decoding) for seed in seeds]
+        assert sampler.llm is not None
+        began = time.process_time()
+        sampler.llm.generate(prompts, params, use_tqdm=False)
+        return time.process_time() - began
+
+    def stage() -> float:
+        began = time.process_time()
+        made = groups.sample_groups(sampler, rows, samples, decoding, 0, ("bench",))
+        table = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
+        tables.write(folder / "table.parquet", table, tables.ROLLOUTS, "rollouts", run="bench", round=1)
+        return time.process_time() - began
+
+    bare(), stage()
+    print(json.dumps([bare() / stage() for _ in range(repeats)]))
+
+
+if __name__ == "__main__":
+    main()
