@@ -72,17 +72,13 @@ def write_prompts(folder: Path) -> Path:
     return folder
 
 
-def start(*words: object) -> subprocess.Popen[bytes]:
-    """A stage at work."""
+def peak_of(*words: object) -> float:
+    """Bytes of the largest resident set of a stage."""
     command = [sys.executable, "-m", "rloo_pipeline", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def peak_of(stage: subprocess.Popen[bytes]) -> float:
-    """Bytes of its largest resident set, once it is through."""
-    _, status, used = os.wait4(stage.pid, 0)
-    stage.returncode = os.waitstatus_to_exitcode(status)
-    assert stage.returncode == 0, stage.args
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, words
     return used.ru_maxrss * 1024.0
 
 
@@ -90,17 +86,16 @@ def update(run: Path, model: Path, number: int) -> float:
     """The peak of an update."""
     folder = run / "rounds" / f"{number:05d}"
     write_round(folder, number)
-    policy = model if number == 1 else run / "policies" / f"{number - 1:05d}"
+    start = model if number == 1 else run / "policies" / f"{number - 1:05d}"
     before = [] if number == 1 else ["--trainer", run / "trainer" / f"{number - 1:05d}"]
     shards = [
         word for kind in ("rollouts", "scores", "reference") for word in (f"--{kind}", folder / f"{kind}.parquet")
     ]
-    stage = start(
-        *("update", "--round", number, "--policy", policy, *before, *shards),
+    return peak_of(
+        *("update", "--round", number, "--policy", start, *before, *shards),
         *("--output", run / "policies" / f"{number:05d}", "--output-trainer", run / "trainer" / f"{number:05d}"),
         *("--metrics", folder / "metrics.json", "--events", folder / "1.tfevents", "--table", folder / "train.parquet"),
     )
-    return peak_of(stage)
 
 
 def check(what: str, measured: float, terms: memory.Terms) -> None:
@@ -116,13 +111,8 @@ def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     model = make_model(tmp_path / "model", size)
     run = tmp_path / "run"
     config, shape = configure(run), shapes.read(model)
+    check(f"{size}: first update", update(run, model, 1), memory.update(config, shape, "cpu", first=True))
+    check(f"{size}: later update", update(run, model, 2), memory.update(config, shape, "cpu"))
     prompts, output = write_prompts(tmp_path / "prompts"), run / "rounds" / "00001" / "rollouts" / "000.parquet"
-    rollout = start(
-        *("rollout", "--prompts", prompts, "--policy", model, "--round", 1, "--shard", 0, "--output", output)
-    )
-    try:
-        check(f"{size}: first update", update(run, model, 1), memory.update(config, shape, "cpu", first=True))
-        check(f"{size}: later update", update(run, model, 2), memory.update(config, shape, "cpu"))
-    finally:
-        used = peak_of(rollout)
-    check(f"{size}: rollout", used, memory.rollout(config, shape, "cpu"))
+    words = ("--prompts", prompts, "--policy", model, "--round", 1, "--shard", 0, "--output", output)
+    check(f"{size}: rollout", peak_of("rollout", *words), memory.rollout(config, shape, "cpu"))
