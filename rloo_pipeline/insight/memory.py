@@ -26,12 +26,10 @@ KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """Of these, what stays in float32 in a model of 16 bits: norms."""
 AT_ONCE = 256
 """Sequences that vLLM samples at once on CPUs, at most; memory of the KV cache is taken as it fills."""
-LOGITS = 4.0
+LOGITS = 2.0
 """Copies of the logits in float32 that are there at once."""
-LOGITS_AT_ONCE: dict[str, int] = {}
-"""Logits that are held at once, by kind of device; all of a micro-batch where there is none."""
-PROMPT_ONCE = False
-"""Whether samples of one prompt share its tokens in a micro-batch."""
+LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
+"""Logits that are held at once, by kind of device (`training/head.py`)."""
 
 
 class Work(NamedTuple):
@@ -48,7 +46,7 @@ class Work(NamedTuple):
 def work_of(config: Config) -> Work:
     """The largest micro-batch, if every prompt and completion is as long as it may be."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-    each = prompt / config.rollout.num_generations + completion if PROMPT_ONCE else prompt + completion
+    each = prompt / config.rollout.num_generations + completion  # samples share their prompt's tokens
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
     whole = sequences / config.deepspeed.processes
     held = max(1.0, min(whole, config.deepspeed.max_tokens_per_micro_batch // each))
@@ -123,7 +121,7 @@ def _of_a_layer(config: Config, shape: Shape) -> float:
 def logits(shape: Shape, work: Work, chip: str) -> float:
     """Logits of completion tokens, their softmax and its gradient, in float32."""
     held = work.places * shape.vocabulary
-    return LOGITS * 4 * min(held, LOGITS_AT_ONCE.get(chip, held))
+    return LOGITS * 4 * min(held, LOGITS_AT_ONCE[chip])
 
 
 def key_values(config: Config, shape: Shape) -> float:

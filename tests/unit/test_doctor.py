@@ -143,6 +143,7 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     executable(programs, "scontrol", f"cat <<'X'\n{SHOWN.replace('02:00:00', '1-0').replace('old', 'x')}X")
     executable(programs, "sinfo", f"cat <<'X'\n{NODES}X")
     executable(programs, "apptainer", f"[ $1 = --version ] && echo 1.4.5 && exit\ncat <<'X'\n{LOCK.splitlines()[1]}\nX")
+    executable(programs, "unshare", "exit 0")
     (tmp_path / "image.sif").touch()
     changes = {"container": {"image": str(tmp_path / "image.sif"), "binds": [str(tmp_path)]}}
     path = f"{programs}:{os.environ['PATH']}"
