@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rloo_pipeline import __version__, cli_rewards, progress, runtime
-from rloo_pipeline.config import Config
+from rloo_pipeline import __version__, cli_cluster, cli_rewards, fence, progress, runtime
+from rloo_pipeline.cluster import nodes
+from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
 
@@ -21,9 +22,12 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     arguments = _parser().parse_args(words)
     arguments.words = words
+    nodes.take_rank()
     runtime.prepare(arguments.log)
     try:
         arguments.command(arguments)
+        if not runtime.is_rank():
+            fence.give_back()
         runtime.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
@@ -35,8 +39,12 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _config(arguments: argparse.Namespace, stage: str) -> Config:
-    """The part of the configuration that the stage may read."""
-    return load(arguments.config or _run_folder(arguments) / "config.yaml").only(stage)
+    """The part of the configuration that the stage may read. Of those at work on this output, this is the latest."""
+    if arguments.config:
+        return load(arguments.config).only(stage)
+    run = _run_folder(arguments)
+    fence.take(run, arguments.output)
+    return load(run / "config.yaml").only(stage)
 
 
 def _run_folder(arguments: argparse.Namespace) -> Path:
@@ -66,7 +74,7 @@ def _prompts(arguments: argparse.Namespace) -> None:
 
 def _warmstart(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "warmstart")
-    if _ranks(arguments, config.deepspeed.processes if config.warmstart.sft else 1, config.deepspeed.threads):
+    if _ranks(arguments, config.deepspeed, 1 if config.warmstart.sft is None else None):
         from rloo_pipeline.stages.warmstart import warmstart
 
         warmstart(config, arguments.assets, arguments.prompts, arguments.output)
@@ -104,7 +112,7 @@ def _reference(arguments: argparse.Namespace) -> None:
 
 def _update(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "update")
-    if _ranks(arguments, config.deepspeed.processes, config.deepspeed.threads):
+    if _ranks(arguments, config.deepspeed):
         from rloo_pipeline.stages.round_data import Inputs
         from rloo_pipeline.stages.update import Outputs, update
 
@@ -115,14 +123,20 @@ def _update(arguments: argparse.Namespace) -> None:
         update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
 
 
-def _ranks(arguments: argparse.Namespace, processes: int, threads: int) -> bool:
+def _ranks(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
     """Whether this process does the work itself; if the stage wants several ranks, starts them, waits, and says no."""
-    from rloo_pipeline.training import ranks
-
-    runtime.use_threads(threads)
-    if processes == 1 or ranks.started_by_torchrun():
+    runtime.use_threads(section.threads)
+    processes = processes or section.processes
+    if processes == 1 or runtime.is_rank():
+        nodes.join()
         return True
-    ranks.launch(processes, _without_log(arguments.words))
+    words = _without_log(arguments.words)
+    if section.nodes > 1:
+        nodes.launch(section.nodes, processes, section.threads, arguments.output, words)
+    else:
+        from rloo_pipeline.training import ranks
+
+        ranks.launch(processes, words)
     return False
 
 
@@ -176,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name not in ("compare", "profiles", "reward-test"):
+        if name not in ("compare", "profiles", "reward-test", "submit", "status", "cancel"):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -249,6 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run")
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
+    cli_cluster.add_commands(stage)
     profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
     profiles.add_argument("action", choices=["install"], help="what to do")
     profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")

@@ -143,7 +143,7 @@ class Config(Section):
 
     def params(self, stage: str) -> JSON:
         """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
-        return self.model_dump(mode="json", include=set(STAGES[stage].decides))
+        return self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude={"deepspeed": {"nodes"}})
 
 
 class Sections(NamedTuple):

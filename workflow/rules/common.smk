@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
-from rloo_pipeline.cluster import containers, locks
+from rloo_pipeline.cluster import containers, locks, nodes
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
@@ -27,6 +27,7 @@ try:
     if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
         containers.require(IMAGE)
         containers.prepare(CONFIG)
+        os.environ[nodes.IMAGE] = IMAGE
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -37,6 +38,22 @@ LAST = ROUNDS[-1]
 SHARDS = [f"{number:03d}" for number in range(CONFIG.rollout.shards)]
 KEPT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every == 0]
 PASSING = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
+
+
+# An update over several nodes: srun, which is outside of the image, starts the image once a rank.
+SPREAD = CONFIG.deepspeed.nodes > 1
+SPREAD_IMAGE = None if SPREAD else IMAGE
+SPREAD_RESOURCES = (
+    dict(
+        nodes=CONFIG.deepspeed.nodes,
+        tasks=CONFIG.deepspeed.processes,
+        cpus_per_task=CONFIG.deepspeed.threads,
+        tasks_per_gpu=0,
+        mpi="srun",
+    )
+    if SPREAD
+    else {}
+)
 
 
 def write_config():
