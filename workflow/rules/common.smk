@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
-from rloo_pipeline.cluster import containers, locks, nodes
+from rloo_pipeline.cluster import cancelled, containers, locks, nodes
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
@@ -126,6 +126,7 @@ def growing(amount):
 # Before Snakemake looks at its own lock; a dry run takes none.
 held = locks.Hold(False)
 if workflow.is_main_process and not workflow.output_settings.dryrun:
+    cancelled.ends_the_run(logger.error)
     held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)
