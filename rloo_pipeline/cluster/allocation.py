@@ -105,7 +105,8 @@ def work(plan: Plan) -> None:
     else:
         _leave(plan, "requeued", f"{watch.finished} stages finished; back into the queue for the rest")
         slurm.requeue(number)
-        time.sleep(300)
+        while not told:  # SLURM ends the job
+            time.sleep(0.5)
 
 
 def _margin(plan: Plan, seconds: float) -> float:
