@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from rloo_pipeline import runtime
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.progress import say
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -93,12 +94,15 @@ def join(patience: float = PATIENCE) -> None:
         store = _store(rank, world, deadline)
         store.set(f"rank {rank}", _node())
         _wait_for_all(store, world, deadline)
+        places = sorted({store.get(f"rank {other}").decode() for other in range(world)})
     except (torch.distributed.DistError, RuntimeError, TimeoutError) as error:
         words = " ".join(str(error).split())[:300]
         raise UserError(
             f"the {world} ranks did not meet within {patience:.0f} s (rank {rank} on {_node()}: {words}); nodes: "
             f"{os.environ.get('SLURM_JOB_NODELIST', 'unknown')}; see whether they reach each other by these names"
         ) from None
+    if rank == 0:
+        say(f"{world} ranks on {', '.join(places)}")
     torch.distributed.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
         store=store,
