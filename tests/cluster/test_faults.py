@@ -22,6 +22,19 @@ def slow_once(completions, **_):
         time.sleep(600)
     return [0.0] * len(completions)
 '''
+HUNGRY = '''
+import functools, time
+
+@functools.cache
+def eat():
+    """3 GB for long enough to be seen."""
+    taken = bytearray(3 << 30)
+    time.sleep(15)
+
+def hungry(completions, **_):
+    eat()
+    return [0.0] * len(completions)
+'''
 SLOW_FIRST = '''
 import pathlib, time
 
@@ -88,6 +101,18 @@ def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
     cluster.finish(started)
     assert "TIMEOUT" in cluster.said()
     assert "runtime=2" in cluster.said()
+    assert (cluster.folder / scores).exists()
+
+
+def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
+    cluster.at_round_1(finished, "rounds/00001/scores")
+    (cluster.folder / "hungry.py").write_text(HUNGRY)
+    rewards = [*mini()["rewards"], {"function": "hungry.py:hungry", "weight": 0}]
+    scores = "results/mini/rounds/00001/scores/000.parquet"
+    started = cluster.start(*GO_ON, "--set-resources", "score:mem_mb=2500*attempt", "--", scores, rewards=rewards)
+    cluster.finish(started)
+    assert "exceeded memory limit" in cluster.logs()
+    assert "mem_mb=5000" in cluster.said()
     assert (cluster.folder / scores).exists()
 
 
