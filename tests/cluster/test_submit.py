@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers import mini
 from machine import GO_ON, ask, wait_until
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,7 @@ def test_an_allocation_that_finishes_no_stage_is_not_put_back(cluster, finished)
     job = cluster.submit(
         *("--time=1", "--stop-before=0.6", "--cpus-per-node=2"),
         *("--", *GO_ON, "--retries=0", "results/mini/rounds/00001/scores/000.parquet"),
-        rewards=[{"function": "slow.py:slow", "timeout": 1000}],
+        rewards=[*mini()["rewards"], {"function": "slow.py:slow", "timeout": 1000, "weight": 0}],
     )
     ended = cluster.outcome(job)
     assert ended["outcome"] == "failed"
