@@ -94,7 +94,7 @@ class Cluster(Project):
     def submit(self, *words: str, **changes) -> str:
         """`rloo submit` of the configuration; the id of its job."""
         self.configure(**changes)
-        outcome = self.rloo("submit", "--config", "config/test.yaml", *words)
+        outcome = self.rloo("submit", "--config", "config/test.yaml", "--sbatch=mem=12000", *words)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         return outcome.stdout.split()[1].rstrip(";")
 
