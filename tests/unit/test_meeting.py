@@ -1,8 +1,10 @@
 """Ranks that do not meet say so; tests/cluster/test_nodes.py has those that do."""
 
 import pytest
+from helpers import mini
 
 from rloo_pipeline.cluster import nodes
+from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 
 
@@ -23,3 +25,11 @@ def test_several_nodes_need_a_job_of_slurm(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="rloo submit --nodes 2"):
         nodes.launch(2, 2, 1, tmp_path / "policy", ["update"])
+
+
+def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> None:
+    spread = mini(deepspeed={"processes": 4, "nodes": 2})
+    together = mini(deepspeed={"processes": 4})
+    assert validate(spread, "a").params("update") == validate(together, "b").params("update")
+    with pytest.raises(UserError, match=r"nodes \(3\) does not divide processes \(4\)"):
+        validate(mini(deepspeed={"processes": 4, "nodes": 3}), "c")
