@@ -26,8 +26,7 @@ def main(words: Sequence[str] | None = None) -> None:
     runtime.prepare(arguments.log)
     try:
         arguments.command(arguments)
-        if not runtime.is_rank():
-            fence.give_back()
+        fence.give_back(done=True)
         runtime.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
@@ -36,6 +35,8 @@ def main(words: Sequence[str] | None = None) -> None:
             where = "" if isinstance(error, UserError) else f" (the traceback is in {arguments.log})"
         progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
         raise SystemExit(1) from None
+    finally:
+        fence.give_back()
 
 
 def _config(arguments: argparse.Namespace, stage: str) -> Config:
@@ -99,7 +100,8 @@ def _rollout(arguments: argparse.Namespace) -> None:
 def _score(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.score import score
 
-    score(_config(arguments, "score"), arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
+    places = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
+    score(_config(arguments, "score"), *places, only=arguments.only, parts=arguments.parts)
 
 
 def _reference(arguments: argparse.Namespace) -> None:
@@ -174,6 +176,12 @@ def _profiles(arguments: argparse.Namespace) -> None:
         print(line)
 
 
+def _worker(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.workers import server
+
+    server.serve(arguments.socket, arguments.controller)
+
+
 def _parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(
@@ -226,7 +234,10 @@ def _parser() -> argparse.ArgumentParser:
     rollout = stage("rollout", _rollout, "Sample one shard of a round with vLLM.", "prompts", "policy", "output")
     rollout.add_argument("--round", type=int, required=True, help="number of the round, from 1")
     rollout.add_argument("--shard", type=int, required=True, help="number of the shard, from 0")
-    stage("score", _score, "Score one shard with the reward functions.", "prompts", "policy", "rollouts", "output")
+    score = stage(
+        "score", _score, "Score one shard with the reward functions.", "prompts", "policy", "rollouts", "output"
+    )
+    cli_rewards.add_parts(score)
     stage("reference", _reference, "Log-probs of one shard under the reference policy.", "policy", "rollouts", "output")
     update = stage(
         "update",
@@ -264,6 +275,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
     cli_cluster.add_commands(stage)
+    worker = commands.add_parser("worker", help="Run stages for a Snakemake on this machine; it starts these itself.")
+    worker.set_defaults(command=_worker, log=None)
+    worker.add_argument("--socket", type=Path, required=True, help="socket to listen on, in a folder of one's own")
+    worker.add_argument("--controller", type=int, required=True, help="process to work for; the worker ends with it")
     profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
     profiles.add_argument("action", choices=["install"], help="what to do")
     profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")

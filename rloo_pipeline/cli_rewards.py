@@ -29,10 +29,22 @@ def add_commands(add: AddCommand) -> None:
         help="file with a column `completion` (and `completion_ids`, where the function takes them), equally many "
         "neighbouring rows for each row of the data; without it the data's own column `completion` or `answer`",
     )
+    test.add_argument(
+        "--tokenizer",
+        help="folder of a policy, for functions on token ids: makes `completion_ids` where there are none",
+    )
     test.add_argument("--options", default="{}", help="further keyword arguments of the function, as JSON")
     test.add_argument("--workers", type=int, default=1, help="processes")
     test.add_argument("--timeout", type=float, default=60.0, help="seconds that a row may take")
     test.add_argument("--batch", choices=["rows", "group", "all"], default="rows", help="as the key of a reward")
+
+
+def add_parts(score: argparse.ArgumentParser) -> None:
+    """Adds to the stage `score` what it needs where a function is scored in a job of its own."""
+    score.add_argument("--only", metavar="NAME", default=None, help="score with this function alone, for --parts")
+    score.add_argument(
+        "--parts", type=Path, nargs="*", default=[], help="what --only wrote for functions that are scored alone"
+    )
 
 
 def _rescore(arguments: argparse.Namespace) -> None:
@@ -47,4 +59,4 @@ def _reward_test(arguments: argparse.Namespace) -> None:
     reward = reward_from_words(arguments.function, arguments.options, arguments.timeout, arguments.batch)
     from rloo_pipeline.stages.reward_test import reward_test
 
-    reward_test(reward, arguments.data, arguments.completions, arguments.workers)
+    reward_test(reward, arguments.data, arguments.completions, arguments.workers, arguments.tokenizer)

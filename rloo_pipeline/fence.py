@@ -24,6 +24,10 @@ VARIABLE = "RLOO_FENCE"
 """Environment variable with the token and its place, for the processes of one stage."""
 
 
+_mine: list[str] = []
+"""The token that this process took, if it did."""
+
+
 def take(run: Path, output: Path) -> None:
     """Makes this process the one that may write what goes with `output`; a rank has its token from who started it."""
     if VARIABLE in os.environ:
@@ -35,6 +39,7 @@ def take(run: Path, output: Path) -> None:
     beside.write_text(token)
     os.replace(beside, place)
     os.environ[VARIABLE] = f"{token} {place}"
+    _mine.append(token)
 
 
 def check() -> None:
@@ -50,10 +55,17 @@ def check() -> None:
         )
 
 
-def give_back() -> None:
-    """Removes the token at the end of a stage."""
-    if VARIABLE in os.environ and _own():
+def give_back(done: bool = False) -> None:
+    """The end of the stage that this process took a token for; the token goes when the stage is done.
+
+    The process may do another stage after it: a worker's does.
+    """
+    if not _mine or VARIABLE not in os.environ:
+        return
+    _mine.clear()
+    if done and _own():
         _place().unlink(missing_ok=True)
+    del os.environ[VARIABLE]
 
 
 def _own() -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -54,6 +52,8 @@ def check(reference: str) -> Path | None:
 
 def _defined(path: Path) -> set[str]:
     """Names that a file binds at its top level: functions, classes, imports, assignments."""
+    import ast
+
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -90,6 +90,8 @@ def load(reference: str) -> Callable[..., Any]:
 
 def _from_file(path: Path) -> Any:
     """A module from a file, under a name of its own so that two files of one name do not collide."""
+    import hashlib  # here, as ast above: every worker that scores imports this module and needs neither
+
     name = f"rloo_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -10,6 +10,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -54,13 +56,43 @@ def prepare_jobs() -> None:
         os.environ["PATH"] = os.pathsep.join([own, path])
 
 
+def begin(moment: float) -> None:
+    """Says when the stage began that a worker is about to run, in seconds since 1970."""
+    global _began
+    _began = moment
+
+
+_began: float | None = None
+
+
+class HoldsGpu(Protocol):
+    """What takes a GPU for itself and can leave it."""
+
+    def leave_gpu(self) -> None:
+        """Gives back its memory; it may take it again when it is used again."""
+
+
+_holders: WeakSet[HoldsGpu] = WeakSet()
+
+
+def hold_gpu(holder: HoldsGpu) -> None:
+    """Notes who is to leave when the GPU is needed."""
+    _holders.add(holder)
+
+
+def free_gpu() -> None:
+    """Has all of this process leave the GPU to others, as far as they can."""
+    for holder in list(_holders):
+        holder.leave_gpu()
+
+
 def seconds_since_start() -> float:
-    """Wall seconds since this process began, the interpreter's start and imports included."""
+    """Wall seconds since the stage began: since this process did, the interpreter's start and imports included."""
     import time
 
     import psutil
 
-    return float(time.time() - psutil.Process().create_time())
+    return float(time.time() - (psutil.Process().create_time() if _began is None else _began))
 
 
 def end() -> None:
@@ -93,6 +125,7 @@ def _route_output(log: Path | None) -> None:
     """Sends our own lines to the terminal, and everything, the engines' chatter included, to the log file."""
     root, own = logging.getLogger(), logging.getLogger("rloo")
     root.handlers.clear()
+    own.handlers.clear()
     own.setLevel(logging.INFO)
     logging.captureWarnings(True)
     rank = os.environ.get("RANK")
@@ -102,12 +135,11 @@ def _route_output(log: Path | None) -> None:
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
         progress.console = Console(file=open(os.environ[progress.TERMINAL], "w", buffering=1))  # noqa: SIM115
-    if log is not None or rank is not None:
+    own.propagate = log is not None or rank is not None
+    if own.propagate:
         to_log = logging.StreamHandler(sys.stderr)
         to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_log)
-    else:
-        own.propagate = False
     if rank in (None, "0"):
         own.addHandler(_to_person())
 

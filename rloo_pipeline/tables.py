@@ -57,6 +57,13 @@ def scores_schema(functions: Sequence[str]) -> pa.Schema:
     return pa.schema([*KEYS, *fields, *SCORED])
 
 
+def part_schema(function: str) -> pa.Schema:
+    """What one reward function gave, which a job of its own scored: the stage `score` puts it into its table."""
+    return pa.schema(
+        [*KEYS, pa.field(function, pa.float64()), pa.field("seconds", pa.float64()), pa.field("error", pa.string())]
+    )
+
+
 def completions_schema(functions: Sequence[str]) -> pa.Schema:
     """An evaluation's completions: a rollout and its scores in one row."""
     return pa.schema([*ROLLOUTS, *list(scores_schema(functions))[len(KEYS) :]])

@@ -1,11 +1,17 @@
-"""Rows a second of a reward function in the pool, against the bare function on as many cores.
+"""Rows a second of a reward function in the worker processes, against the bare function on as many cores.
 
-    python tools/bench_scoring.py data/gsm8k/train.jsonl --rows 20000 --workers 2
+    python tools/bench_scoring.py --data data/gsm8k/train.jsonl --rows 20000 --workers 2
 
-The completions are the solutions of GSM8K; every other one is that of another problem, so half are wrong. "Bare" is the
-function alone on equal shares of the rows, in as many processes at a time, already imported and with nothing sent
-anywhere. Both are timed in turn, several times, and the least of each counts: on a machine with other work the least is
-what is nearest to the machine itself. CPU seconds are given as well; these other work changes less.
+The completions are the solutions of GSM8K; every other one is that of another problem, so half are wrong.
+
+"Bare" is the function alone: one call on an equal share of the rows in each of as many forked processes, with the
+function imported and the rows in memory; nothing is sent, checked or collected. "Scored" is what a stage does once its
+table is in memory: the rows cross to workers, a call a prompt, and checked scores come back. Its processes have been
+started before, as the stage does while it reads its tables; "start" says what that takes from nothing, and "with start"
+is the ratio with all of it waited for. The library is math-verify's `parse` and `verify` on every row and nothing else.
+
+Everything is timed in turn, `--repeat` times, in one run; a ratio is of neighbouring measurements, and its median and
+range are given. CPU seconds are of all processes; other work on the machine changes them less than it does wall time.
 """
 
 from __future__ import annotations
@@ -14,45 +20,123 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle, islice
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rloo_pipeline import references
 from rloo_pipeline.config import Reward
 from rloo_pipeline.rewards.calls import signature_of
-from rloo_pipeline.rewards.scoring import Batch, score_all
+from rloo_pipeline.rewards.schedule import Crews
+from rloo_pipeline.rewards.scoring import Batch, score_with
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
+LIBRARY = f"{Path(__file__).with_name('library_reward.py')}:library_reward"
+SAMPLES = 8
+
+
+class Time(NamedTuple):
+    """What something took."""
+
+    wall: float
+    cpu: float
+    """Of this process and of all its children that have ended."""
+
+
+class Turn(NamedTuple):
+    """One repetition."""
+
+    bare: Time
+    start: Time
+    scored: Time
+
+
+def score_rows_per_s_vs_bare(
+    data: Path, rows: int = 20_000, workers: int | None = None, repeats: int = 5, function: str = MATH
+) -> dict[str, float]:
+    """Rows a second as a stage scores them, divided by those of the bare function on as many cores.
+
+    Args:
+        data: GSM8K's train.jsonl.
+        rows: completions to score.
+        workers: processes; all cores of this process where not given.
+        repeats: measurements of both, in turn.
+        function: the reward function.
+
+    Returns:
+        `value`, the median of the repetitions' ratios, `min` and `max` of them, and `repeats`.
+    """
+    turns = measured(function, completions_of(data, rows), workers or cores(), repeats)
+    return spread([turn.bare.wall / turn.scored.wall for turn in turns])
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, range and number of some measurements."""
+    return {"value": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
 def main() -> None:
-    """Prints one line a repetition and the ratios."""
+    """Prints what was measured as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="GSM8K's train.jsonl")
+    parser.add_argument("--data", type=Path, required=True, help="GSM8K's train.jsonl")
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--samples", type=int, default=8, help="completions of a prompt, which are one call")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument(
+        "--library-rows", type=int, default=2_000, help="rows for the library, which is slow; 0 for none"
+    )
+    parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--function", default=MATH)
     words = parser.parse_args()
-    batch = completions_of(words.data, words.rows, words.samples)
-    bare, pool = [], []
-    for _ in range(words.repeat):
-        bare.append(timed(lambda: on_bare_cores(words.function, batch, words.workers)))
-        pool.append(timed(lambda: in_pool(words.function, batch, words.samples, words.workers)))
-        for name, (wall, cpu) in (("bare", bare[-1]), ("pool", pool[-1])):
-            print(f"{name}: {wall:.2f} s, {cpu:.2f} CPU s, {words.rows / wall:.0f} rows/s", flush=True)
-    (bare_wall, bare_cpu), (pool_wall, pool_cpu) = (tuple(map(min, zip(*found, strict=True))) for found in (bare, pool))
-    print(f"pool / bare on {words.workers} cores: {pool_wall / bare_wall:.3f} wall, {pool_cpu / bare_cpu:.3f} CPU")
+    turns = measured(words.function, completions_of(words.data, words.rows), words.workers, words.repeat)
+    found = {"function": words.function, "rows": words.rows, "workers": words.workers, **of(turns, words.rows)}
+    if words.library_rows:
+        fewer = completions_of(words.data, words.library_rows)
+        library = measured(LIBRARY, fewer, words.workers, words.repeat)
+        per_row = [turn.bare.wall / words.library_rows for turn in library]
+        times = [bare * words.rows / turn.scored.wall for bare, turn in zip(per_row, turns, strict=True)]
+        found["library"] = {"rows": words.library_rows, **of(library, words.library_rows)}
+        found["rows/s, function scored vs bare library"] = spread(times)
+    print(json.dumps(rounded(found), indent=1))
 
 
-def completions_of(file: Path, rows: int, samples: int) -> Batch:
-    """So many completions, `samples` neighbouring ones a problem: its own solution, another problem's, and so on."""
+def of(turns: list[Turn], rows: int) -> dict[str, Any]:
+    """What the repetitions come to."""
+    return {
+        "rows/s scored": spread([rows / turn.scored.wall for turn in turns]),
+        "rows/s bare": spread([rows / turn.bare.wall for turn in turns]),
+        "rows/s, scored vs bare": spread([turn.bare.wall / turn.scored.wall for turn in turns]),
+        "rows/s, scored with start vs bare": spread(
+            [turn.bare.wall / (turn.start.wall + turn.scored.wall) for turn in turns]
+        ),
+        "seconds of start": spread([turn.start.wall for turn in turns]),
+        "CPU seconds bare": spread([turn.bare.cpu for turn in turns]),
+        "CPU seconds scored": spread([turn.scored.cpu for turn in turns]),
+        "CPU seconds of start": spread([turn.start.cpu for turn in turns]),
+        "CPU, bare / scored": spread([turn.bare.cpu / turn.scored.cpu for turn in turns]),
+    }
+
+
+def rounded(found: Any) -> Any:
+    """The same with four digits."""
+    if isinstance(found, dict):
+        return {name: rounded(value) for name, value in found.items()}
+    return float(f"{found:.4g}") if isinstance(found, float) else found
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def completions_of(file: Path, rows: int) -> Batch:
+    """So many completions, SAMPLES neighbouring ones a problem: its own solution, another problem's, and so on."""
     problems = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    asked = [problem for problem in islice(cycle(problems), -(-rows // samples)) for _ in range(samples)][:rows]
+    asked = [problem for problem in islice(cycle(problems), -(-rows // SAMPLES)) for _ in range(SAMPLES)][:rows]
     texts = [
         asked[row]["answer"] if row % 2 == 0 else problems[row * 7919 % len(problems)]["answer"] for row in range(rows)
     ]
@@ -60,11 +144,21 @@ def completions_of(file: Path, rows: int, samples: int) -> Batch:
     return Batch(columns["question"], texts, [[0]] * rows, columns)
 
 
-def timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Wall and CPU seconds, those of all child processes included."""
+def measured(reference: str, batch: Batch, workers: int, repeats: int) -> list[Turn]:
+    """Both ways in turn."""
+    function = references.load(reference)
+    turns = []
+    for _ in range(repeats):
+        bare = timed(lambda: on_bare_cores(function, batch, workers))
+        turns.append(Turn(bare, *in_workers(reference, batch, workers)))
+    return turns
+
+
+def timed(work: Callable[[], None]) -> Time:
+    """Wall and CPU seconds."""
     began, before = time.monotonic(), cpu_seconds()
     work()
-    return time.monotonic() - began, cpu_seconds() - before
+    return Time(time.monotonic() - began, cpu_seconds() - before)
 
 
 def cpu_seconds() -> float:
@@ -73,19 +167,20 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def on_bare_cores(reference: str, batch: Batch, cores: int) -> None:
-    """Calls the function on an equal share of the rows in each of `cores` forked processes."""
-    function = references.load(reference)
-    children = [fork(function, share(batch, part, cores)) for part in range(cores)]
-    for child in children:
-        if os.waitpid(child, 0)[1]:
-            raise SystemExit("the bare function failed")
+def on_bare_cores(function: Callable[..., Any], batch: Batch, processes: int) -> None:
+    """Calls the function on an equal share of the rows in each of so many forked processes."""
+    children = [fork(function, share(batch, part, processes)) for part in range(processes)]
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    if any(codes):
+        raise SystemExit("the bare function failed")
 
 
 def share(batch: Batch, part: int, parts: int) -> Batch:
-    """Every `parts`-th row."""
-    columns = {name: values[part::parts] for name, values in batch.columns.items()}
-    return Batch(batch.prompts[part::parts], batch.completions[part::parts], batch.completion_ids[part::parts], columns)
+    """An equal part of neighbouring rows."""
+    rows = len(batch.completions)
+    here = slice(rows * part // parts, rows * (part + 1) // parts)
+    columns = {name: values[here] for name, values in batch.columns.items()}
+    return Batch(batch.prompts[here], batch.completions[here], batch.completion_ids[here], columns)
 
 
 def fork(function: Callable[..., Any], batch: Batch) -> int:
@@ -102,11 +197,32 @@ def fork(function: Callable[..., Any], batch: Batch) -> int:
         os._exit(code)
 
 
-def in_pool(reference: str, batch: Batch, samples: int, workers: int) -> None:
-    """Scores the same rows as a stage does, start of the processes included."""
+def in_workers(reference: str, batch: Batch, workers: int) -> tuple[Time, Time]:
+    """Starts processes and ends them; then does so again and scores with them. CPU time is known when they have ended:
+    that of scoring is what the second time takes more.
+    """
     rows = len(batch.completions)
-    groups = [min(samples, rows - first) for first in range(0, rows, samples)]
-    score_all([Reward(function=reference)], batch, groups, workers)
+    samples = [min(SAMPLES, rows - first) for first in range(0, rows, SAMPLES)]
+    before = cpu_seconds()
+    with ready(reference, workers):
+        pass
+    start_cpu = cpu_seconds() - before
+    began = time.monotonic()
+    with ready(reference, workers) as crews:
+        started = time.monotonic()
+        score_with(crews, batch, samples)
+        done = time.monotonic()
+    scored_cpu = cpu_seconds() - before - 2 * start_cpu
+    return Time(started - began, start_cpu), Time(done - started, scored_cpu)
+
+
+@contextmanager
+def ready(reference: str, workers: int) -> Iterator[Crews]:
+    """Workers that have imported the function."""
+    with Crews([Reward(function=reference)], workers) as crews:
+        for worker in crews.started[0]:
+            wait([worker.line.file])
+        yield crews
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,6 +38,14 @@ class Reward(Section):
     """What an exception, or the end of the process, comes to: the stage fails and names the row, or the row has no
     score and the table says why. Wrong output (a wrong length, NaN) always fails.
     """
+    gpus: int = Field(0, ge=0)
+    """GPUs that the function needs. With 1 or more it is scored in a job of its own (rule `score_alone`) that asks for
+    them, in one process; in checks and evaluations it has those of the job, after the sampler has left them.
+    """
+    threads: int = Field(1, ge=1)
+    """Threads of OpenMP and the like that each of its processes may use: for a model on CPUs as many as
+    `scoring.workers`, of which a process then takes so many.
+    """
     concurrency: int = Field(32, ge=1)
     """Rows that an async function may have under way at once, in calls of a group each; at least one call."""
 
@@ -44,6 +53,14 @@ class Reward(Section):
     def _late_value(self) -> Self:
         if (self.on_timeout == "value") != (self.timeout_value is not None):
             raise ValueError("on_timeout: value and timeout_value go together; give both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _named_like_a_folder(self) -> Self:
+        if self.gpus and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.column):
+            raise ValueError(
+                f"'{self.column}' will be a folder, since gpus is given; give it a `name` of plain letters"
+            )
         return self
 
     @property

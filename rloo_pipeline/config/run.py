@@ -7,7 +7,7 @@ changes, so the two can never disagree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -58,6 +58,10 @@ class Config(Section):
     """Seed of everything that is drawn."""
     keep_every: int = Field(1, ge=1)
     """Policies kept for good: every n-th, and the last."""
+    workers: Literal["auto", "always", "never"] = "auto"
+    """Whether engines stay alive between rounds where Snakemake and its jobs are on one machine. They change no result
+    and hold memory: sampler, reference and trainer at once. `auto`: where there is no GPU.
+    """
     data_dir: str | None = None
     """Folder that relative dataset paths are looked up in."""
     model: Model

@@ -6,18 +6,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import kept
 from rloo_pipeline.config import Config, Model, Rollout
-from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Decoding, Engine, Request, Sampler
+from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Decoding, Engine, Request, Sampler, kind_of
 from rloo_pipeline.seeds import derive
 
 
 def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
-    """A sampler for a policy, whose context is just as long as prompts and completions need."""
+    """A sampler for a policy, whose context is as long as prompts and completions need; one that is kept takes the
+    policy's weights.
+    """
     model, vllm = config.model, config.vllm
     engine = Engine(
         model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size
     )
-    return Sampler(folder, engine, longest_prompt + max_completion_length, config.seed)
+    needed = longest_prompt + max_completion_length
+    key = (engine, config.seed, kind_of(folder))
+    sampler: Sampler | None = kept.take("sampler", key)
+    if sampler is None:
+        sampler = Sampler(folder, engine, needed, config.seed)
+    else:
+        sampler.swap(folder, needed)
+    kept.keep("sampler", key, sampler)
+    return sampler
 
 
 def decoding_of(rollout: Rollout) -> Decoding:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline import kept, runtime
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
@@ -20,7 +21,7 @@ from rloo_pipeline.progress import Counter, counting
 from rloo_pipeline.training import policy
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm import LLM, SamplingParams
 
 LOGPROBS_MODE = "processed_logprobs"
 
@@ -76,37 +77,83 @@ class Sampler:
         policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
-        _check_context(base, max_model_len)
+        self.max_model_len = _context(base, max_model_len)
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        from vllm import LLM
-
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
         adapter: dict[str, Any] = {}
         if policy.is_adapter(folder):
             adapter = {"enable_lora": True, "max_lora_rank": _rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
-        self.llm = LLM(
-            model=str(base),
-            dtype=engine.dtype,
-            logprobs_mode=LOGPROBS_MODE,
-            max_model_len=max_model_len,
-            seed=seed & 0x7FFFFFFF,
-            trust_remote_code=engine.trust_remote_code,
-            tensor_parallel_size=engine.tensor_parallel_size,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            generation_config="vllm",
+        self.settings = {
+            "model": str(base),
+            "dtype": engine.dtype,
+            "logprobs_mode": LOGPROBS_MODE,
+            "max_model_len": self.max_model_len,
+            "seed": seed & 0x7FFFFFFF,
+            "trust_remote_code": engine.trust_remote_code,
+            "tensor_parallel_size": engine.tensor_parallel_size,
+            "gpu_memory_utilization": engine.gpu_memory_utilization,
+            "generation_config": "vllm",
+            **adapter,
+        }
+        self.lora = _lora_request(folder, 1) if adapter else None
+        self.llm: LLM | None = self._engine()
+        runtime.hold_gpu(self)
+
+    def _engine(self) -> LLM:
+        from vllm import LLM
+
+        return LLM(
             enforce_eager=not _on_gpu(),
             # A prompt split over two steps has its random generator set back, and a CPU's cannot be.
             enable_chunked_prefill=_on_gpu(),
-            **adapter,
+            **self.settings,
         )
-        self.lora = _lora_request(folder) if adapter else None
+
+    def swap(self, folder: Path, max_model_len: int) -> None:
+        """Takes the weights of another policy of the same kind, as if the engine had been started with it.
+
+        Raises:
+            Unfit: the engine was made for less than `max_model_len` tokens, or does not let go of its cache.
+        """
+        if max_model_len > self.max_model_len:
+            raise kept.Unfit(f"a context of {self.max_model_len} tokens")
+        policy.check(folder)
+        if self.llm is None:
+            self.settings["model"] = str(policy.base_of(folder))
+            self.lora = None if self.lora is None else _lora_request(folder, 1)
+            return
+        if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
+            old = self.lora.lora_int_id
+            self.llm.llm_engine.remove_lora(old)
+            self.lora = _lora_request(folder, old + 1)
+        else:
+            self.settings["model"] = str(folder)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            self.llm.apply_model(_repack)
+        if not self.llm.reset_prefix_cache():
+            raise kept.Unfit("a cache in use")
+
+    def leave_gpu(self) -> None:
+        """Ends the engine; the next completion starts it again."""
+        import gc
+
+        if self.llm is None:
+            return
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+        gc.collect()
+        if _on_gpu():
+            import torch
+
+            torch.cuda.empty_cache()
 
     def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
         """One completion a request, in the order of the requests."""
         from vllm import TokensPrompt
 
+        self.llm = self.llm or self._engine()
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
         params = [self._params(request.seed, decoding) for request in requests]
         with counting(what, len(requests)) as counter:
@@ -159,8 +206,12 @@ def _on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _check_context(folder: Path, needed: int) -> None:
-    """Refuses prompts and completions that together exceed what the model was made for."""
+def _context(folder: Path, needed: int) -> int:
+    """A context for at least `needed` tokens, with room for somewhat longer prompts of a later stage.
+
+    Raises:
+        UserError: prompts and completions together exceed what the model was made for.
+    """
     config = read_json(folder / "config.json")
     context = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
     if context is not None and needed > context:
@@ -168,6 +219,8 @@ def _check_context(folder: Path, needed: int) -> None:
             f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
             f"{context}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
+    roomy = -(-needed // 64) * 64
+    return roomy if context is None else min(roomy, context)
 
 
 def _rank_at_least(rank: int) -> int:
@@ -175,8 +228,25 @@ def _rank_at_least(rank: int) -> int:
     return next(allowed for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)
 
 
-def _lora_request(folder: Path) -> Any:
-    """The adapter; an engine holds one policy only, so the id never has to change."""
+def kind_of(folder: Path) -> str:
+    """What policies have in common that one engine can hold one after the other: the shape of the model, and for an
+    adapter its base and its own settings.
+    """
+    names = [folder / policy.ADAPTER, policy.base_of(folder)] if policy.is_adapter(folder) else [folder / "config.json"]
+    return " ".join(str(path.resolve()) if path.is_dir() else path.read_text(encoding="utf-8") for path in names)
+
+
+def _repack(model: Any) -> None:
+    """Makes the packed copy of the vocabulary projection anew; where it is tied, reloading leaves the old one."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _lora_request(folder: Path, number: int) -> Any:
+    """The adapter, under a number that this engine has not seen."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(folder.name, 1, str(folder))
+    return LoRARequest(f"{folder.name}-{number}", number, str(folder))

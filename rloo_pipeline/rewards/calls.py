@@ -6,8 +6,9 @@ This is the part of scoring that runs in the worker processes, so it imports nex
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from math import isfinite
 from typing import Any, NamedTuple
 
 Scores = list[float | None]
@@ -45,12 +46,41 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     )
 
 
+_notes: ContextVar[dict[int, str] | None] = ContextVar("notes", default=None)
+
+
+def unscored(place: int, why: str) -> None:
+    """Says why a row gets None where that is a failure and not "does not apply": it comes into the table's column
+    `error` and into the metric scoring_errors. To be called by a reward function, on the thread that it was called on.
+
+    Args:
+        place: the completion's place in the call, from 0 on.
+        why: to be read after the function's name, such as `got a reply without a score`.
+    """
+    notes = _notes.get()
+    if notes is not None:
+        notes[place] = " ".join(why.split())[:500]
+
+
+def fresh_notes() -> dict[int, str]:
+    """What `unscored` will be told within the call that begins here, by place."""
+    found: dict[int, str] = {}
+    _notes.set(found)
+    return found
+
+
 def checked(given: Any, rows: Sequence[int]) -> Scores:
     """What a function returned for these rows of the table, once it is one finite number or None for each.
 
     Raises:
         BadOutputError: it is not.
     """
+    if type(given) is list and len(given) == len(rows):
+        for value in given:
+            if value is not None and (type(value) is not float or not isfinite(value)):
+                break
+        else:
+            return given.copy()  # the function may keep its list and write into it
     if not isinstance(given, Sequence) and hasattr(given, "tolist"):
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -67,7 +97,7 @@ def _number(value: Any, row: int) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         raise BadOutputError(f"returned {value!r:.100} for row {row}, not a number or None") from None
-    if not math.isfinite(number):
+    if not isfinite(number):
         raise BadOutputError(f"returned {number} for row {row}; return None where a completion cannot be scored")
     return number
 

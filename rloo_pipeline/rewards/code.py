@@ -28,9 +28,10 @@ Not covered:
 - Tests that let the program decide: `assert f(x)` where anything true will do; two objects of the program's own classes
   compared with each other; a helper that the tests take from the program, unless it is a builtin or a module of Python;
   an expected value that is worked out from a list after the program had it in hand.
-- What the pipe does not carry. A value of the tests' own classes as an argument: the row is None, and a line says so.
-  Order and arithmetic on objects of the program's own classes, and `isinstance` with such a class: these tests fail. A
-  named tuple comes back as a tuple. A list, dict or set that a function changed in place is changed for the tests too.
+- What the pipe does not carry. A value of the tests' own classes as an argument: the row is None, as the table
+  says. Order and arithmetic on objects of the program's own classes, and `isinstance` with such a class: these tests
+  fail. A named tuple comes back as a tuple. A list, dict or set that a function changed in place is changed for the
+  tests too.
 
 What a run costs before the program does anything, in CPU time on one core of an AMD EPYC: a script 39 ms under
 bubblewrap, 125 ms under Apptainer, 34 ms unconfined; all asserts of a row, which need two processes, 99, 271 and 90 ms.
@@ -54,8 +55,8 @@ from functools import partial as bind
 from typing import IO, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.progress import say
 from rloo_pipeline.rewards import sandbox
+from rloo_pipeline.rewards.calls import unscored
 from rloo_pipeline.rewards.code_tests import Asserts, Case, UnusableError, read_tests
 from rloo_pipeline.rewards.sandboxed import examiner, script, wire
 from rloo_pipeline.rewards.sandboxed import program as served
@@ -120,9 +121,9 @@ def code_reward(
     rows = list(zip(completions, columns[tests_column], entries, range(len(completions)), strict=True))
     with ThreadPoolExecutor(workers) as pool:
         outcomes = list(pool.map(bind(_row, settings), rows))
-    reasons = [str(outcome) for outcome in outcomes if isinstance(outcome, UnusableError)]
-    if reasons:
-        say(f"code_reward: the tests of {len(reasons)} of {len(rows)} completions cannot be run: {reasons[0]}")
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, UnusableError):
+            unscored(place, f"cannot run the tests: {outcome}")
     return [None if isinstance(outcome, UnusableError) else outcome for outcome in outcomes]
 
 

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.rewards.calls import Scores, Signature, rows_text
-from rloo_pipeline.rewards.worker import Call, Done
+from rloo_pipeline.rewards.messages import Done, Failed, Work
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
 
-MOST_ROWS = 512
-"""Rows that are handed to a worker at once; it calls the function group by group all the same."""
+LEAST_SECONDS, CHUNK_SECONDS = 0.005, 0.1
+"""Work that is handed to a worker at once, as far as can be told from the calls before. It makes the calls one by one
+all the same.
+"""
+MOST_ROWS = 8192
+"""Rows that are handed to a worker at once, at most."""
 
 
 class WorkerError(Exception):
@@ -29,17 +35,23 @@ class WorkerError(Exception):
 class Whole:
     """A call that raised and whose rows are tried one by one to find which."""
 
-    def __init__(self, rows: tuple[int, ...], what: str) -> None:
+    def __init__(self, rows: range, what: str) -> None:
         self.rows, self.what, self.left = rows, what, len(rows)
 
 
 class Piece(NamedTuple):
-    """Rows for one call."""
+    """Neighbouring rows for one call."""
 
-    rows: tuple[int, ...]
+    first: int
+    end: int
     alone: bool = False
     """Not beside other async calls: one of several took the process down, and it is to be seen which."""
     whole: Whole | None = None
+
+    @property
+    def rows(self) -> range:
+        """The rows of the table."""
+        return range(self.first, self.end)
 
 
 class Job:
@@ -48,24 +60,28 @@ class Job:
     def __init__(
         self,
         reward: Reward,
-        offered: Mapping[str, Sequence[Any]],
-        groups: Sequence[tuple[int, ...]],
+        offered: Mapping[str, list[Any]],
+        samples: Sequence[int],
         advance: Callable[[int], None],
         facts: Mapping[str, Any],
     ) -> None:
-        count = sum(map(len, groups))
-        self.reward, self.offered, self.advance, self.facts = reward, offered, advance, facts
+        count = sum(samples)
+        self.reward, self.offered, self.advance, self.facts = reward, offered, advance, dict(facts)
         self.who = f"reward '{reward.column}' ({reward.function})"
         self.scores: Scores = [None] * count
         self.errors: list[str | None] = [None] * count
+        """Why a row has no score where the function failed; notes: where the function itself said why."""
+        self.notes: list[str | None] = [None] * count
         self.seconds = [0.0] * count
-        whole = tuple(row for rows in groups for row in rows)
-        self.waiting = list(map(Piece, [whole] if reward.batch == "all" and whole else groups))
+        ends = [0, count] if reward.batch == "all" else list(accumulate(samples, initial=0))
+        self.waiting = [Piece(first, end) for first, end in pairwise(ends) if first < end]
         """In the order of the table, so that the first row that fails is the one that is named."""
         self.under_way: dict[int, Piece] = {}
         self.signature: Signature | None = None
         self.late = 0
-        self._numbers = 0
+        self._number = 1
+        self._made = (0, 0.0)
+        """Rows that were scored, and the seconds that it took."""
 
     def learn(self, signature: Signature) -> None:
         """Takes note of what the function takes.
@@ -73,14 +89,19 @@ class Job:
         Raises:
             UserError: it needs something that is not there, or an option that it does not take.
         """
-        for name in signature.required:
-            if not any(name in known for known in (self.offered, self.reward.options, self.facts)):
-                near = did_you_mean(name, self.offered) or f"; there are {', '.join(sorted(self.offered))}"
-                raise UserError(f"{self.who} needs a column '{name}', which the dataset lacks{near}")
         for option in self.reward.options:
             if option not in signature.named:
                 near = did_you_mean(option, signature.named)
                 raise UserError(f"{self.who} takes no option '{option}'{near}")
+        for name in signature.required:
+            if not any(name in known for known in (self.offered, self.reward.options, self.facts)):
+                if name == "completion_ids":
+                    raise UserError(
+                        f"{self.who} takes token ids and there are none; give a --tokenizer, or --completions with a "
+                        "column 'completion_ids'"
+                    )
+                near = did_you_mean(name, self.offered) or f"; there are {', '.join(sorted(self.offered))}"
+                raise UserError(f"{self.who} needs a column '{name}', which the dataset lacks{near}")
         self.signature = signature
 
     @property
@@ -88,69 +109,103 @@ class Job:
         """Whether calls run beside each other in one process."""
         return self.signature is not None and self.signature.asynchronous
 
-    def take(self, workers: int) -> tuple[list[Call], int]:
-        """The next calls for one of so many workers, and how many of them may be under way at once."""
-        alone = next((piece for piece in self.waiting if piece.alone), None)
-        if self.asynchronous and alone:
-            self.waiting.remove(alone)
-            return [self._call(alone)], 1
-        if self.asynchronous:
-            taken, self.waiting = self.waiting, []
-            largest = max(len(piece.rows) for piece in taken)
-            return [self._call(piece) for piece in taken], max(1, self.reward.concurrency // largest)
-        about = len(self.waiting) * len(self.waiting[0].rows)
-        left = min(MOST_ROWS, about // (4 * workers))
-        count = 1
-        while count < len(self.waiting) and (left := left - len(self.waiting[count - 1].rows)) > 0:
-            count += 1
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        return [self._call(piece) for piece in taken], 1
+    def take(self, workers: int) -> Work:
+        """The next calls for one of so many workers."""
+        at_once = 1
+        alone = next((place for place, piece in enumerate(self.waiting) if piece.alone), None)
+        if self.asynchronous and alone is not None:
+            first, end = alone, alone + 1
+        elif self.asynchronous:
+            first, end = 0, self._neighbours(len(self.waiting))
+            at_once = max(1, self.reward.concurrency // max(len(piece.rows) for piece in self.waiting[:end]))
+        else:
+            first, end = 0, self._neighbours(self._chunk(workers))
+        pieces = self.waiting[first:end]
+        del self.waiting[first:end]
+        return self._work(pieces, at_once)
 
-    def _call(self, piece: Piece) -> Call:
+    def _chunk(self, workers: int) -> int:
+        """How many calls to hand over: about CHUNK_SECONDS of work, and less towards the end, so that all workers end
+        at about the same time.
+        """
+        rows, seconds = self._made
+        if not rows:
+            return 1
+        calls_a_second = rows / (len(self.waiting[0].rows) * max(seconds, 1e-9))
+        share = max(len(self.waiting) // (2 * workers), int(LEAST_SECONDS * calls_a_second))
+        most = min(CHUNK_SECONDS * calls_a_second, MOST_ROWS / len(self.waiting[0].rows))
+        return max(1, int(min(share, most)))
+
+    def _neighbours(self, most: int) -> int:
+        """How many of the pieces that wait, `most` of them, are without a gap between their rows."""
+        for place, (one, other) in enumerate(pairwise(self.waiting[:most]), 1):
+            if one.end != other.first:
+                return place
+        return most
+
+    def _work(self, pieces: list[Piece], at_once: int) -> Work:
         assert self.signature
-        self._numbers += 1
-        self.under_way[self._numbers] = piece
+        first, end, number = pieces[0].first, pieces[-1].end, self._number
+        self._number += len(pieces)
+        self.under_way.update(zip(range(number, self._number), pieces, strict=True))
         names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
-        arguments = {name: [self.offered[name][row] for row in piece.rows] for name in names}
-        return Call(self._numbers, piece.rows, arguments, self._deadline(piece))
+        columns = {name: self.offered[name][first:end] for name in names}
+        counts = [piece.end - piece.first for piece in pieces]
+        return Work(number, first, counts, [*map(self._deadline, counts)], columns, self.facts, at_once)
 
-    def _deadline(self, piece: Piece) -> float:
-        return self.reward.timeout * (1 if self.reward.batch == "rows" else len(piece.rows))
+    def _deadline(self, rows: int) -> float:
+        return self.reward.timeout * (1 if self.reward.batch == "rows" else rows)
 
     def put_back(self, numbers: Sequence[int], alone: bool) -> None:
         """Calls that were handed over and not made, or not blamed, wait again."""
         for number in numbers:
             piece = self.under_way.pop(number)
-            insort(self.waiting, piece._replace(alone=alone or piece.alone))
+            insort(self.waiting, piece._replace(alone=alone or piece.alone), key=attrgetter("first"))
 
     def settle(self, done: Done) -> None:
-        """Takes in what came of a call.
+        """Takes in the scores of calls.
 
         Raises:
-            UserError: the output is bad, or the call failed and the configuration does not let that pass.
+            UserError: the rows of a call that failed were scored one by one, and the configuration does not let that
+                pass.
         """
-        piece = self.under_way.pop(done.number)
-        for row in piece.rows:
-            self.seconds[row] += done.seconds / len(piece.rows)
-        if done.bad is not None:
-            raise UserError(f"{self.who} {done.bad}")
-        if done.late:
-            self._is_late(piece)
-        elif done.scores is None:
-            self._has_failed(piece, str(done.raised), done.traceback)
-        else:
-            for row, score in zip(piece.rows, done.scores, strict=True):
-                self.scores[row] = score
-            self._is_over(piece)
+        for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
+            piece = self.under_way.pop(number)
+            self.scores[piece.first : piece.end] = scores
+            self._count_time(piece, seconds)
+            if piece.whole:
+                self._is_over_one_of(piece.whole)
+        for row, note in done.notes.items():
+            self.notes[row] = f"{self.reward.column} {note}"
+        made = sum(map(len, done.scores))
+        self._made = self._made[0] + made, self._made[1] + sum(done.seconds)
+        self.advance(made)
 
-    def _is_over(self, piece: Piece) -> None:
-        self.advance(len(piece.rows))
-        if piece.whole is None:
-            return
-        piece.whole.left -= 1
-        if piece.whole.left == 0 and self.reward.on_error == "fail":
+    def _count_time(self, piece: Piece, seconds: float) -> None:
+        share = seconds / (piece.end - piece.first)
+        for row in range(piece.first, piece.end):
+            self.seconds[row] += share
+
+    def settle_failed(self, failed: Failed) -> None:
+        """Takes in a call that gave no scores.
+
+        Raises:
+            UserError: the output is bad, or the configuration does not let the failure pass.
+        """
+        piece = self.under_way.pop(failed.number)
+        self._count_time(piece, failed.seconds)
+        if failed.bad is not None:
+            raise UserError(f"{self.who} {failed.bad}")
+        if failed.late:
+            self._is_late(piece)
+        else:
+            self._has_failed(piece, str(failed.raised), failed.traceback)
+
+    def _is_over_one_of(self, whole: Whole) -> None:
+        whole.left -= 1
+        if whole.left == 0 and self.reward.on_error == "fail":
             raise UserError(
-                f"{self.who} {piece.whole.what} for {rows_text(piece.whole.rows)} together and for none of them alone; "
+                f"{self.who} {whole.what} for {rows_text(whole.rows)} together and for none of them alone; "
                 "mend the function, or set its batch to group where it compares completions"
             )
 
@@ -158,7 +213,7 @@ class Job:
         if self._splits(piece):
             self._split(piece, None)
             return
-        what = f"took over {self._deadline(piece):g} s"
+        what = f"took over {self._deadline(len(piece.rows)):g} s"
         if self.reward.on_timeout == "fail":
             raise UserError(
                 f"{self.who} {what} for {rows_text(piece.rows)}; raise its timeout, or set its on_timeout to none or "
@@ -181,11 +236,13 @@ class Job:
     def _unscored(self, piece: Piece, what: str, score: float | None) -> None:
         for row in piece.rows:
             self.scores[row], self.errors[row] = score, f"{self.reward.column} {what}"
-        self._is_over(piece)
+        self.advance(len(piece.rows))
+        if piece.whole:
+            self._is_over_one_of(piece.whole)
 
     def _splits(self, piece: Piece) -> bool:
         return self.reward.batch == "rows" and len(piece.rows) > 1
 
     def _split(self, piece: Piece, whole: Whole | None) -> None:
         for row in piece.rows:
-            insort(self.waiting, Piece((row,), piece.alone, whole))
+            insort(self.waiting, Piece(row, row + 1, piece.alone, whole), key=attrgetter("first"))

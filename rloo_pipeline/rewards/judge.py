@@ -10,7 +10,8 @@ and in the configuration, with that node's name (the nodes that score must be ab
       options: {base_url: "http://node17:8000/v1", model: judge}
 
 The judge sees the question and the answer after the thinking, and is asked at temperature 0. A reply without a score,
-or with one out of range, gives None. Give the reward a `timeout` in the configuration that all tries have room in.
+or with one out of range, gives None, and the table says so. Give the reward a `timeout` in the configuration that all
+tries have room in.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.progress import say
 from rloo_pipeline.rewards import endpoint
+from rloo_pipeline.rewards.calls import unscored
 from rloo_pipeline.rewards.scoring import text_of
 
 if TYPE_CHECKING:
@@ -121,8 +122,9 @@ async def judge_reward(
     key_of_line = (WHO, base_url, api_key_env, timeout, attempts, concurrency)
     async with endpoint.line(key_of_line, concurrency, make, "close") as line:
         scores = await endpoint.all_of([judged(line, question) for question in questions])
-    if unread := scores.count(None):
-        say(f"{WHO}: {unread} of {len(scores)} replies of {model} had no score from {lowest:g} to {highest:g}")
+    for place, score in enumerate(scores):
+        if score is None:
+            unscored(place, f"got a reply of {model} without a score from {lowest:g} to {highest:g}")
     return scores
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.progress import say
+from rloo_pipeline.rewards.calls import unscored
 from rloo_pipeline.rewards.scoring import text_of
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def reward_model(
     limit = min(max_length or loaded.limit, loaded.limit)
     scores: list[float | None] = [None] * len(ids)
     rows = [row for row in range(len(ids)) if 0 < len(ids[row]) <= limit]
-    if len(rows) < len(ids):
-        say(f"{WHO}: {len(ids) - len(rows)} of {len(ids)} conversations are empty or over {limit} tokens: no score")
+    for row in set(range(len(ids))) - set(rows):
+        unscored(row, f"cannot read {len(ids[row])} tokens of conversation; its limit is {limit}")
     with torch.inference_mode():
         for batch in _batches(rows, [len(row) for row in ids], 0 if loaded.pad is None else max_tokens_per_batch):
             logits = _logits(loaded, [ids[row] for row in batch]).float()

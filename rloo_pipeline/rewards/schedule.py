@@ -10,11 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.job import Job
+from rloo_pipeline.rewards.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.rewards.pool import GRACE, Worker, fate
-from rloo_pipeline.rewards.worker import Broken, Done, Ready
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
 
 IMPORT_SECONDS = 600.0
 """In which a function must be loaded."""
@@ -22,27 +26,50 @@ LOOK_SECONDS = 1.0
 """At least so often it is looked whether processes still live."""
 
 
-def run(jobs: Sequence[Job], limit: int) -> None:
-    """Does all jobs, with at most `limit` processes computing at a time.
-
-    Raises:
-        UserError: a function cannot be loaded or used, or fails.
+class Crews:
+    """The workers of some reward functions. They start as soon as this is made, and are at their imports while the
+    caller still reads its tables; leaving the block ends them all.
     """
-    schedule = Schedule(jobs, limit)
-    try:
+
+    def __init__(self, rewards: Sequence[Reward], limit: int) -> None:
+        """Starts workers; at most `limit` threads of them will compute at a time."""
+        self.limit = limit
+        self.rewards = list(rewards)
+        self.dismissed: list[Worker] = []
+        self.started = [[_worker(reward)] for reward in self.rewards]
+        main = next((place for place, reward in enumerate(self.rewards) if _most(reward, limit) > 1), None)
+        if main is not None:
+            more = max(0, (limit - len(self.rewards)) // self.rewards[main].threads)
+            self.started[main] += [_worker(self.rewards[main]) for _ in range(more)]
+
+    def __enter__(self) -> Crews:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.dismissed:
+            worker.end()
+        for crew in self.started:
+            for worker in crew:
+                worker.kill()
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Does the functions' jobs, one for each, in their order. Once.
+
+        Raises:
+            UserError: a function cannot be loaded or used, or fails.
+        """
+        schedule = Schedule(jobs, self.started, self.limit, self.dismissed)
         while schedule.step():
             pass
-    finally:
-        schedule.end()
 
 
 class Schedule:
     """The workers of each job."""
 
-    def __init__(self, jobs: Sequence[Job], limit: int) -> None:
-        self.limit = limit
-        self.crews: dict[Job, list[Worker]] = {job: [_worker(job)] for job in jobs if job.waiting}
-        self.dismissed: list[Worker] = []
+    def __init__(self, jobs: Sequence[Job], crews: Sequence[list[Worker]], limit: int, dismissed: list[Worker]) -> None:
+        """Args: the jobs, the workers of each, how many may compute, and where workers go whose job is done."""
+        self.limit, self.dismissed = limit, dismissed
+        self.crews = dict(zip(jobs, crews, strict=True))
 
     def step(self) -> bool:
         """Hands out what can be done, waits for news and takes it in; False when there is nothing left."""
@@ -51,7 +78,7 @@ class Schedule:
         if not workers:
             return False
         soonest = min(worker.next_end(_grace(job)) for job, worker in workers) - time.monotonic()
-        wait([worker.connection for _, worker in workers], max(0.0, min(LOOK_SECONDS, soonest)))
+        wait([worker.line.file for _, worker in workers], max(0.0, min(LOOK_SECONDS, soonest)))
         for job, worker in workers:
             self._hear(job, worker)
         return True
@@ -60,22 +87,32 @@ class Schedule:
         for job in list(self.crews):
             crew = self.crews[job]
             for worker in crew:
-                if job.waiting and worker.idle and (job.asynchronous or self._free()):
-                    worker.give(*job.take(self.limit))
-            if job.waiting and (not crew or (not job.asynchronous and self._free() and len(crew) < self.limit)):
-                crew.append(_worker(job))
+                if job.waiting and worker.idle and (job.asynchronous or self._free(job)):
+                    worker.give(job.take(_most(job.reward, self.limit)))
+            if self._needs_one_more(job, crew):
+                crew.append(_worker(job.reward))
             if not job.waiting and not job.under_way:
-                for worker in self.crews.pop(job):
+                del self.crews[job]
+                for worker in crew:
                     worker.dismiss()
-                    self.dismissed.append(worker)
+                self.dismissed += crew
+                crew.clear()
 
-    def _free(self) -> bool:
-        """Whether one more process may compute; one that is being started counts."""
-        return self.limit > sum(
-            worker.signature is None or (bool(worker.calls) and not job.asynchronous)
-            for job, crew in self.crews.items()
+    def _needs_one_more(self, job: Job, crew: list[Worker]) -> bool:
+        without_work = sum(not worker.calls for worker in crew)
+        if not crew or job.asynchronous or len(job.waiting) <= without_work:
+            return bool(job.waiting) and not crew
+        return self._free(job) and len(crew) < _most(job.reward, self.limit)
+
+    def _free(self, job: Job) -> bool:
+        """Whether one more process of this function may compute; one that is being started counts."""
+        busy = sum(
+            other.reward.threads
+            for other, crew in self.crews.items()
             for worker in crew
+            if worker.signature is None or (worker.calls and not other.asynchronous)
         )
+        return not busy or busy + job.reward.threads <= self.limit
 
     def _hear(self, job: Job, worker: Worker) -> None:
         messages = worker.messages()
@@ -86,6 +123,8 @@ class Schedule:
                 raise UserError(f"{job.who} cannot be loaded: {message.message}")
             elif isinstance(message, Done):
                 job.settle(message)
+            elif isinstance(message, Failed):
+                job.settle_failed(message)
         if messages is None:
             self._is_dead(job, worker)
         elif worker.signature is None and time.monotonic() - worker.since > IMPORT_SECONDS:
@@ -113,19 +152,16 @@ class Schedule:
         job.put_back(list(suspects), alone=True)
         if guilty is not None:
             seconds = time.monotonic() - begun[guilty]
-            job.settle(Done(guilty, seconds, raised=what, late=what is None))
-
-    def end(self) -> None:
-        """Ends all processes: those that are at work at once, the others by themselves."""
-        for crew in self.crews.values():
-            for worker in crew:
-                worker.kill()
-        for worker in self.dismissed:
-            worker.end()
+            job.settle_failed(Failed(guilty, seconds, raised=what, late=what is None))
 
 
-def _worker(job: Job) -> Worker:
-    return Worker(job.reward.function, job.reward.options, dict(job.facts))
+def _worker(reward: Reward) -> Worker:
+    return Worker(reward.function, reward.options, reward.threads)
+
+
+def _most(reward: Reward, limit: int) -> int:
+    """Processes of a function that may compute at a time, of so many threads. A model on a GPU is loaded once."""
+    return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)
 
 
 def _grace(job: Job) -> float:

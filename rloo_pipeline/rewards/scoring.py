@@ -17,6 +17,7 @@ from rloo_pipeline.rewards.calls import Scores
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
+    from rloo_pipeline.rewards.schedule import Crews
 
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
 
@@ -28,7 +29,8 @@ class Batch(NamedTuple):
     """Messages or strings, as in the dataset."""
     completions: list[Any]
     """One assistant message in a list where the prompt is messages, else a string (TRL's convention)."""
-    completion_ids: list[list[int]]
+    completion_ids: list[list[int]] | None
+    """None where there are none: then no function gets them."""
     columns: Mapping[str, list[Any]]
     """Every dataset column."""
 
@@ -39,6 +41,8 @@ class Scored(NamedTuple):
     scores: Scores
     errors: list[str | None]
     """Why a row has no score, where it took too long or failed."""
+    notes: list[str | None]
+    """Why a row has no score, where the function said so itself (`calls.unscored`)."""
     seconds: list[float]
     """A row's share of the wall time of its calls."""
 
@@ -63,27 +67,28 @@ def score_all(
         UserError: a function cannot be found, asks for a column that is not there, or returns something else than one
             finite number or None a completion; or it fails or takes too long, and its policy is `fail`.
     """
+    from rloo_pipeline.rewards.schedule import Crews
+
+    with Crews(rewards, workers) as crews:
+        return score_with(crews, batch, samples, facts)
+
+
+def score_with(
+    crews: Crews, batch: Batch, samples: Sequence[int], facts: Mapping[str, Any] = MappingProxyType({})
+) -> list[Scored]:
+    """The same by functions whose workers were started before, which are used up by it."""
     from rloo_pipeline.progress import counting
     from rloo_pipeline.rewards.job import Job
-    from rloo_pipeline.rewards.schedule import run
 
-    offered = {**batch.columns, **dict(zip(OWN_ARGUMENTS, batch[:3], strict=True))}
-    with counting("scores", len(rewards) * len(batch.completions)) as counter:
-        jobs = [Job(reward, offered, groups_of(samples), counter.advance, facts) for reward in rewards]
-        run(jobs, workers)
-    found = [Scored(job.scores, job.errors, job.seconds) for job in jobs]
-    for reward, scored in zip(rewards, found, strict=True):
+    own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
+    offered = {**batch.columns, **own}
+    with counting("scores", len(crews.rewards) * len(batch.completions)) as counter:
+        jobs = [Job(reward, offered, samples, counter.advance, facts) for reward in crews.rewards]
+        crews.run(jobs)
+    found = [Scored(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
+    for reward, scored in zip(crews.rewards, found, strict=True):
         tell(reward, scored)
     return found
-
-
-def groups_of(samples: Sequence[int]) -> list[tuple[int, ...]]:
-    """Rows of each prompt: [2, 3] → [(0, 1), (2, 3, 4)]."""
-    groups, first = [], 0
-    for count in samples:
-        groups.append(tuple(range(first, first + count)))
-        first += count
-    return groups
 
 
 def tell(reward: Reward, scored: Scored) -> None:
@@ -93,8 +98,10 @@ def tell(reward: Reward, scored: Scored) -> None:
     known = [value for value in scored.scores if value is not None]
     mean = sum(known) / len(known) if known else math.nan
     line = f"reward {reward.column}: mean {mean:.4f} over {len(known)} of {len(scored.scores)}"
-    failed = [error for error in scored.errors if error]
-    say(line + (f"; {len(failed)} failed, the first: {failed[0]}" if failed else ""))
+    for what, rows in (("failed", scored.errors), ("could not be scored", scored.notes)):
+        if said := [text for text in rows if text]:
+            line += f"; {len(said)} {what}, the first: {said[0]}"
+    say(line)
 
 
 def score(reward: Reward, batch: Batch) -> Scores:

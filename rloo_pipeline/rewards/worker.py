@@ -1,7 +1,8 @@
 """A worker process: loads one reward function by its reference and calls it, always on the main thread.
 
-It is started by `pool.Worker` and speaks through one socket in pickles: `Start` in, `Ready` (or `Broken`) out; then
-`Work` in, a `Done` for each call out, several at a time where calls are short; at the end of the stream it leaves. Only
+It is started by `pool.Worker` and speaks through one socket: `Start` in, `Ready` (or `Broken`) out; then the length
+of the `Work` that lies in shared memory in, and out what came of each call, of several at a time where they are short;
+at the end of the stream it leaves. Only
 references, data and plain results cross, so a function need not be picklable, and libraries that use SIGALRM work. The
 call that it is at stands on a board in shared memory, where it can be read when it hangs. It dies with the process that
 started it.
@@ -10,22 +11,22 @@ started it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import mmap
 import os
 import signal
 import struct
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import references
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards.calls import BadOutputError, Scores, Signature, checked, signature_of
+from rloo_pipeline.rewards import calls
+from rloo_pipeline.rewards.messages import Began, Broken, Done, Failed, Line, Ready, Start, Work, pick_up
 
 if TYPE_CHECKING:
     import asyncio
@@ -55,93 +56,57 @@ class Board:
         return number, began
 
 
-class Start(NamedTuple):
-    """What a worker is for."""
-
-    function: str
-    options: dict[str, Any]
-    facts: dict[str, Any]
-    """Arguments that hold for all rows, for a function that names them; options win."""
-    parent: int
-
-
-class Ready(NamedTuple):
-    """The function is loaded."""
-
-    signature: Signature
-
-
-class Broken(NamedTuple):
-    """The function cannot be loaded."""
-
-    message: str
-
-
 class Call(NamedTuple):
     """Some rows to score at once."""
 
     number: int
-    rows: tuple[int, ...]
-    arguments: dict[str, list[Any]]
+    rows: range
+    arguments: dict[str, Any]
     deadline: float
-    """Seconds. An async call stops itself there; any other one is killed from outside."""
 
 
-class Work(NamedTuple):
-    """Calls to make: one after the other, or those of an async function `at_once` at a time."""
-
-    calls: list[Call]
-    at_once: int
-
-
-class Began(NamedTuple):
-    """An async call is under way."""
-
-    number: int
-
-
-class Done(NamedTuple):
-    """A call is over: it gave scores, or one of three things went wrong."""
-
-    number: int
-    seconds: float
-    scores: Scores | None = None
-    raised: str | None = None
-    """What the function did, to be read after its name: raised an exception, ended its process."""
-    bad: str | None = None
-    """What is wrong with the output, or with what the function was told: no other row can do better."""
-    late: bool = False
-    """An async call was over its deadline."""
-    traceback: str = ""
-
-
-def main(socket: int, board: int) -> None:
-    """The life of a worker, given the file descriptors of its socket and of its board."""
-    os.set_inheritable(socket, False)
-    os.set_inheritable(board, False)
-    connection = Connection(socket)
-    start: Start = connection.recv()
+def main(socket: int, desk: int, board: int) -> None:
+    """The life of a worker, given the file descriptors of its socket, of the desk where its work lies, and of its
+    board.
+    """
+    for file in (socket, desk, board):
+        os.set_inheritable(file, False)
+    line = Line(socket)
+    start: Start = line.receive()
     _die_with(start.parent)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the other end wants no more
-        _serve(connection, Board(board), start)
+        _serve(line, desk, Board(board), start)
 
 
-def _serve(connection: Connection, board: Board, start: Start) -> None:
+def _serve(line: Line, desk: int, board: Board, start: Start) -> None:
     try:
         function = references.load(start.function)
-        signature = signature_of(function)
+        signature = calls.signature_of(function)
     except (UserError, ValueError, TypeError) as error:
-        connection.send([Broken(str(error))])
+        line.send([Broken(str(error))])
         return
-    connection.send([Ready(signature)])
-    facts = {name: value for name, value in start.facts.items() if name in signature.named}
-    make = _Calls(function, facts | start.options, connection, board)
+    line.send([Ready(signature)])
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no need to look through it again and again
+    make = _Calls(function, start.options, line, board)
     while True:
-        work: Work = connection.recv()
+        work = pick_up(desk, line.receive())
+        facts = {name: value for name, value in work.facts.items() if name in signature.named}
+        todo = _calls(work, facts | start.options)
         if signature.asynchronous:
-            make.loop.run(make.beside_each_other(work))
+            make.loop.run(make.beside_each_other(list(todo), work.at_once))
         else:
-            make.in_turn(work.calls)
+            make.in_turn(todo)
+
+
+def _calls(work: Work, constants: dict[str, Any]) -> Iterator[Call]:
+    number, place, columns = work.number, 0, list(work.columns.items())
+    for count, deadline in zip(work.counts, work.deadlines, strict=True):
+        end = place + count
+        arguments = {name: values[place:end] for name, values in columns}
+        arguments.update(constants)
+        yield Call(number, range(work.first + place, work.first + end), arguments, deadline)
+        number, place = number + 1, end
 
 
 def _die_with(parent: int) -> None:
@@ -156,10 +121,8 @@ def _die_with(parent: int) -> None:
 class _Calls:
     """Calls of one function."""
 
-    def __init__(
-        self, function: Callable[..., Any], options: dict[str, Any], connection: Connection, board: Board
-    ) -> None:
-        self.function, self.options, self.connection, self.board = function, options, connection, board
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], line: Line, board: Board) -> None:
+        self.function, self.options, self.line, self.board = function, options, line, board
 
     @cached_property
     def loop(self) -> asyncio.Runner:
@@ -168,65 +131,82 @@ class _Calls:
 
         return asyncio.Runner()
 
-    def in_turn(self, calls: list[Call]) -> None:
+    def in_turn(self, todo: Iterator[Call]) -> None:
         """One call after the other, on this thread."""
-        done: list[Done] = []
+        said: list[Done | Failed] = []
         told = time.monotonic()
-        for call in calls:
+        for call in todo:
             began = time.monotonic()
-            if done and began - told > TELL_SECONDS:
-                self.connection.send(done)
-                done, told = [], began
+            if said and began - told > TELL_SECONDS:
+                self.line.send(said)
+                said, told = [], began
             self.board.write(call.number, began)
-            done.append(self._one(call, began))
-        self.connection.send(done)
+            try:
+                notes = calls.fresh_notes()
+                given = self.function(**call.arguments)
+                if type(given) is not list and inspect.isawaitable(given):
+                    given = self.loop.run(_await(given))
+                scores = calls.checked(given, call.rows)
+                _add(said, call, time.monotonic() - began, scores, notes)
+            except Exception as error:
+                said.append(_failed(call, began, error))
+        self.line.send(said)
 
-    def _one(self, call: Call, began: float) -> Done:
-        try:
-            given = self.function(**call.arguments | self.options)
-            if inspect.isawaitable(given):
-                given = self.loop.run(_await(given))
-            return Done(call.number, time.monotonic() - began, checked(given, call.rows))
-        except Exception as error:
-            return _failed(call, began, error)
-
-    async def beside_each_other(self, work: Work) -> None:
+    async def beside_each_other(self, todo: list[Call], at_once: int) -> None:
         """Async calls in one loop, each with its own deadline."""
         import asyncio
 
-        free = asyncio.Semaphore(work.at_once)
+        free = asyncio.Semaphore(at_once)
 
         async def one(call: Call) -> None:
             async with free:
-                self.connection.send([Began(call.number)])
-                self.connection.send([await self._one_async(call)])
+                self.line.send([Began(call.number)])
+                self.line.send([await self._one_async(call)])
 
-        await asyncio.gather(*(one(call) for call in work.calls))
+        await asyncio.gather(*(one(call) for call in todo))
 
-    async def _one_async(self, call: Call) -> Done:
+    async def _one_async(self, call: Call) -> Done | Failed:
         import asyncio
 
         began = time.monotonic()
         limit = asyncio.timeout(call.deadline)
         try:
+            notes = calls.fresh_notes()  # each call is a task, with a context of its own
             async with limit:
-                given = await self.function(**call.arguments | self.options)
-            return Done(call.number, time.monotonic() - began, checked(given, call.rows))
+                given = await self.function(**call.arguments)
+            scores = calls.checked(given, call.rows)
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
-                return Done(call.number, time.monotonic() - began, late=True)
+                return Failed(call.number, time.monotonic() - began, late=True)
             return _failed(call, began, error)
+        return _add([], call, time.monotonic() - began, scores, notes)
+
+
+def _add(said: list[Done | Failed], call: Call, seconds: float, scores: calls.Scores, notes: dict[int, str]) -> Done:
+    """Adds a call that gave scores to what is to be said; the message that it is in."""
+    if not said or not isinstance(said[-1], Done):
+        said.append(Done([], [], [], {}))
+    done = said[-1]
+    assert isinstance(done, Done)
+    done.numbers.append(call.number)
+    done.seconds.append(seconds)
+    done.scores.append(scores)
+    for place, note in notes.items():
+        done.notes[call.rows[place]] = note
+    return done
 
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _failed(call: Call, began: float, error: Exception) -> Done:
+def _failed(call: Call, began: float, error: Exception) -> Failed:
+    import traceback
+
     seconds = time.monotonic() - began
-    if isinstance(error, BadOutputError):
-        return Done(call.number, seconds, bad=str(error))
+    if isinstance(error, calls.BadOutputError):
+        return Failed(call.number, seconds, bad=str(error))
     if isinstance(error, UserError):
-        return Done(call.number, seconds, bad=f"cannot go on: {error}")
+        return Failed(call.number, seconds, bad=f"cannot go on: {error}")
     said = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
-    return Done(call.number, seconds, raised=said, traceback="".join(traceback.format_exception(error)))
+    return Failed(call.number, seconds, raised=said, traceback="".join(traceback.format_exception(error)))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import tables
+from rloo_pipeline import kept, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.progress import counting, say
-from rloo_pipeline.training import packing, policy, ranks
+from rloo_pipeline.training import policy, ranks
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
@@ -19,19 +19,23 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     import torch
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
+    from rloo_pipeline.training.packing import Sequences
 
     torch.set_num_threads(config.deepspeed.threads)
     rolled = tables.read(rollouts, "rollouts")
     device = torch.device(ranks.chip())
-    model: Any = policy.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
-    logprobs = TokenLogProbs(model.to(device).eval(), config.rollout.temperature)
-    prompts, completions = rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist()
-    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
-    found: list[list[float]] = [[]] * len(lengths)
-    with torch.inference_mode(), counting("reference log-probs", len(lengths)) as counter:
-        for rows in packing.micro_batches(lengths, config.deepspeed.max_tokens_per_micro_batch):
-            pack = packing.pack([prompts[row] for row in rows], [completions[row] for row in rows]).to(device)
-            logps, _ = logprobs(pack)
+    digest = policy.digest(policy_folder)
+    key = (digest, config.model, config.rollout.temperature)
+    logprobs = kept.take("reference", key)
+    if logprobs is None:
+        model: Any = policy.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
+        logprobs = TokenLogProbs(model.to(device).eval(), config.rollout.temperature)
+    sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
+    found: list[list[float]] = [[]] * len(rolled)
+    with torch.inference_mode(), counting("reference log-probs", len(rolled)) as counter:
+        for rows in sequences.micro_batches(range(len(rolled)), config.deepspeed.max_tokens_per_micro_batch):
+            pack = sequences.pick(rows).to(device)
+            logps = logprobs(pack)
             for row, values in zip(rows, logps.cpu().split(pack.completion_lengths.tolist()), strict=True):
                 found[row] = values.tolist()
             counter.advance(len(rows))
@@ -44,8 +48,9 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     ]
     about = {
         **{key: known[key] for key in ("run", "round", "shard", "seed")},
-        "policy": policy.digest(policy_folder),
+        "policy": digest,
         "dtype": config.model.dtype,
     }
     tables.write(output, made, tables.REFERENCE, "reference", **about)
-    say(f"reference log-probs of {len(made)} completions, {sum(map(len, completions))} tokens")
+    kept.keep("reference", key, logprobs)
+    say(f"reference log-probs of {len(made)} completions, {sum(map(len, sequences.completions))} tokens")

@@ -26,8 +26,18 @@ BINS = 10
 """Bars of the histogram; as many different values are shown one by one."""
 
 
-def reward_test(reward: Reward, data: Path, completions: Path | None, workers: int) -> None:
+def reward_test(
+    reward: Reward, data: Path, completions: Path | None, workers: int, tokenizer: str | None = None
+) -> None:
     """Scores the rows and prints what came of it.
+
+    Args:
+        reward: the function.
+        data: rows with the dataset's columns.
+        completions: rows with what a model said; the data's own solutions where not given.
+        workers: processes.
+        tokenizer: folder or Hub id of the policy: makes token ids where the completions come without, and is given to
+            functions that name `tokenizer_path`.
 
     Raises:
         UserError: a file does not fit, the output is bad, or some rows raised.
@@ -41,8 +51,11 @@ def reward_test(reward: Reward, data: Path, completions: Path | None, workers: i
         )
     samples = len(made) // len(rows)
     batch = batch_of([row for row in rows for _ in range(samples)], made, completions or data)
+    if tokenizer is not None and batch.completion_ids is None:
+        batch = batch._replace(completion_ids=_tokenized(batch.completions, tokenizer))
     began = time.monotonic()
-    (scored,) = score_all([reward], batch, [samples] * len(rows), workers)
+    facts = {} if tokenizer is None else {"tokenizer_path": tokenizer}
+    (scored,) = score_all([reward], batch, [samples] * len(rows), workers, facts)
     seconds = time.monotonic() - began
     show(reward, batch, scored, samples, seconds, workers)
     failed = [row for row, error in enumerate(scored.errors) if error]
@@ -68,7 +81,23 @@ def batch_of(rows: Sequence[Row], made: Sequence[Row], origin: Path) -> Batch:
     names = [name for name in rows[0] if name not in own]
     columns = {name: [row.get(name) for row in rows] for name in names}
     columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in made])
-    return Batch(prompts, completions, [row.get("completion_ids") or [] for row in made], columns)
+    with_ids = all(row.get("completion_ids") is not None for row in made)
+    return Batch(prompts, completions, [row["completion_ids"] for row in made] if with_ids else None, columns)
+
+
+def _tokenized(completions: Sequence[Any], tokenizer: str) -> list[list[int]]:
+    """Token ids of texts. In a run they are those that were sampled, which may be others for the same text."""
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"--tokenizer {tokenizer}: no tokenizer there ({what}); give the folder of a policy") from error
+    ids: list[list[int]] = found([text_of(completion) for completion in completions], add_special_tokens=False)[
+        "input_ids"
+    ]
+    return ids
 
 
 def _read(path: Path) -> list[Row]:
@@ -97,6 +126,9 @@ def show(reward: Reward, batch: Batch, scored: Scored, samples: int, seconds: fl
     failed = sum(error is not None for error in scored.errors)
     facts.add_row("None", f"{1 - len(known) / count:.1%} ({count - len(known)} rows)")
     facts.add_row("failed", f"{failed} rows")
+    noted = [row for row, note in enumerate(scored.notes) if note]
+    if noted:
+        facts.add_row("not scored, says the function", f"{len(noted)} rows, row {noted[0]}: {scored.notes[noted[0]]}")
     if len(known):
         facts.add_row("mean, standard deviation", f"{known.mean():.4g}, {known.std():.4g}")
         facts.add_row("least, greatest", f"{known.min():.4g}, {known.max():.4g}")

@@ -1,59 +1,145 @@
 """score: rollouts and the prompts' columns → one score a completion from each reward function, and their weighted
 sum.
+
+A function may be scored in a job of its own (`only`), into a table with its scores alone, from which the job with the
+others takes them (`parts`): the table of all is the same as from one job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from rloo_pipeline import tables
 from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_all
+from rloo_pipeline.rewards.schedule import Crews
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_with
+from rloo_pipeline.runtime import free_gpu
 from rloo_pipeline.training import policy
 
 
-def score(config: Config, prompts: Path, policy_folder: Path, rollouts: Path, output: Path) -> None:
-    """Scores one shard of a round; the policy is one with the tokenizer of those that sampled.
+class Column(NamedTuple):
+    """What one function made of a table, row by row."""
+
+    scores: list[float | None]
+    seconds: list[float]
+    errors: list[str | None]
+
+
+def score(
+    config: Config,
+    prompts: Path,
+    policy_folder: Path,
+    rollouts: Path,
+    output: Path,
+    only: str | None = None,
+    parts: Sequence[Path] = (),
+) -> None:
+    """Scores one shard of a round.
+
+    Args:
+        config: with the reward functions.
+        prompts: the folder that the stage `prompts` wrote.
+        policy_folder: a policy with the tokenizer of those that sampled.
+        rollouts: the shard.
+        output: the table of scores; with `only` that of one function.
+        only: name of the one function to score.
+        parts: what the same stage wrote for functions that were scored alone.
 
     Raises:
-        UserError: a reward function fails or returns something else than one finite number or None a completion.
+        UserError: a reward function fails or returns something else than one finite number or None a completion; there
+            is none of that name; or a part is not of this shard.
     """
-    rolled = tables.read(rollouts, "rollouts")
-    made = score_table(config, rolled, PromptSet(prompts / "train"), policy_folder)
-    known = tables.about(rolled)
-    about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
-    tables.write(output, made, tables.scores_schema([reward.column for reward in config.rewards]), "scores", **about)
+    given = dict(_part(config.rewards, part) for part in parts)
+    todo = [reward for reward in config.rewards if reward.column not in given and only in (None, reward.column)]
+    if only is not None and not todo:
+        near = did_you_mean(only, [reward.column for reward in config.rewards])
+        raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
+    with Crews(todo, config.scoring.workers) as crews:  # they start while the tables are read
+        rolled = tables.read(rollouts, "rollouts")
+        known = tables.about(rolled)
+        about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
+        for name, part in given.items():
+            tables.check_aligned(rolled, part, f"the scores of {name} alone")
+        found = _columns(crews, rolled, PromptSet(prompts / "train"), policy_folder)
+    if only is not None:
+        made = _table(rolled, tables.part_schema(only), {only: found[only].scores}, [found[only]])
+        tables.write(output, made, made.schema, "part", **about)
+        return
+    found |= {name: _read(part, name) for name, part in given.items()}
+    made = _joined(config.rewards, rolled, found)
+    tables.write(output, made, made.schema, "scores", **about)
 
 
 def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
-    """The scores of a table of rollouts, row by row."""
-    rewards, facts = config.rewards, {"tokenizer_path": str(policy.base_of(policy_folder))}
+    """The scores of a table of rollouts by all functions, row by row."""
+    if any(reward.gpus for reward in config.rewards):
+        free_gpu()  # where a sampler of this process is on it
+    with Crews(config.rewards, config.scoring.workers) as crews:
+        return _joined(config.rewards, rolled, _columns(crews, rolled, prompts, policy_folder))
+
+
+def _columns(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> dict[str, Column]:
+    """What each function that has workers gives, by its name."""
+    facts = {"tokenizer_path": str(policy.base_of(policy_folder))}
     samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
-    found = score_all(rewards, batch_of(rolled, prompts), samples, config.scoring.workers, facts)
-    total = [weighted_sum(rewards, row) for row in zip(*(one.scores for one in found), strict=True)]
+    found = score_with(crews, batch_of(rolled, prompts), samples, facts)
+    return {
+        reward.column: Column(one.scores, one.seconds, _one_text(one.errors, one.notes))
+        for reward, one in zip(crews.rewards, found, strict=True)
+    }
+
+
+def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Column]) -> pa.Table:
+    """The table of scores: a column a function, in the order of the configuration, and their weighted sum."""
+    columns = [found[reward.column] for reward in rewards]
+    total = [weighted_sum(rewards, row) for row in zip(*(column.scores for column in columns), strict=True)]
     nulls = sum(value is None for value in total)
     if nulls:
         say(f"{nulls} of {len(total)} completions could not be scored by any reward function")
-    columns = {reward.column: one.scores for reward, one in zip(rewards, found, strict=True)}
-    errors = zip(*(one.errors for one in found), strict=True)
-    table = {
-        "prompt_id": rolled["prompt_id"],
-        "sample": rolled["sample"],
-        **columns,
-        "reward": total,
-        "seconds": [sum(row) for row in zip(*(one.seconds for one in found), strict=True)],
-        "error": ["; ".join(said) or None for said in (filter(None, row) for row in errors)],
-    }
-    return pa.table(table, schema=tables.scores_schema(list(columns)))
+    scores = {reward.column: column.scores for reward, column in zip(rewards, columns, strict=True)}
+    return _table(rolled, tables.scores_schema(list(scores)), {**scores, "reward": total}, columns)
 
 
-def weighted_sum(rewards: list[Reward], scores: tuple[float | None, ...]) -> float | None:
+def _table(
+    rolled: pa.Table, schema: pa.Schema, scores: Mapping[str, list[float | None]], columns: Sequence[Column]
+) -> pa.Table:
+    keys = {"prompt_id": rolled["prompt_id"], "sample": rolled["sample"]}
+    seconds = [sum(row) for row in zip(*(column.seconds for column in columns), strict=True)]
+    errors = _one_text(*(column.errors for column in columns))
+    return pa.table({**keys, **scores, "seconds": seconds, "error": errors}, schema=schema)
+
+
+def _one_text(*columns: list[str | None]) -> list[str | None]:
+    """The texts of several columns, row by row."""
+    return ["; ".join(filter(None, row)) or None for row in zip(*columns, strict=True)]
+
+
+def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
+    """A table of one function's scores, with its name.
+
+    Raises:
+        UserError: it is damaged, or the configuration has no such function.
+    """
+    table = tables.read(file, "part")
+    name = str(table.column_names[len(tables.KEYS)])
+    if name not in [reward.column for reward in rewards]:
+        raise UserError(f"{file}: holds scores of '{name}', which is no reward of the configuration; delete it")
+    return name, table
+
+
+def _read(part: pa.Table, name: str) -> Column:
+    return Column(*(part[column].to_pylist() for column in (name, "seconds", "error")))
+
+
+def weighted_sum(rewards: Sequence[Reward], scores: tuple[float | None, ...]) -> float | None:
     """Σ w·r over the functions that gave a score: null means "not applicable" and is never counted as 0.
 
     None when no function of non-zero weight gave a score: the completion is unscorable.

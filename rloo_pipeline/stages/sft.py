@@ -18,7 +18,8 @@ from rloo_pipeline.prompting import encode, prompt_of
 from rloo_pipeline.rows import read_rows
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import policy
-from rloo_pipeline.training.engine import Engine, Sequences, Settings
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:

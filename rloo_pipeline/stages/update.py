@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, tables
+from rloo_pipeline import files, kept, tables
 from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.insight.events import write_events
 from rloo_pipeline.progress import Counter, counting, say
@@ -19,7 +19,8 @@ from rloo_pipeline.stages import round_data
 from rloo_pipeline.stages.metrics import Metrics, kl_of_completion, sample_metrics, update_metrics
 from rloo_pipeline.stages.round_data import Inputs
 from rloo_pipeline.training import policy
-from rloo_pipeline.training.engine import Engine, Sequences, Settings
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -47,16 +48,15 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     """
     import torch
 
-    from rloo_pipeline.training.batch import Carried, make_batch
+    from rloo_pipeline.training.batch import make_batch
 
     torch.set_num_threads(config.deepspeed.threads)
     sampled = round_data.read(config, inputs)
     found = sampled.take(round_data.chosen_rows(config, sampled.scored))
     sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
-    engine = Engine(start, settings_of(config), derive(config.seed, "update", round_))
-    carried = Carried()
-    if trainer is not None:
-        carried = Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=policy.digest(start)))
+    seed = derive(config.seed, "update", round_)
+    engine, carried = _engine(config, round_, start, trainer, seed)
+    torch.manual_seed(seed)  # whatever was random on the way here: kept or loaded, the engine goes on alike
     passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config, found)
@@ -67,7 +67,8 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         record, steps = _train(config, round_, engine, sequences, batch, counter)
     carried = _carry_on(config, carried, batch, record, sampled.rolled)
     engine.save_policy(outputs.policy)
-    engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=policy.digest(outputs.policy))
+    made = policy.digest(outputs.policy) if engine.rank.first else ""
+    engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=made)
     if engine.rank.first:
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
         metrics |= update_metrics(
@@ -75,7 +76,28 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         )
         metrics |= _step_metrics(engine, steps) | {"round": round_, "num_tokens": carried.num_tokens}
         _write(config, round_, found.rolled, batch, record, metrics, outputs)
-    engine.close()
+    if not kept.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
+        engine.close()
+
+
+def _engine(config: Config, round_: int, start: Path, trainer: Path | None, seed: int) -> tuple[Engine, Carried]:
+    """The trainer as the round before left it: kept, or from its files."""
+    from rloo_pipeline.training.batch import Carried
+
+    if trainer is None:
+        return Engine(start, settings_of(config), seed), Carried()
+    digest = policy.digest(start)
+    engine: Engine | None = kept.take("trainer", _state_of(config, round_ - 1, digest, trainer))
+    if engine is not None:
+        engine.folder = start
+        return engine, Carried.from_json(engine.carried(trainer))
+    engine = Engine(start, settings_of(config), seed)
+    return engine, Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=digest))
+
+
+def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
+    """What makes a kept trainer the one that these files are of: its manifest names every byte of its state."""
+    return settings_of(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
 
 
 def settings_of(config: Config) -> Settings:

@@ -9,19 +9,24 @@ scheduler there is to carry.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import packing, policy, ranks
+from rloo_pipeline.training import policy, ranks
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from rloo_pipeline.training.head import LossOf
 
 STATE = "state"
 CARRIED = "carried.json"
@@ -41,21 +46,6 @@ class Settings(NamedTuple):
     zero_stage: int
     gradient_checkpointing: bool
     lora: Lora | None
-
-
-class Sequences(NamedTuple):
-    """Prompts and completions as token ids, one entry a sequence."""
-
-    prompts: Sequence[Sequence[int]]
-    completions: Sequence[Sequence[int]]
-
-    def lengths(self) -> list[int]:
-        """Tokens of each sequence, prompt and completion."""
-        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
-
-    def pick(self, rows: Sequence[int]) -> packing.Pack:
-        """Some of them, packed."""
-        return packing.pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
 
 
 class Engine:
@@ -91,6 +81,7 @@ class Engine:
         self.step_count = 0
         self.grad_norm = 0.0
         _keep_grad_norm(self)
+        self.engine.checkpoint_engine.save = _save_by_content
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work.
@@ -103,19 +94,18 @@ class Engine:
         found = torch.zeros(len(sequences.prompts), max(map(len, sequences.completions)))
         self.engine.eval()
         with torch.no_grad():
-            for batch in self._own(sequences.lengths(), max_tokens):
+            for batch in self._own(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(batch or [0]).to(self.device)
-                values, mask = pack.unpack(self.engine(pack)[0])
+                values, mask = pack.unpack(self.engine(pack))
                 if batch:
                     found[batch, : mask.shape[1]] = values.cpu()
                 advance(len(batch))
         self.engine.train()
         return self.sum_over_ranks(found)
 
-    def _own(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    def _own(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """This rank's micro-batches, as many on every rank: one alone in a pass would wait for the others for ever."""
-        share = -(-sum(lengths) // self.rank.world)
-        batches = packing.micro_batches(lengths, min(max_tokens, share))
+        batches = sequences.micro_batches(rows, max_tokens, self.rank.world)
         missing = -len(batches) % self.rank.world
         return [*batches, *([[]] * missing)][self.rank.number :: self.rank.world]
 
@@ -124,7 +114,7 @@ class Engine:
         sequences: Sequences,
         rows: Sequence[int],
         max_tokens: int,
-        loss_of: Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor],
+        loss_of: LossOf,
         advance: Callable[[int], None],
     ) -> float:
         """One optimizer step on `rows`, shared out over the ranks; returns its loss, the same on every rank.
@@ -133,24 +123,18 @@ class Engine:
             sequences: all of them; the same on every rank.
             rows: the step's.
             max_tokens: of a micro-batch.
-            loss_of: `(rows, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`, already divided by
-                the step's denominator.
+            loss_of: the share of some rows in the loss, already divided by the step's denominator.
             advance: told how many sequences were worked through.
         """
         import torch
 
-        lengths = sequences.lengths()
         total = torch.zeros((), dtype=torch.float64)
-        for batch in self._own([lengths[row] for row in rows], max_tokens):
-            chosen = [rows[place] for place in batch]
+        for chosen in self._own(sequences, rows, max_tokens):
             pack = sequences.pick(chosen or rows[:1]).to(self.device)
-            logps, entropy = self.engine(pack)
-            padded, mask = pack.unpack(logps)
-            # a rank that has nothing left to do takes part with a loss of 0
-            loss = loss_of(chosen, padded, mask, pack.unpack(entropy)[0]) if chosen else 0.0 * logps.sum()
+            loss = self.engine(pack, of_rows(chosen, loss_of))
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double().cpu()
-            advance(len(batch))
+            advance(len(chosen))
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.schedule.rate(self.step_count)
         self.engine.step()
@@ -225,8 +209,12 @@ class Engine:
         frozen = self.settings.lora is not None
         _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=not frozen)
         self.step_count = int(state["step"])
-        carried: JSON = files.read_json(source / CARRIED)
-        return carried
+        return self.carried(source)
+
+    def carried(self, source: Path) -> JSON:
+        """What a saved state carries beside the engine's own."""
+        found: JSON = files.read_json(source / CARRIED)
+        return found
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -238,6 +226,15 @@ class Engine:
         import torch
 
         torch.distributed.barrier()
+
+
+def of_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
+    """A loss of rows as one of the places in a pack of them; a rank that has nothing left to do has a loss of 0."""
+
+    def found(places: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
+        return loss_of([rows[place] for place in places], logps, mask, entropy) if rows else 0.0 * logps.sum()
+
+    return found
 
 
 def _trainable(folder: Path, settings: Settings) -> Any:
@@ -285,6 +282,22 @@ def _keep_grad_norm(engine: Engine) -> None:
         )
 
     engine.engine.clip_fp32_gradients = clip
+
+
+def _save_by_content(state_dict: object, path: str) -> None:
+    """torch.save whose bytes follow from the values alone.
+
+    A pickle says of an equal string or tuple whether it is the same object as one before it; that differs between a
+    trainer that went on and one that was loaded.
+    """
+    import torch
+
+    class Pickler(pickle.Pickler):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.fast = True
+
+    torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
 
 
 def _compile_nothing() -> None:

@@ -1,7 +1,7 @@
 """Log-probs of completion tokens under a causal language model, at the sampling temperature.
 
 log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 whatever the model computes in. Logits are made only at the
-places that predict a completion token.
+places that predict a completion token, and where the model allows it never all at once (`head`).
 """
 
 from __future__ import annotations
@@ -9,26 +9,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rloo_pipeline.training import head
+from rloo_pipeline.training.head import LossOf
 from rloo_pipeline.training.packing import Pack
 
 
 class TokenLogProbs(nn.Module):
-    """A causal language model seen as a function from packs to log-probs and entropies of completion tokens."""
+    """A causal language model seen as a function from packs to log-probs of completion tokens, or to a loss of them."""
 
-    def __init__(self, model: nn.Module, temperature: float) -> None:
+    def __init__(self, model: nn.Module, temperature: float, whole: bool = False) -> None:
+        """Takes the model as it is; `whole` makes all logits at once, as any other implementation would."""
         super().__init__()
         self.model = model
         self.temperature = temperature
+        self.parts = None if whole else head.attach(model)
 
-    def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-prob of each completion token, [completion tokens] float32, and the entropy there (without gradient)."""
-        logits = self.model(
-            input_ids=pack.input_ids,
-            position_ids=pack.position_ids,
-            sequence=pack.sequence,
-            logits_to_keep=pack.predicting,
-            use_cache=False,
-        ).logits[0]
+    def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Tensor:
+        """Log-prob of each completion token, [completion tokens] float32; with `loss_of` the loss, a scalar."""
+        if self.parts is None or (loss_of is None and torch.is_grad_enabled()):
+            logps, entropy = self._whole(pack)
+            if loss_of is None:
+                return logps
+            padded, mask = pack.unpack(logps)
+            return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
+        layers, projection = self.parts
+        hidden = layers(**pack.inputs(), use_cache=False).last_hidden_state[0, pack.predicting]
+        found: Tensor = projection(hidden, head.Job(pack, self.temperature, loss_of))
+        return found
+
+    def _whole(self, pack: Pack) -> tuple[Tensor, Tensor]:
+        """Log-probs, and entropies without gradient, [completion tokens] float32, from all logits."""
+        logits = self.model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]
         scaled = logits.float() / self.temperature
         normalizer = scaled.logsumexp(-1)
         logps = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1) - normalizer

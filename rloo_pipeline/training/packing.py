@@ -1,8 +1,10 @@
 """Packing: sequences of different lengths in one row without padding, and attention that keeps them apart.
 
-All layers but attention work on the flat row of tokens. In attention, sequences are laid side by side, short ones
-filled up at the end; under a causal mask no real token sees what is filled in, so no mask is needed and the result is
-that of each sequence alone.
+Samples of one prompt stand behind it and share it: every layer but attention works on the flat row, where a prompt is
+once. In attention each sequence is laid out whole, prompt and completion, short ones filled up at the end; under a
+causal mask no real token sees what is filled in, so no mask is needed and the result is that of each sequence alone.
+Gradients of a shared prompt's keys and values add up over the sequences that saw them, which is what they would do if
+each had its own.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ class Pack(NamedTuple):
     """[1, tokens]"""
     position_ids: Tensor
     """[1, tokens], from 0 in each sequence"""
-    sequence: Tensor
-    """[tokens], the sequence that each token is of"""
+    layout: Tensor
+    """[sequences, longest sequence], the place in the row of each token of a sequence; 0 where it is filled up"""
+    back: Tensor
+    """[tokens], the place of each token of the row in the flattened layout; of a shared one its first"""
     predicting: Tensor
     """[completion tokens], the places in the row whose logits predict a completion token"""
     targets: Tensor
@@ -39,6 +43,15 @@ class Pack(NamedTuple):
         """The pack on another device."""
         return Pack(*(tensor.to(device, non_blocking=True) for tensor in self))
 
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model's layers are called with."""
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "layout": self.layout,
+            "back": self.back,
+        }
+
     def unpack(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Values of the completion tokens, [completion tokens], as [sequences, longest] and the bool mask of real
         places.
@@ -48,44 +61,80 @@ class Pack(NamedTuple):
         return values.new_zeros(mask.shape).masked_scatter(mask, values), mask
 
 
+class Sequences(NamedTuple):
+    """Prompts and completions as token ids, one entry a sequence; none is empty."""
+
+    prompts: Sequence[Sequence[int]]
+    completions: Sequence[Sequence[int]]
+
+    def pick(self, rows: Sequence[int]) -> Pack:
+        """Some of them, packed; neighbours of one prompt share it."""
+        return pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
+
+    def micro_batches(self, rows: Sequence[int], max_tokens: int, shares: int = 1) -> list[list[int]]:
+        """Rows cut into micro-batches of at most `max_tokens` tokens, and into at least as many as there are shares.
+
+        Those of one prompt stay together, and the longest come first, so that each micro-batch holds its likes. A
+        sequence over the limit has a micro-batch of its own.
+        """
+        of_prompt: dict[tuple[int, ...], list[int]] = {}
+        for row in rows:
+            of_prompt.setdefault(tuple(self.prompts[row]), []).append(row)
+        for group in of_prompt.values():
+            group.sort(key=lambda row: (-len(self.completions[row]), row))
+        tokens = sum(map(len, of_prompt)) + sum(len(self.completions[row]) for row in rows)
+        limit = min(max_tokens, -(-tokens // shares))
+        batches: list[list[int]] = []
+        room = 0
+        order = sorted(
+            of_prompt, key=lambda ids: (-len(ids) - len(self.completions[of_prompt[ids][0]]), of_prompt[ids])
+        )
+        for prompt in order:
+            shared = False
+            for row in of_prompt[prompt]:
+                needed = len(self.completions[row]) + (0 if shared else len(prompt))
+                if not batches or needed > room:
+                    batches.append([])
+                    room = limit
+                    needed = len(prompt) + len(self.completions[row])
+                batches[-1].append(row)
+                room -= needed
+                shared = True
+        return batches
+
+
 def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
     """Packs sequences; prompts and completions must not be empty (the first completion token is predicted from the
     prompt).
     """
-    rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-    lengths = torch.tensor([len(row) for row in rows])
-    starts = lengths.cumsum(0) - lengths
-    position = torch.cat([torch.arange(len(row)) for row in rows])
-    predicting = [
-        torch.arange(int(start) + len(prompt) - 1, int(start) + len(row) - 1)
-        for start, prompt, row in zip(starts, prompts, rows, strict=True)
-    ]
+    longest = max(len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True))
+    layout = torch.zeros((len(prompts), longest), dtype=torch.long)
+    row: list[int] = []
+    positions, back, predicting = [], [], []
+    start = 0
+    for number, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
+        length, end, first = len(prompt), len(prompt) + len(ids), number * longest
+        if number == 0 or prompt != prompts[number - 1]:
+            start = len(row)
+            row += prompt
+            positions.append(torch.arange(length))
+            back.append(torch.arange(first, first + length))
+        own = torch.arange(len(row), len(row) + len(ids))
+        layout[number, :length] = torch.arange(start, start + length)
+        layout[number, length:end] = own
+        positions.append(torch.arange(length, end))
+        back.append(torch.arange(first + length, first + end))
+        predicting += [torch.tensor([start + length - 1]), own[:-1]]
+        row += ids
     return Pack(
-        input_ids=torch.tensor([token for row in rows for token in row]).unsqueeze(0),
-        position_ids=position.unsqueeze(0),
-        sequence=torch.repeat_interleave(torch.arange(len(rows)), lengths),
+        input_ids=torch.tensor(row).unsqueeze(0),
+        position_ids=torch.cat(positions).unsqueeze(0),
+        layout=layout,
+        back=torch.cat(back),
         predicting=torch.cat(predicting),
-        targets=torch.tensor([token for completion in completions for token in completion]),
-        completion_lengths=torch.tensor([len(completion) for completion in completions]),
+        targets=torch.tensor([token for ids in completions for token in ids]),
+        completion_lengths=torch.tensor([len(ids) for ids in completions]),
     )
-
-
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of sequences cut into micro-batches of at most `max_tokens` tokens, longest first, so that each holds
-    its likes.
-
-    A single sequence over the limit has a micro-batch of its own.
-    """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    batches: list[list[int]] = []
-    room = 0
-    for index in order:
-        if not batches or lengths[index] > room:
-            batches.append([])
-            room = max_tokens
-        batches[-1].append(index)
-        room -= lengths[index]
-    return batches
 
 
 def packed_attention(
@@ -96,29 +145,27 @@ def packed_attention(
     attention_mask: Tensor | None,  # noqa: ARG001
     dropout: float = 0.0,
     scaling: float | None = None,
-    sequence: Tensor | None = None,
-    position_ids: Tensor | None = None,
+    layout: Tensor | None = None,
+    back: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a pack, in the form that transformers' AttentionInterface asks for.
 
     Args:
         query: [1, heads, tokens, head_dim]; key and value: [1, key-value heads, tokens, head_dim].
-        sequence, position_ids: of the pack; without them the row is one sequence.
+        layout, back: of the pack; without them the row is one sequence.
 
     Returns:
         [1, tokens, heads, head_dim].
     """
-    if sequence is None or position_ids is None:
+    if layout is None or back is None:
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
-    position = position_ids[0]
-    shape = (int(sequence[-1]) + 1, int(position.max()) + 1)
+    places = layout.flatten()
 
     def side_by_side(heads: Tensor) -> Tensor:
         flat = heads[0].transpose(0, 1)
-        filled = flat.new_zeros(*shape, *flat.shape[1:]).index_put((sequence, position), flat)
-        return filled.transpose(1, 2)
+        return flat.index_select(0, places).view(*layout.shape, *flat.shape[1:]).transpose(1, 2)
 
     out = scaled_dot_product_attention(
         side_by_side(query),
@@ -129,7 +176,7 @@ def packed_attention(
         scale=scaling,
         enable_gqa=True,
     )
-    return out.transpose(1, 2)[sequence, position].unsqueeze(0), None
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, back).unsqueeze(0), None
 
 
 def register() -> None:

@@ -14,6 +14,7 @@ from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.stages.score import weighted_sum
 from rloo_pipeline.training import packing, policy
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
+from rloo_pipeline.training.engine import of_rows
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.objective import Record, StepLoss
 
@@ -57,10 +58,7 @@ def steps(
         loss_of = StepLoss(algorithm, batch, chosen, LONGEST, Record.empty(len(round_.prompts)), first=number == 0)
         loss = 0.0
         for part in (chosen[0::2], chosen[1::2]):
-            pack = _pack(round_, part)
-            logps, entropy = model(pack)
-            padded, mask = pack.unpack(logps)
-            share = loss_of(part, padded, mask, pack.unpack(entropy)[0])
+            share = model(_pack(round_, part), of_rows(part, loss_of))
             share.backward()
             loss += float(share)
         gradient = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
@@ -89,7 +87,7 @@ def _logps(model: TokenLogProbs, round_: Round) -> Tensor:
     """[completions, longest], 0 behind a completion's end."""
     pack = _pack(round_, round_.rows)
     with torch.no_grad():
-        return pack.unpack(model(pack)[0])[0]
+        return pack.unpack(model(pack))[0]
 
 
 def _pack(round_: Round, rows: Sequence[int]) -> packing.Pack:

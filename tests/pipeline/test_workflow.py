@@ -45,6 +45,21 @@ def test_without_beta_the_reference_is_not_run(project) -> None:
     assert not any("reference" in file for file in project.planned(algorithm={"beta": 0}))
 
 
+def test_a_reward_function_that_needs_a_gpu_has_jobs_of_its_own(project) -> None:
+    rewards = [
+        {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},
+        {"function": "rloo_pipeline.rewards.model:reward_model", "gpus": 2, "options": {"model": "x"}, "batch": "all"},
+    ]
+    changes = {"rewards": rewards, "evaluation": {"breakdown": []}}
+    parts = {file for file in project.planned(**changes) if "/scores/parts/" in file}
+    assert {f"rounds/00001/scores/parts/reward_model/{shard:03d}.parquet" for shard in range(2)} <= parts
+    assert all("reward_model" in file for file in parts)
+    outcome = project.snakemake("--dry-run", **changes)
+    said = outcome.stdout + outcome.stderr
+    assert "gres=gpu:2" in said
+    assert "rloo score --only reward_model" in said
+
+
 def test_only_kept_policies_outlive_the_run(project) -> None:
     outcome = project.snakemake("--dry-run", rounds=5, keep_every=2, algorithm={"beta": 0})
     removed = set(re.findall(r"Would remove temporary output results/mini/(\S+)", outcome.stdout + outcome.stderr))

@@ -10,8 +10,9 @@ import torch
 
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
-from rloo_pipeline.training.engine import Engine, Sequences, Settings
+from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.objective import Record, StepLoss
+from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 LENGTH = 24

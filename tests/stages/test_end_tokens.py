@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from helpers import Round
 
+from rloo_pipeline import runtime
+
 pytestmark = pytest.mark.slow
 
 
@@ -33,6 +35,9 @@ def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> No
     assert {completion.finish_reason for completion in ended} == {"stop"}
     assert all(token not in completion.ids[:-1] for completion in found)
     assert all(len(completion.ids) == len(completion.logps) for completion in found)
+    runtime.free_gpu()
+    assert sampler.llm is None, "the engine has left"
+    assert sampler.sample(requests[:20], Decoding(1.0, 1.0, 0, None, 40), "completions") == found[:20]
 
 
 def test_a_tokenizer_that_pads_with_its_end_token_trains_the_same_policy(tmp_path, tiny_model) -> None:

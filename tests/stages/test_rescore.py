@@ -143,6 +143,20 @@ def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
     assert "66.7% of 3, with 2 each" in outcome.stdout
 
 
+def test_token_ids_of_a_trial_are_made_by_the_tokenizer_that_is_named(tmp_path, tiny_model) -> None:
+    data = tmp_path / "data.jsonl"
+    texts = ("<think>1+1+1+1+1+1=6</think>6", "6")
+    data.write_text("".join(json.dumps({"question": "q", "answer": text}) + "\n" for text in texts))
+    words = ("reward-test", "rloo_pipeline.rewards.thinking:thinking_reward", "--data", data)
+    outcome = rloo(*words)
+    assert outcome.returncode == 1
+    assert "takes token ids and there are none; give a --tokenizer" in outcome.stderr
+    outcome = rloo(*words, "--tokenizer", tiny_model)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "0.7" in outcome.stdout
+    assert "-1" in outcome.stdout
+
+
 def test_rows_that_fail_in_a_trial_are_shown(mine, tmp_path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "odd", "bbb")))

@@ -1,4 +1,4 @@
-"""The stage `score`: what its table holds, and that the number of processes is not in it."""
+"""The stage `score`: what its table holds, and that neither the number of processes nor that of jobs is in it."""
 
 import datasets
 import pyarrow.parquet as pq
@@ -70,6 +70,29 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
             assert row["error"] == ("stuck took over 0.4 s" if n == 3 else None)
             assert (row["seconds"] >= 0.4) == (n == 3)
             assert row["reward"] == (1.0 if n == 3 else 1.05 if n % 2 else 0.05)
+    parts = []
+    for name in ("stuck", "length"):
+        parts.append(tmp_path / name / "000.parquet")
+        alone = (*words, "--only", name, "--output", parts[-1])
+        outcome = rloo("score", *alone)
+        assert outcome.returncode == 0, outcome.stderr
+    outcome = rloo("score", *words, "--parts", *parts, "--output", tmp_path / "joined.parquet")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "reward stuck" not in outcome.stderr, "it is not scored again"
+    joined = tables.read(tmp_path / "joined.parquet", "scores")
+    assert joined.drop_columns("seconds").equals(one.drop_columns("seconds"), check_metadata=True)
+    assert [s >= 0.4 for s in joined["seconds"].to_pylist()] == [s >= 0.4 for s in one["seconds"].to_pylist()]
+    outcome = rloo("score", *words, "--only", "stuk", "--output", tmp_path / "none.parquet")
+    assert outcome.returncode == 1
+    assert "--only stuk: no reward of the configuration has this name; did you mean 'stuck'?" in outcome.stderr
+    other = tmp_path / "other.parquet"
+    tables.write(
+        other, rolled.slice(4), tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=1, seed=1, policy="x"
+    )
+    elsewhere = ("--config", run.run / "config.yaml", *places[:4], "--rollouts", other, "--parts", *parts)
+    outcome = rloo("score", *elsewhere, "--output", tmp_path / "none.parquet")
+    assert outcome.returncode == 1
+    assert "the scores of stuck alone: the rows are not those of the rollouts" in outcome.stderr
     metrics = sample_metrics(pq.read_table(rollouts), one, 4)
     assert metrics["scoring_errors"] == 4
     assert metrics["unscorable"] == 0

@@ -35,7 +35,7 @@ def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
     files.write_json(tmp_path / "metrics.json", "later")
     for end in ("at work", "done"):
         if end == "done":
-            fence.give_back()
+            fence.give_back(done=True)
         turns("older")
         with pytest.raises(UserError, match="policies/00001: the same stage was started again"):
             files.write_json(tmp_path / "metrics.json", "older")
@@ -66,3 +66,12 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
             fill(beside, "later")
     assert (path / "weights").read_text() == "later"
     assert [file.name for file in path.parent.iterdir()] == ["00001"]
+
+
+def test_a_process_that_does_one_stage_after_the_other_takes_a_token_for_each(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv(fence.VARIABLE, raising=False)
+    for done in (False, True):
+        fence.take(tmp_path, tmp_path / "a")
+        fence.give_back(done)
+        assert fence.VARIABLE not in os.environ
+        assert (tmp_path / ".fence" / "a").exists() != done

@@ -7,6 +7,7 @@ import pytest
 from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import calls
 from rloo_pipeline.rewards.judge import judge_reward
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
@@ -45,8 +46,10 @@ def ask(address: str, texts: list[str], **options: Any) -> list[float | None]:
 def test_the_last_score_of_the_reply_counts_and_none_where_there_is_none(
     reply: str | None, score: float | None
 ) -> None:
+    said = calls.fresh_notes()
     with serving(saying(reply)) as server:
         assert ask(server.address, ["7"]) == [score]
+    assert said == ({} if score is not None else {0: "got a reply of judge without a score from 0 to 10"})
 
 
 def test_the_judge_is_asked_at_temperature_0_about_the_answer_alone() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import calls
 from rloo_pipeline.rewards import model as rewards
 from rloo_pipeline.rewards.model import reward_model
 
@@ -100,7 +101,10 @@ def test_what_is_too_long_has_no_score(folder: str) -> None:
     scores = reward_model(prompts, completions, folder)
     assert scores[1] is None
     assert None not in (scores[0], scores[2])
+    said = calls.fresh_notes()
     assert reward_model(prompts, completions, folder, max_length=3) == [None] * 3
+    assert sorted(said) == [0, 1, 2]
+    assert "its limit is 3" in said[0]
 
 
 def test_of_several_outputs_one_is_the_score(tmp_path: Path) -> None:

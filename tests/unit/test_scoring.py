@@ -19,6 +19,7 @@ from rloo_pipeline.rewards.scoring import Batch, Scored, score, score_all
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time
+from rloo_pipeline.rewards.calls import unscored
 
 def length(completions):
     return [float(len(text)) for text in completions]
@@ -82,6 +83,19 @@ def starts_a_child(completions):
         with open(__file__ + ".child", "w") as file:
             file.write(str(child))
     time.sleep(1e6)
+
+def tells(completions):
+    for place, text in enumerate(completions):
+        if text in ("5", "7"):
+            unscored(place, "got nothing to read")
+    return [None if text in ("5", "7", "9") else float(text) for text in completions]
+
+async def tells_later(completions):
+    await asyncio.sleep(0.01)
+    return tells(completions)
+
+def threads_and_process(completions):
+    return [float(os.environ["OMP_NUM_THREADS"]) + os.getpid() / 1e9] * len(completions)
 
 async def waits(completions):
     await asyncio.sleep(0.5)
@@ -203,6 +217,30 @@ def test_a_group_that_is_compared_stays_together_whatever_happens(file) -> None:
 def test_bad_output_names_the_row_of_the_table(file) -> None:
     with pytest.raises(UserError, match=r"'nan_at_seven' .* returned nan for row 7"):
         scored(file, "nan_at_seven", on_error="none")
+
+
+@pytest.mark.parametrize("name", ["tells", "tells_later"])
+def test_a_function_can_say_why_a_row_has_no_score(file, name, caplog) -> None:
+    with caplog.at_level("INFO", "rloo"):
+        found = scored(file, name)
+    assert [place for place, score in enumerate(found.scores) if score is None] == [5, 7, 9]
+    assert {place: note for place, note in enumerate(found.notes) if note} == dict.fromkeys(
+        (5, 7), f"{name} got nothing to read"
+    )
+    assert not any(found.errors), "9 does not apply, 5 and 7 did not fail the function"
+    assert f"2 could not be scored, the first: {name} got nothing to read" in caplog.text
+
+
+def test_a_function_has_the_threads_that_it_is_given_and_a_gpu_is_for_one_process(file) -> None:
+    groups = (1,) * 200
+
+    def seen(**keys) -> tuple[set[int], int]:
+        scores = [score for score in scored(file, "threads_and_process", 4, groups, **keys).scores if score]
+        return {int(score) for score in scores}, len(set(scores))
+
+    assert seen(threads=4) == ({4}, 1)
+    assert seen(threads=2)[0] == {2}
+    assert seen(gpus=1) == ({1}, 1)
 
 
 def test_one_function_alone_is_scored_from_python(file) -> None:

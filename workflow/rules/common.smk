@@ -1,5 +1,6 @@
 # What all phases share: the validated configuration, names of files, input functions.
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs
+from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
@@ -24,12 +26,20 @@ try:
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
     IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
-    if DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method:
+    IN_PLACE = DeploymentMethod.APPTAINER not in workflow.deployment_settings.deployment_method
+    if not IN_PLACE:
         containers.require(IMAGE)
         containers.prepare(CONFIG)
         os.environ[nodes.IMAGE] = IMAGE
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+# Reward functions that have jobs of their own, and what decides their results: neither weights nor other functions.
+ALONE = {reward.column: reward for reward in CONFIG.rewards if reward.gpus}
+DECIDES_ALONE = {name: reward.model_dump(mode="json", exclude={"weight"}) for name, reward in ALONE.items()}
+SOURCE_ALONE = {
+    name: source_digest("score", CONFIG.model_copy(update={"rewards": [reward]})) for name, reward in ALONE.items()
+}
 
 RUN = f"results/{CONFIG.run}"
 CONFIG_FILE = f"{RUN}/config.yaml"
@@ -110,6 +120,17 @@ def shards_of(table):
     return lambda wildcards: [f"{RUN}/rounds/{wildcards.round}/{table}/{shard}.parquet" for shard in SHARDS]
 
 
+def scoring_threads():
+    """Of the job that scores what has no job of its own: one a worker, or as many as one function's process has."""
+    return max(CONFIG.scoring.workers, *(reward.threads for reward in CONFIG.rewards if not reward.gpus), 1)
+
+
+def scored_alone(wildcards):
+    """Tables of the functions that have jobs of their own."""
+    folder = f"{RUN}/rounds/{wildcards.round}/scores/parts"
+    return [f"{folder}/{name}/{wildcards.shard}.parquet" for name in ALONE]
+
+
 def reference_shards(wildcards):
     return shards_of("reference")(wildcards) if CONFIG.uses_reference else []
 
@@ -137,6 +158,8 @@ if workflow.is_main_process and not workflow.output_settings.dryrun:
 onstart:
     if held.alone:
         write_config()
+    if workflow.is_main_process and workflow.local_exec and IN_PLACE:
+        manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers")
 
 
 wildcard_constraints:

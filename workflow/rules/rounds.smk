@@ -24,18 +24,46 @@ rule rollout:
         " --shard {wildcards.shard} --output {output} --log={log}"
 
 
+# One reward function that needs a GPU, on one shard.
+rule score_alone:
+    input:
+        prompts=f"{RUN}/prompts",
+        policy=f"{RUN}/policies/00000",  # for its tokenizer
+        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+    output:
+        f"{RUN}/rounds/{{round}}/scores/parts/{{reward}}/{{shard}}.parquet",
+    log:
+        f"{RUN}/logs/score/{{round}}-{{shard}}-{{reward}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/score/{{round}}-{{shard}}-{{reward}}.tsv"
+    wildcard_constraints:
+        reward=one_of(map(re.escape, ALONE)),
+    threads: lambda wildcards: ALONE[wildcards.reward].threads
+    resources:
+        gres=lambda wildcards: f"gpu:{ALONE[wildcards.reward].gpus}",
+        mem_mb=growing(16000),
+        runtime=growing(60),
+    params:
+        decides=lambda wildcards: DECIDES_ALONE[wildcards.reward],
+        source=lambda wildcards: SOURCE_ALONE[wildcards.reward],
+    shell:
+        "rloo score --only {wildcards.reward} --prompts {input.prompts} --policy {input.policy}"
+        " --rollouts {input.rollouts} --output {output} --log={log}"
+
+
 rule score:
     input:
         prompts=f"{RUN}/prompts",
         policy=f"{RUN}/policies/00000",  # for its tokenizer
         rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+        parts=scored_alone,
     output:
         f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
     log:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
-    threads: CONFIG.scoring.workers
+    threads: scoring_threads()
     resources:
         mem_mb=growing(3000 + 1000 * CONFIG.scoring.workers),
         runtime=growing(60),
@@ -43,7 +71,8 @@ rule score:
         decides=DECIDES["score"],
         source=SOURCE["score"],
     shell:
-        "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
+        "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
+        " --parts {input.parts} --output {output} --log={log}"
 
 
 rule reference:

@@ -4,7 +4,7 @@ import pytest
 from programs import ADD, IMAGE
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards import sandbox
+from rloo_pipeline.rewards import calls, sandbox
 from rloo_pipeline.rewards.code import code_reward, program_of
 from rloo_pipeline.rewards.code_tests import UnusableError, read_tests
 
@@ -90,12 +90,13 @@ def test_rows_are_independent_and_run_several_at_a_time(found):
     assert code_reward(programs, tests=tests, image=IMAGE, timeout=3, workers=3) == [1, 0, 0, None]
 
 
-def test_tests_that_nothing_could_pass_or_fail_are_none_and_said(found, caplog):
-    caplog.set_level("INFO")
+def test_tests_that_nothing_could_pass_or_fail_are_none_and_said(found):
+    said = calls.fresh_notes()
     tests = ["def check(c):\n    assert c(1) == 1", "assert (", "x = 1", "import no_such_module\nassert add(1, 2) == 3",
              "class T: pass\nassert add(T(), 2)"]  # fmt: skip
-    assert code_reward([ADD] * 5, tests=tests, image=IMAGE) == [None] * 5
-    assert "5 of 5 completions cannot be run" in caplog.text
+    assert code_reward([ADD] * 6, tests=[*tests, None], image=IMAGE) == [None] * 6
+    assert sorted(said) == [0, 1, 2, 3, 4], "the last has no tests"
+    assert all(why.startswith("cannot run the tests: ") for why in said.values())
 
 
 def test_the_program_is_the_last_fence_of_python_after_the_thinking():

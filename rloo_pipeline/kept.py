@@ -1,0 +1,43 @@
+"""What a worker keeps from one stage to the next: an engine with its weights, under a key that says which.
+
+A stage that runs by itself keeps nothing: there `keep` forgets at once, and whoever asks makes the thing anew. A kept
+thing is only ever an equal of what the files would give, never the only copy of anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_things: dict[str, tuple[object, Any]] = {}
+_on = False
+
+
+class Unfit(BaseException):
+    """What this worker keeps is not what the stage needs, and a process holds one engine in its life: the stage is for
+    another process. No error of the stage, hence no Exception.
+    """
+
+
+def start() -> None:
+    """From now on this process is a worker."""
+    global _on
+    _on = True
+
+
+def keep(name: str, key: object, thing: Any) -> bool:
+    """Keeps `thing` for a later stage that asks for `name` with an equal key; says whether it does."""
+    if _on:
+        _things[name] = (key, thing)
+    return _on
+
+
+def take(name: str, key: object) -> Any | None:
+    """What is kept under this name, None where nothing is; it is no longer kept then.
+
+    Raises:
+        Unfit: it is kept under another key.
+    """
+    known, thing = _things.pop(name, (key, None))
+    if known != key:
+        raise Unfit(f"another {name}")
+    return thing

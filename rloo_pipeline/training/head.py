@@ -1,0 +1,223 @@
+"""Hidden states → log-probs, loss and gradient, through the vocabulary without ever holding all logits.
+
+With z = h·Wᵀ/T, p = softmax(z) and g_t = ∂loss/∂log π(y_t), the gradient of a token's logits is
+
+    ∂loss/∂z_t = g_t · (onehot(y_t) − p_t)
+
+so it can be made, multiplied into ∂loss/∂h and ∂loss/∂W and forgotten as soon as g_t is known. The loss is a sum over
+sequences whose totals are fixed beforehand: g is known once a whole sequence has its log-probs. Sequences are therefore
+taken some at a time, each product with the vocabulary is made once (three in all: logits, ∂h, ∂W), and nothing is
+computed again. Only where one sequence alone is over the limit are its logits made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rloo_pipeline.training.packing import Pack
+
+LossOf = Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor]
+"""`(sequences, logps [n, tokens], mask [n, tokens], entropy [n, tokens]) -> scalar`: the share of these sequences in
+the loss. The loss of some sequences together is the sum of their losses."""
+
+ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
+"""Logits held at once, by kind of device: 128 MB and 1 GB in float32, and as much again while they are worked on."""
+
+
+class Job(NamedTuple):
+    """What the projection is to do with hidden states."""
+
+    pack: Pack
+    temperature: float
+    loss_of: LossOf | None
+    """None: log-probs are all that is wanted."""
+
+
+def attach(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """The model's layers and its vocabulary projection, which from now on also takes a `Job`.
+
+    None where logits are more than that projection of the last hidden states (scaled, capped …), or are float16, whose
+    gradients need a loss scale that is not known here.
+    """
+    causal: Any = model
+    if hasattr(model, "peft_config"):
+        causal = causal.get_base_model()
+    linear = causal.get_output_embeddings()
+    if type(linear) is not nn.Linear or linear.weight.dtype == torch.float16:
+        return None
+    if not _is_all(causal, linear):
+        return None
+    linear.forward = MethodType(_project, linear)  # type: ignore[method-assign]
+    return causal.base_model, linear
+
+
+@torch.no_grad()
+def _is_all(causal: Any, linear: nn.Linear) -> bool:
+    """Whether the model's logits are what `linear` gives for its last hidden states: tried with logits that are not
+    its own, so that a cap shows itself.
+    """
+    seen: list[Tensor] = []
+
+    def instead(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        seen.append(inputs[0])
+        return torch.linspace(-1000, 1000, output.numel()).view_as(output).to(output)
+
+    training = causal.training
+    ids = torch.ones((1, 2), dtype=torch.long, device=linear.weight.device)
+    hook = linear.register_forward_hook(instead)
+    try:
+        logits = causal.eval()(input_ids=ids, use_cache=False).logits
+        hidden = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    finally:
+        hook.remove()
+        causal.train(training)
+    wanted = torch.linspace(-1000, 1000, logits.numel()).view_as(logits).to(logits)
+    return torch.equal(logits, wanted) and torch.equal(hidden, seen[0])
+
+
+def _project(self: nn.Linear, hidden: Tensor, job: Job | None = None) -> Tensor:
+    """In place of `nn.Linear.forward`, so that whatever DeepSpeed hooks to the module is done for us as well."""
+    if job is None:
+        return nn.functional.linear(hidden, self.weight, self.bias)
+    if job.loss_of is None:
+        return _Projection(hidden, self.weight, self.bias, job).logps()
+    loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, job)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Loss(torch.autograd.Function):
+    """The loss, whose gradient is made along with it."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> Tensor:
+        work = _Projection(hidden, weight, bias, job)
+        loss = work.loss(ctx.needs_input_grad[1], ctx.needs_input_grad[2])
+        ctx.found = (work.d_hidden, work.d_weight, work.d_bias)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found, ctx.found = ctx.found, None
+        return *(None if part is None else part.mul_(gradients[0].to(part.dtype)) for part in found), None
+
+
+class _Projection:
+    """One pass over the completion tokens of a pack."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> None:
+        self.hidden, self.weight, self.bias, self.job = hidden.detach(), weight.detach(), bias, job
+        vocabulary = len(weight)
+        self.limit = max(1, ELEMENTS.get(hidden.device.type, ELEMENTS["cuda"]) // vocabulary)
+        room = (min(len(hidden), self.limit), vocabulary)
+        self.logits = hidden.new_empty(room, dtype=torch.float32)
+        self.probs: Tensor | None = None
+        self.d_hidden: Tensor | None = None
+        self.d_weight: Tensor | None = None
+        self.d_bias: Tensor | None = None
+
+    def logps(self) -> Tensor:
+        """[completion tokens] float32."""
+        found = self.hidden.new_empty(len(self.hidden), dtype=torch.float32)
+        for start in range(0, len(found), self.limit):
+            part = slice(start, min(start + self.limit, len(found)))
+            logits = self._logits(part)
+            found[part] = self._of_targets(logits, part) - logits.logsumexp(-1)
+        return found
+
+    def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
+        """The loss of all sequences; its gradients are left in d_hidden, d_weight and d_bias."""
+        self.probs = torch.empty_like(self.logits)
+        self.d_hidden = torch.zeros_like(self.hidden)
+        if for_weight:
+            self.d_weight = torch.zeros_like(self.weight, dtype=torch.float32)
+        if for_bias and self.bias is not None:
+            self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
+        total = self.hidden.new_zeros((), dtype=torch.float32)
+        lengths = self.job.pack.completion_lengths.tolist()
+        for sequences, tokens in _groups(lengths, self.limit):
+            parts = [
+                slice(start, min(start + self.limit, tokens.stop))
+                for start in range(tokens.start, tokens.stop, self.limit)
+            ]
+            seen = [self._see(part) for part in parts]
+            loss, gradient = self._gradient(sequences, *(torch.cat(values) for values in zip(*seen, strict=True)))
+            total += loss
+            if gradient.any():
+                for part in parts:
+                    if len(parts) > 1:
+                        self._see(part)
+                    self._push(part, gradient[part.start - tokens.start : part.stop - tokens.start])
+        self.d_weight = None if self.d_weight is None else self.d_weight.to(self.weight.dtype)
+        self.d_bias = None if self.d_bias is None or self.bias is None else self.d_bias.to(self.bias.dtype)
+        return total
+
+    def _logits(self, part: slice) -> Tensor:
+        """Of some tokens, divided by the temperature, float32, in the buffer for them."""
+        hidden, into = self.hidden[part], self.logits[: part.stop - part.start]
+        if hidden.dtype == torch.float32:
+            torch.mm(hidden, self.weight.T, out=into)
+        else:
+            into.copy_(hidden @ self.weight.T)
+        if self.bias is not None:
+            into += self.bias
+        return into if self.job.temperature == 1 else into.div_(self.job.temperature)
+
+    def _of_targets(self, values: Tensor, part: slice) -> Tensor:
+        return values.gather(-1, self.job.pack.targets[part].unsqueeze(-1)).squeeze(-1)
+
+    def _see(self, part: slice) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of some tokens; their probabilities are left in the buffer for them."""
+        assert self.probs is not None
+        logits = self._logits(part)
+        logits -= logits.amax(-1, keepdim=True)
+        probs = torch.exp(logits, out=self.probs[: len(logits)])
+        total = probs.sum(-1, keepdim=True)
+        probs /= total
+        log_total = total.squeeze(-1).log()
+        mean = torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).flatten()
+        return self._of_targets(logits, part) - log_total, log_total - mean
+
+    def _gradient(self, sequences: range, logps: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of some sequences, and what it gives by each log-prob."""
+        assert self.job.loss_of is not None
+        lengths = self.job.pack.completion_lengths[sequences.start : sequences.stop]
+        pack = self.job.pack._replace(completion_lengths=lengths)
+        with torch.enable_grad():
+            leaf = logps.requires_grad_()
+            padded, mask = pack.unpack(leaf)
+            loss = self.job.loss_of(sequences, padded, mask, pack.unpack(entropy)[0])
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), gradient
+
+    def _push(self, part: slice, gradient: Tensor) -> None:
+        """Takes some tokens' gradient on to hidden states and weights; their probabilities are used up."""
+        assert self.probs is not None
+        assert self.d_hidden is not None
+        hidden, scale = self.hidden[part], gradient / self.job.temperature
+        at_logits = self.probs[: len(hidden)]
+        at_logits *= -scale.unsqueeze(-1)
+        at_logits.scatter_add_(-1, self.job.pack.targets[part].unsqueeze(-1), scale.unsqueeze(-1))
+        if self.d_bias is not None:
+            self.d_bias += at_logits.sum(0)
+        at_logits = at_logits.to(self.weight.dtype)
+        self.d_hidden[part] = at_logits @ self.weight
+        if self.d_weight is not None and hidden.dtype == torch.float32:
+            self.d_weight.addmm_(at_logits.T, hidden)
+        elif self.d_weight is not None:
+            self.d_weight += at_logits.T @ hidden
+
+
+def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]:
+    """Neighbouring sequences of at most `limit` tokens together (or a longer one alone): which, and their tokens."""
+    first = start = stop = 0
+    for place, length in enumerate(lengths):
+        if stop > start and stop + length - start > limit:
+            yield range(first, place), slice(start, stop)
+            first, start = place, stop
+        stop += length
+    yield range(first, len(lengths)), slice(start, stop)

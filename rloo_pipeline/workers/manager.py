@@ -1,0 +1,57 @@
+"""The workers of one Snakemake process: how many of which role, started with it and ended with it.
+
+They are processes of the machine that Snakemake runs on, so they are of use where its jobs are too. Each is a bare
+interpreter until a stage asks it for something.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.workers.client import FOLDER
+
+
+def wanted(config: Config, cores: int) -> Mapping[str, int]:
+    """How many workers of each role can be busy at once; none where the engines would share a GPU.
+
+    An update of several processes has none: its ranks are started by torchrun.
+    """
+    if config.workers == "never" or (config.workers == "auto" and Path("/dev/nvidiactl").exists()):
+        return {}
+    shards = config.rollout.shards
+    roles = {"sampler": max(1, min(shards, cores // config.vllm.threads))}
+    if config.uses_reference:
+        roles["reference"] = max(1, min(shards, cores // config.deepspeed.threads))
+    if config.deepspeed.processes == 1:
+        roles["trainer"] = 1
+    return roles
+
+
+def start(config: Config, cores: int, logs: Path) -> None:
+    """Starts the workers and tells this process's children of them; what they say goes to a file each in `logs`."""
+    roles = wanted(config, cores)
+    if not roles:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    for role, count in roles.items():
+        for number in range(count):
+            name = f"{role}-{number}"
+            command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(folder / f"{name}.sock")]
+            with (logs / f"{name}.log").open("w") as log:
+                subprocess.Popen(
+                    [*command, "--controller", str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # an interrupt is for Snakemake, which waits for its jobs
+                )
+    os.environ[FOLDER] = str(folder)
+    atexit.register(os.environ.pop, FOLDER, None)

@@ -1,0 +1,115 @@
+"""`rloo worker`: a process that runs stages one after the other and keeps their engines (`kept`).
+
+A stage runs here as it would by itself: the same command, its own log, the terminal of the one that asked. After an
+error, or a request for what its engine cannot become, the process starts itself anew, with nothing kept. It ends with
+the Snakemake that started it, whatever way that ends, and with a request whose stage was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from rloo_pipeline import kept, runtime
+
+
+def serve(path: Path, controller: int) -> None:
+    """Listens on `path` until the process `controller` is gone.
+
+    Args:
+        path: socket in a folder that nobody else can enter.
+        controller: number of the process that the worker works for.
+    """
+    _end_with(controller, path.parent)
+    kept.start()
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        while True:
+            line, _ = listener.accept()
+            with line:
+                if not _answer(line):
+                    break
+    os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+
+
+def _answer(line: socket.socket) -> bool:
+    """Runs what is asked for; whether it went well."""
+    text, descriptors, *_ = socket.recv_fds(line, 1 << 20, 1)
+    if not text:
+        return True
+    request = json.loads(text)
+    over = threading.Event()
+    threading.Thread(target=_end_with_asker, args=(line, over), daemon=True).start()
+    os.chdir(request["folder"])
+    try:
+        with _outputs(descriptors[0]):
+            code = _run(request["words"], request["started"])
+    except kept.Unfit as why:
+        print("rloo", " ".join(request["words"]) + f": left to itself, since this worker holds {why}", flush=True)
+        over.set()
+        return False
+    print("rloo", " ".join(request["words"]) + f": {code}", flush=True)
+    over.set()
+    with contextlib.suppress(OSError):
+        line.sendall(json.dumps({"code": code}).encode())
+    return code == 0
+
+
+def _run(words: list[str], started: float) -> int:
+    """The exit status of `rloo WORDS`."""
+    from rloo_pipeline import cli
+
+    runtime.begin(started)
+    try:
+        cli.main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@contextlib.contextmanager
+def _outputs(terminal: int) -> Iterator[None]:
+    """Standard output and error are those of the asker, until the stage turns them to its log."""
+    own = [os.dup(1), os.dup(2)]
+    for number in (1, 2):
+        os.dup2(terminal, number)
+    os.close(terminal)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in zip((1, 2), own, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+
+
+def _end_with_asker(line: socket.socket, over: threading.Event) -> None:
+    """Ends the worker when the stage that asked is gone before its answer: nobody waits for what would be written."""
+    watch = select.poll()
+    watch.register(line, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    while not over.is_set():
+        if watch.poll(500) and not over.is_set():
+            os._exit(1)
+
+
+def _end_with(controller: int, folder: Path) -> None:
+    """Ends this process, and removes the sockets, when `controller` has ended."""
+    handle = os.pidfd_open(controller)
+
+    def wait() -> None:
+        select.select([handle], [], [])
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()

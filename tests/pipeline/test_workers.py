@@ -1,0 +1,68 @@
+"""Workers keep engines alive between rounds: the same bytes as without them, and as with workers that die."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from helpers import Project
+
+pytestmark = pytest.mark.slow
+
+EVERYTHING = ("warmstart/**/*", "policies/*/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*", "tensorboard/*")
+
+
+def same(project: Project, finished: Project) -> None:
+    for pattern in EVERYTHING:
+        found = finished.files(pattern)
+        assert found
+        assert project.files(pattern) == found
+
+
+def served(project: Project) -> list[str]:
+    """The stages that workers ran."""
+    logs = (project.folder / "results" / "mini" / "logs" / "workers").glob("*.log")
+    lines = [line for log in logs for line in log.read_text().splitlines()]
+    return sorted(line.split()[1] for line in lines if line.startswith("rloo ") and line.endswith(": 0"))
+
+
+def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
+    stages = ["checks", *["evaluate"] * 2, *["reference"] * 4, *["rollout"] * 4, *["update"] * 2]
+    assert served(finished) == stages, "every stage that a worker can do was done by one"
+    project = Project(tmp_path / "project")
+    outcome = project.snakemake("--cores", "2", workers="never")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert served(project) == []
+    same(project, finished)
+
+
+def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished) -> None:
+    project = Project(tmp_path / "project")
+    project.environment["TMPDIR"] = str(tmp_path)
+    project.configure()
+    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]
+    with subprocess.Popen(
+        command,
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        while run.poll() is None and not (project.folder / "results/mini/rounds/00002/rollouts").is_dir():
+            time.sleep(0.1)
+        workers = [child for child in psutil.Process(run.pid).children() if "worker" in child.cmdline()]
+        assert len(workers) == 5
+        for worker in workers:
+            worker.kill()
+        said, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, said
+    assert len(served(project)) < len(served(finished))
+    same(project, finished)
+
+
+def test_workers_end_with_their_snakemake(finished) -> None:
+    mine = str(finished.folder)
+    alive = [p for p in psutil.process_iter(["cmdline", "cwd"]) if "worker" in (p.info["cmdline"] or [])]
+    assert not [process for process in alive if process.info["cwd"] == mine]

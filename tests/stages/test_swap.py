@@ -1,0 +1,70 @@
+"""A sampler that takes another policy's weights samples like one that was started with them; each step of it counts."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.generation import sampler as sampling
+from rloo_pipeline.generation.sampler import Decoding, Engine, Request, Sampler
+
+pytestmark = pytest.mark.slow
+
+ENGINE = Engine("float32", False, 0.5, 1, 1)
+SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
+# longer than a block of the cache, and alike, so that the second is served from it
+REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """Two policies that differ in every weight; embedding and projection are one."""
+    folder = tmp_path_factory.mktemp("policies")
+    for seed in (1, 2):
+        tiny_qwen3(folder / str(seed), seed, **SIZES)
+    return folder / "1", folder / "2"
+
+
+def sampled(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
+    found = sampler.sample(REQUESTS, Decoding(1.0, 1.0, 0, None, 12), "completions")
+    return [(completion.ids, completion.logps) for completion in found]
+
+
+def fresh(folder: Path) -> list[tuple[list[int], list[float]]]:
+    return sampled(Sampler(folder, ENGINE, 256, 0))
+
+
+@pytest.fixture(scope="module")
+def engines(policies):
+    """What each policy gives in an engine of its own, and an engine to swap them in; a process holds one."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        second = other.submit(fresh, policies[1]).result()
+    sampler = Sampler(policies[0], ENGINE, 256, 0)
+    return sampled(sampler), second, sampler
+
+
+def test_swapped_weights_sample_as_fresh_ones_do(engines, policies) -> None:
+    first, second, sampler = engines
+    assert first != second
+    for folder, expected in ((policies[1], second), (policies[0], first), (policies[1], second)):
+        sampler.swap(folder, 256)
+        assert sampled(sampler) == expected
+
+
+def test_a_step_of_the_swap_that_is_left_out_shows(engines, policies, monkeypatch) -> None:
+    """Else the test above would show nothing."""
+    first, second, sampler = engines
+    sampler.swap(policies[0], 256)
+    assert sampled(sampler) == first
+    with monkeypatch.context() as without:
+        without.setattr(sampling, "_repack", lambda _: None)
+        sampler.swap(policies[1], 256)
+        assert sampled(sampler) != second, "the tied projection stays the old one"
+    sampler.swap(policies[0], 256)
+    assert sampled(sampler) == first
+    with monkeypatch.context() as without:
+        without.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
+        sampler.swap(policies[1], 256)
+        assert sampled(sampler) != second, "the cache holds the old policy's prompts"

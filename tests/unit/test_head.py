@@ -1,0 +1,96 @@
+"""Loss and gradient through the vocabulary: some sequences at a time gives what all logits at once give."""
+
+import pytest
+import torch
+from models import SIZES, gradient, qwen3
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from rloo_pipeline.training import head, packing
+from rloo_pipeline.training.logprobs import TokenLogProbs
+
+LENGTHS = [7, 1, 12, 5]
+
+
+def pack() -> packing.Pack:
+    torch.manual_seed(1)
+    prompts = [torch.randint(1, 97, (3 + i,)).tolist() for i in range(len(LENGTHS))]
+    return packing.pack(prompts, [torch.randint(1, 97, (length,)).tolist() for length in LENGTHS])
+
+
+def clipped(rows, logps, mask, entropy):
+    """A loss by sequence ratios, of which some are clipped; it needs the whole of a sequence."""
+    torch.manual_seed(2)
+    old = (torch.randn(len(LENGTHS)) * 0.3)[list(rows)]
+    ratio = ((logps * mask).sum(-1) / 20 - old).exp()
+    advantages = torch.tensor([1.0, -2.0, 0.5, 0.0])[list(rows)]
+    seen.extend(((entropy * mask).sum(-1)).tolist())
+    return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).sum()
+
+
+seen: list[float] = []
+
+
+def found(model: torch.nn.Module, whole: bool, temperature: float = 0.7) -> tuple[float, list[float], torch.Tensor]:
+    """Loss, entropies and gradient."""
+    seen.clear()
+    module = TokenLogProbs(model, temperature, whole=whole)
+    assert (module.parts is None) == whole
+    loss = module(pack(), clipped)
+    model.zero_grad()
+    (3.0 * loss).backward()
+    return loss.item(), list(seen), gradient(model)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 10**6])
+def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeypatch, tied, tokens) -> None:
+    whole = found(qwen3(tied), whole=True)
+    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    loss, entropies, slope = found(qwen3(tied), whole=False)
+    assert loss == pytest.approx(whole[0], rel=1e-6)
+    assert entropies == pytest.approx(whole[1], rel=1e-6)
+    assert (slope - whole[2]).norm() < 1e-6 * whole[2].norm()
+
+
+@pytest.mark.parametrize("tokens", [3, 10**6])
+def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
+    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            TokenLogProbs(qwen3(), 0.7)(pack()), TokenLogProbs(qwen3(), 0.7, whole=True)(pack()), rtol=1e-6, atol=1e-6
+        )
+
+
+def test_bfloat16_is_as_near_to_float32_as_all_logits_are() -> None:
+    """The gradient of the projection is summed in float32, so it may be nearer."""
+    exact = found(qwen3(tied=False), whole=True)[2]
+    errors = [(found(qwen3(False, torch.bfloat16), whole)[2].float() - exact).norm() for whole in (True, False)]
+    assert errors[1] < 1.05 * errors[0] < 0.1 * exact.norm()
+
+
+def test_only_what_is_trained_gets_a_gradient() -> None:
+    model = qwen3(tied=False)
+    model.lm_head.weight.requires_grad_(False)
+    TokenLogProbs(model, 1.0)(pack(), clipped).backward()
+    assert model.lm_head.weight.grad is None
+    assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_a_bias_of_the_projection_has_its_gradient(monkeypatch) -> None:
+    def biased() -> LlamaForCausalLM:
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+        model.lm_head = torch.nn.Linear(32, 97, bias=True)
+        return model
+
+    packing.register()
+    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * 8)
+    whole, parts = found(biased(), whole=True), found(biased(), whole=False)
+    assert (parts[2] - whole[2]).norm() < 1e-6 * whole[2].norm()
+
+
+def test_logits_that_are_more_than_a_projection_are_made_whole() -> None:
+    packing.register()
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=30.0))
+    assert head.attach(model) is None
+    assert head.attach(qwen3(dtype=torch.float16)) is None

@@ -1,0 +1,79 @@
+"""Sequences in one row, samples of a prompt behind it: what each alone would give, and how they are cut."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import VOCABULARY, gradient, qwen3
+
+from rloo_pipeline.training import packing
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
+
+
+def ids(length: int, seed: int) -> list[int]:
+    return torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+PROMPTS = [ids(9, 1), ids(9, 1), ids(9, 1), ids(4, 2), ids(9, 3), ids(9, 3)]
+COMPLETIONS = [ids(length, 10 + length) for length in (5, 1, 8, 6, 3, 2)]
+
+
+def loss(_, logps, mask, __):
+    return (logps * mask * torch.linspace(0.5, 1.5, 20)[: logps.shape[1]]).sum()
+
+
+def test_a_shared_prompt_gives_the_log_probs_and_gradient_of_prompts_of_ones_own() -> None:
+    module = TokenLogProbs(qwen3(), 1.0)
+    pack = packing.pack(PROMPTS, COMPLETIONS)
+    assert pack.input_ids.shape[1] == 9 + 4 + 9 + sum(map(len, COMPLETIONS))
+    module(pack, loss).backward()
+    together = gradient(module.model)
+    singles = [packing.pack([p], [c]) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
+    with torch.no_grad():
+        alone = torch.cat([module(single) for single in singles])
+        torch.testing.assert_close(module(pack), alone, rtol=1e-6, atol=1e-6)
+    for single in singles:
+        module(single, loss).backward()
+    alone = gradient(module.model)
+    assert (together - alone).norm() < 1e-6 * alone.norm()
+
+
+def test_the_row_is_what_transformers_attention_sees_sequence_by_sequence() -> None:
+    """The packed attention against eager attention over each sequence alone."""
+    model = qwen3()
+    packed = TokenLogProbs(model, 1.0)(packing.pack(PROMPTS, COMPLETIONS))
+    model.set_attn_implementation("eager")
+    plain = []
+    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        plain.append(logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).flatten())
+    torch.testing.assert_close(packed, torch.cat(plain), rtol=1e-6, atol=1e-6)
+
+
+@given(
+    prompts=st.lists(st.sampled_from([(1,), (2, 3), (4, 5, 6, 7)]), min_size=1, max_size=20),
+    limit=st.integers(3, 60),
+    shares=st.integers(1, 3),
+    data=st.data(),
+)
+def test_micro_batches_hold_every_row_once_within_the_limit(prompts, limit, shares, data) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 12), min_size=len(prompts), max_size=len(prompts)))
+    sequences = Sequences(prompts, [[1] * length for length in lengths])
+    batches = sequences.micro_batches(range(len(prompts)), limit, shares)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(prompts)))
+    for batch in batches:
+        tokens = sequences.pick(batch).input_ids.shape[1]
+        assert tokens <= limit or len(batch) == 1
+    longest = [len(prompts[batch[0]]) + lengths[batch[0]] for batch in batches]
+    assert longest[0] == max(map(sum, zip(map(len, prompts), lengths, strict=True)))
+
+
+@pytest.mark.parametrize("limit", [20, 10**6])
+def test_samples_of_a_prompt_stay_together(limit) -> None:
+    batches = Sequences(PROMPTS, COMPLETIONS).micro_batches([5, 0, 3, 1, 4, 2], limit)
+    order = [tuple(PROMPTS[row]) for batch in batches for row in batch]
+    changes = sum(before != after for before, after in pairwise(order))
+    assert changes == 2

@@ -1,0 +1,158 @@
+"""One side of the comparison of update steps, in a process of its own so that its peak memory is its own.
+
+    step.py ours|trl SHAPE FOLDER STEPS   prints {"update": [seconds, ...], "passes": [seconds, ...], "peak_mb": …}
+
+`update` is an optimizer step: loss, gradient, clipping, AdamW. `passes` are the log-probs that come before it, of the
+reference and of the policy that sampled, since the KL is in the reward. The first of each is not counted. Both sides
+have one thread and float32; seconds are of the CPU, which other work on the machine changes little.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import shapes
+
+BETA, RATE = 0.05, 1e-6
+
+
+Seconds = tuple[list[float], list[float]]
+"""Of the updates, and of the passes before them."""
+
+
+def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
+    """Our reference pass, engine and loss."""
+    import torch
+
+    from rloo_pipeline.config import Algorithm, Rollout
+    from rloo_pipeline.training import policy
+    from rloo_pipeline.training.batch import Carried, Completions, make_batch
+    from rloo_pipeline.training.engine import Engine, Settings
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+    from rloo_pipeline.training.objective import Record, StepLoss
+    from rloo_pipeline.training.packing import Sequences
+    from rloo_pipeline.training.schedule import Schedule
+
+    torch.set_num_threads(1)
+    prompts, completions, rewards = shapes.batch(shape)
+    sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
+    rows, longest, most = list(range(len(completions))), max(map(len, completions)), 16384
+    algorithm = Algorithm(beta=BETA)
+    rollout = Rollout(
+        num_generations=shapes.K, generation_batch_size=len(rows), max_completion_length=shape.completion_tokens[1]
+    )
+    referenced, passes, updates = [], [], []
+    reference = TokenLogProbs(policy.load(folder, "float32", False), 1.0).eval()
+    mask = torch.arange(longest) < torch.tensor([len(ids) for ids in completions]).unsqueeze(-1)
+    for _ in range(steps + 1):
+        began = time.process_time()
+        found = torch.zeros(mask.shape)
+        with torch.inference_mode():
+            for some in sequences.micro_batches(rows, most):
+                pack = sequences.pick(some)
+                values, _ = pack.unpack(reference(pack))
+                found[some, : values.shape[1]] = values
+        referenced.append(time.process_time() - began)
+    del reference  # a stage of its own, in a process of its own
+    settings = Settings(
+        "float32", False, 1.0, Schedule(RATE, "constant", 0, 0, 0.0), (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None
+    )
+    engine = Engine(folder, settings, 0)
+    for before in referenced:
+        began = time.process_time()
+        old = engine.logps(sequences, most, lambda _: None)
+        truncated = torch.zeros(len(rows), dtype=torch.bool)
+        scores = torch.tensor(rewards, dtype=torch.float64)
+        batch, _ = make_batch(
+            algorithm, rollout, Completions(scores, mask, truncated, old, found.clone(), None), Carried()
+        )
+        passes.append(before + time.process_time() - began)
+        began = time.process_time()
+        loss_of = StepLoss(algorithm, batch, rows, shape.completion_tokens[1], Record.empty(len(rows)))
+        engine.step(sequences, rows, most, loss_of, lambda _: None)
+        updates.append(time.process_time() - began)
+    engine.close()
+    return updates[1:], passes[1:]
+
+
+def trl(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
+    """TRL's RLOOTrainer as it is, given the completions in place of sampled ones."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import RLOOConfig, RLOOTrainer
+
+    from rloo_pipeline.demo.model import character_tokenizer
+
+    torch.set_num_threads(1)
+    prompts, completions, rewards = shapes.batch(shape)
+    tokenizer: PreTrainedTokenizerFast = character_tokenizer()
+    updates, passes = [], []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            updates.append(time.process_time() - trainer.scored)
+
+    class Given(RLOOTrainer):
+        def _tokenize_prompts(self, given: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+            self.places = [int(text) * shapes.K + place % shapes.K for place, text in enumerate(given)]
+            return [prompts[int(text)] for text in given], None, {}
+
+        def _prepare_inputs(self, given: Any) -> Any:
+            began = time.process_time()
+            found = super()._prepare_inputs(given)
+            self.scored = time.process_time()
+            passes.append(self.scored - began)
+            return found
+
+        def _generate_single_turn(self, *_: object) -> list[list[int]]:
+            return [completions[place] for place in self.places]
+
+    def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
+        known = {tuple(ids): value for ids, value in zip(completions, rewards, strict=True)}
+        return [known[tuple(ids)] for ids in completion_ids]
+
+    arguments = RLOOConfig(
+        output_dir=str(folder.parent / "trl"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=RATE,
+        beta=BETA,
+        max_steps=steps + 1,
+        per_device_train_batch_size=len(completions),
+        steps_per_generation=1,
+        num_generations=shapes.K,
+        max_completion_length=shape.completion_tokens[1],
+        temperature=1.0,
+    )
+    trainer = Given(
+        model=AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+        args=arguments,
+        reward_funcs=[reward],
+        train_dataset=Dataset.from_dict({"prompt": [str(place) for place in range(len(prompts))]}),
+        processing_class=tokenizer,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    return updates[1:], passes[1:]
+
+
+def main() -> None:
+    """Writes JSON to standard output, as its last line."""
+    side, name, folder, steps = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+    updates, passes = {"ours": ours, "trl": trl}[side](shapes.SHAPES[name], folder, steps)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"update": updates, "passes": passes, "peak_mb": peak}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
