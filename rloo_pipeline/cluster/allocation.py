@@ -11,6 +11,7 @@ does a whole allocation in which no stage was finished: the next one would not f
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,10 +48,13 @@ class Plan(NamedTuple):
 
 
 class _Watch:
-    """Hands Snakemake's lines on, and counts the stages that it finishes."""
+    """Hands Snakemake's lines on, counts the stages that it finishes, and sees whether those are all: it ends with an
+    error where it is stopped, even then.
+    """
 
     def __init__(self, lines: IO[str]) -> None:
         self.finished = 0
+        self.complete = False
         self._lines = lines
         self._thread = Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -58,6 +62,8 @@ class _Watch:
     def _read(self) -> None:
         for line in self._lines:
             self.finished += line.startswith("Finished jobid:")
+            if steps := re.match(r"(\d+) of (\d+) steps ", line):
+                self.complete = steps[1] == steps[2]
             print(line, end="", flush=True)
 
     def close(self) -> None:
@@ -90,9 +96,10 @@ def work(plan: Plan) -> None:
     watch = _Watch(snakemake.stdout)
     stopping = _wait(snakemake, plan, end, margin)
     watch.close()
-    if told and snakemake.returncode:  # SLURM ends the job, to cancel or to requeue it
+    done = snakemake.returncode == 0 or watch.complete
+    if told and not done:  # SLURM ends the job, to cancel or to requeue it
         time.sleep(300)
-    elif snakemake.returncode == 0:
+    elif done:
         _leave(plan, "done", "the run is done")
     elif stopping == STOP:
         _leave(plan, "cancelled", "cancelled")

@@ -33,8 +33,9 @@ def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finish
 def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_cancelled(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
     words = (*IN_IMAGE, *QUICK)
+    # twelve seconds for starting stages: the scores, but not the update
     job = cluster.submit(
-        "--controller", "--time=2", "--stop-before=1.6", *words, "results/mini/policies/00001", "results/mini/assets"
+        "--controller", "--time=3", "--stop-before=2.8", *words, "results/mini/policies/00001", "results/mini/assets"
     )
     ended = cluster.outcome(job)
     assert ended["outcome"] == "done"
