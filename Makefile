@@ -5,7 +5,7 @@ BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test bench bench-check lint images profiles cluster-up cluster-down test-cluster lock clean reference
+.PHONY: help setup demo compare test bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -42,6 +42,9 @@ lint: setup ## check the code and the workflow
 
 images: ## build the Apptainer image for ACCELERATOR into images/ (at once if it is there)
 	@sh containers/build $(ACCELERATOR)
+
+sandbox-image: ## build the small image that code_reward can run programs in
+	@sh containers/build sandbox
 
 profiles: setup ## link profiles/ to where `snakemake --profile slurm` finds them
 	@$(BIN)/rloo profiles install

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rloo_pipeline import __version__, cli_insight, cli_rewards, progress, runtime
-from rloo_pipeline.config import Config
+from rloo_pipeline import __version__, cli_cluster, cli_insight, cli_rewards, fence, progress, runtime
+from rloo_pipeline.cluster import nodes
+from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.files import read_json
@@ -22,9 +23,11 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     arguments = _parser().parse_args(words)
     arguments.words = words
+    nodes.take_rank()
     runtime.prepare(arguments.log)
     try:
         arguments.command(arguments)
+        fence.give_back(done=True)
         runtime.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
@@ -33,11 +36,17 @@ def main(words: Sequence[str] | None = None) -> None:
             where = "" if isinstance(error, UserError) else f" (the traceback is in {arguments.log})"
         progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
         raise SystemExit(1) from None
+    finally:
+        fence.give_back()
 
 
 def _config(arguments: argparse.Namespace, stage: str) -> Config:
-    """The part of the configuration that the stage may read."""
-    return load(arguments.config or _run_folder(arguments) / "config.yaml").only(stage)
+    """The part of the configuration that the stage may read. Of those at work on this output, this is the latest."""
+    if arguments.config:
+        return load(arguments.config).only(stage)
+    run = _run_folder(arguments)
+    fence.take(run, arguments.output)
+    return load(run / "config.yaml").only(stage)
 
 
 def _run_folder(arguments: argparse.Namespace) -> Path:
@@ -70,7 +79,7 @@ def _warmstart(arguments: argparse.Namespace) -> None:
     trained = config.warmstart.sft is not None
     if arguments.trial is not None:  # the stage's module is heavy, and ranks.launch wants a light parent
         trained = bool(read_json(arguments.trial)["asks_for_sft"])
-    if _ranks(arguments, config.deepspeed.processes if trained else 1, config.deepspeed.threads):
+    if _ranks(arguments, config.deepspeed, None if trained else 1):
         from rloo_pipeline.stages.warmstart import warmstart
 
         warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
@@ -120,7 +129,7 @@ def _reference(arguments: argparse.Namespace) -> None:
 
 def _update(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "update")
-    if _ranks(arguments, config.deepspeed.processes, config.deepspeed.threads):
+    if _ranks(arguments, config.deepspeed):
         from rloo_pipeline.stages.round_data import Inputs
         from rloo_pipeline.stages.update import Outputs, update
 
@@ -131,14 +140,20 @@ def _update(arguments: argparse.Namespace) -> None:
         update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
 
 
-def _ranks(arguments: argparse.Namespace, processes: int, threads: int) -> bool:
+def _ranks(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
     """Whether this process does the work itself; if the stage wants several ranks, starts them, waits, and says no."""
-    from rloo_pipeline.training import ranks
-
-    runtime.use_threads(threads)
-    if processes == 1 or ranks.started_by_torchrun():
+    runtime.use_threads(section.threads)
+    processes = processes or section.processes
+    if processes == 1 or runtime.is_rank():
+        nodes.join()
         return True
-    ranks.launch(processes, _without_log(arguments.words))
+    words = _without_log(arguments.words)
+    if section.nodes > 1:
+        nodes.launch(section.nodes, processes, section.threads, arguments.output, words)
+    else:
+        from rloo_pipeline.training import ranks
+
+        ranks.launch(processes, words)
     return False
 
 
@@ -221,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--log", type=Path, default=None, help="file for everything, tracebacks and the engines' words included"
         )
-        if name not in ("compare", "profiles", "reward-test", *cli_insight.WITHOUT_CONFIG):
+        if name not in ("compare", "profiles", "reward-test", *cli_cluster.WITHOUT_CONFIG, *cli_insight.WITHOUT_CONFIG):
             sub.add_argument(
                 "--config",
                 type=Path,
@@ -323,6 +338,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--summary", type=Path, default=None, help="JSON file for what the page says")
     cli_rewards.add_commands(stage)
     cli_insight.add_commands(stage)
+    cli_cluster.add_commands(stage)
     worker = commands.add_parser("worker", help="Run stages for a Snakemake on this machine; it starts these itself.")
     worker.set_defaults(command=_worker, log=None)
     worker.add_argument("--socket", type=Path, required=True, help="socket to listen on, in a folder of one's own")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import fence
 from rloo_pipeline.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -26,9 +27,12 @@ os.umask(UMASK)
 def place_beside(path: Path) -> Path:
     """A fresh hidden name beside `path` to write under.
 
-    What a killed writer of the same path left there is removed. If it is still alive, it fails at its rename: of two
-    writers the later one wins, and the output is whole either way.
+    What an earlier writer of the same path left there is removed; if it is still alive, it fails at its rename.
+
+    Raises:
+        UserError: a later process is at work on the same stage (fence.py).
     """
+    fence.check()
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         if left.is_dir():
@@ -45,8 +49,12 @@ def new_file(path: Path) -> Iterator[Path]:
     try:
         yield beside
         _sync(beside)
+        fence.check()
         os.replace(beside, path)
         _sync(path.parent)
+    except FileNotFoundError:
+        fence.check()  # a later process has removed it
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
@@ -59,6 +67,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield beside
         put_folder(beside, path)
+    except FileNotFoundError:
+        fence.check()  # a later process has removed it
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -69,10 +80,18 @@ def put_folder(beside: Path, path: Path) -> None:
         if file.is_file() and not file.is_symlink():
             _share(file)
         _sync(file)
+    before = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    fence.check()
     if path.exists():
-        shutil.rmtree(path)
-    os.replace(beside, path)
+        os.replace(path, before)
+    try:
+        os.replace(beside, path)
+    except FileNotFoundError:  # a later process has removed it: what was at its place is that one's
+        if before.exists():
+            os.replace(before, path)
+        raise
     _sync(path.parent)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _share(path: Path) -> None:

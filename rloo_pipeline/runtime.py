@@ -18,6 +18,14 @@ from rich.logging import RichHandler
 
 from rloo_pipeline import progress
 
+MEETING = "RLOO_MEETING"
+"""Environment variable with the file by which ranks on several nodes find each other (cluster/nodes.py)."""
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several that do a stage together."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or MEETING in os.environ
+
 
 def prepare(log: Path | None) -> None:
     """Sets the environment of the engines and where their words go."""
@@ -94,7 +102,7 @@ def end() -> None:
     """
     if os.environ.get("RANK") in (None, "0") and (used := _used()):
         logging.getLogger("rloo.time").info("used %s", used)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not is_rank():
         logging.getLogger("rloo.time").info("took %.1f s", seconds_since_start())
         return
     sys.stdout.flush()

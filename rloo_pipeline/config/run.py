@@ -169,7 +169,8 @@ class Config(Section):
 
     def params(self, stage: str) -> JSON:
         """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
-        return self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
+        left_out = {"deepspeed": {"nodes"}, **STAGES[stage].but}
+        return self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=left_out)
 
 
 class Sections(NamedTuple):

@@ -65,8 +65,16 @@ class Deepspeed(Section):
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: what is split over processes (1 optimizer, 2 and gradients, 3 and weights)."""
     processes: int = Field(1, ge=1)
-    """Processes of one update on one machine: one a GPU."""
+    """Processes of one update: one a GPU."""
+    nodes: int = Field(1, ge=1)
+    """Nodes of a SLURM job that the processes are spread over, equally many on each; changes no result."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     threads: int = Field(1, ge=1)
     """CPU threads of one process; fixed here and not by the machine, so that sums round alike everywhere."""
+
+    @model_validator(mode="after")
+    def _spread(self) -> Self:
+        if self.processes % self.nodes:
+            raise ValueError(f"nodes ({self.nodes}) does not divide processes ({self.processes})")
+        return self

@@ -33,11 +33,6 @@ def current() -> Rank:
     return Rank(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
 
 
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def alone() -> None:
     """Gives a lone process the rank environment that DeepSpeed asks for, with a free port."""
     if "RANK" not in os.environ:

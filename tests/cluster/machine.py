@@ -1,5 +1,6 @@
 """The test cluster: what its tests share."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,10 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
     return answer
 
 
+# what is there is taken as it is, whoever made it
+GO_ON = ("--rerun-triggers", "mtime")
+
+
 class Cluster(Project):
     """A copy of the sources with the built image, whose snakemake submits to SLURM."""
 
@@ -50,10 +55,11 @@ class Cluster(Project):
         quick = ("--seconds-between-status-checks=2", "--slurm-init-seconds-before-status-checks=1")
         return ["--profile", "slurm", "--sdm", "apptainer", *quick, *words]
 
-    def start(self, *words: str, **changes) -> subprocess.Popen[str]:
-        """Starts the command and comes back."""
+    def start(self, *words: str, end: bool = True, **changes) -> subprocess.Popen[str]:
+        """Starts the command and comes back; what was started before is ended first, unless `end` is false."""
         self.configure(**changes)
-        self.end()
+        if end:
+            self.end()
         with (self.folder / "snakemake.log").open("w") as log:
             self.started = subprocess.Popen(
                 [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *self.command(*words)],
@@ -64,6 +70,48 @@ class Cluster(Project):
                 stdin=subprocess.DEVNULL,
             )
         return self.started
+
+    def at_round_1(self, finished: Project, *removed: str) -> "Cluster":
+        """The state of the finished run with everything up to its warm start and checks, less what is `removed`."""
+        run = self.folder / "results" / "mini"
+        shutil.copytree(finished.folder / "results" / "mini", run)
+        later = ("policies/00002", "rounds/00002", "trainer", "evaluation", "summary.json", "report.html")
+        for name in (*later, *removed):
+            shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
+        return self
+
+    def rloo(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of `rloo` in this project's folder."""
+        return subprocess.run(
+            [sys.executable, "-m", "rloo_pipeline", *words],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def submit(self, *words: str, **changes) -> str:
+        """`rloo submit` of the configuration; the id of its job."""
+        self.configure(**changes)
+        outcome = self.rloo("submit", "--config", "config/test.yaml", "--sbatch=mem=12000", *words)
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        return outcome.stdout.split()[1].rstrip(";")
+
+    def outcome(self, job: str, seconds: float = 600) -> dict[str, Any]:
+        """How a submitted run ended."""
+        folder = self.folder / "results" / "mini" / "logs" / "submit"
+
+        def ended() -> dict[str, Any] | None:
+            path = folder / "outcome.json"
+            found = json.loads(path.read_text()) if path.exists() else {"outcome": "requeued"}
+            assert found["outcome"] != "requeued" or job in ask("squeue", "-h", "-o", "%A").split(), "the job is gone"
+            return None if found["outcome"] == "requeued" else found
+
+        try:
+            return wait_until(ended, seconds, "the submitted run ends")
+        finally:
+            print("".join(file.read_text() for file in folder.glob("*log.out")))
 
     def end(self) -> None:
         """Ends what was started, and its jobs."""

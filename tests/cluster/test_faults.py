@@ -1,19 +1,16 @@
 """What goes wrong on a cluster, and that the run goes on to the same bytes."""
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, Project, mini
-from machine import Cluster, ask, wait_until
+from helpers import ROOT, mini
+from machine import GO_ON, ask, wait_until
 
 pytestmark = pytest.mark.slow
 
-# what is there is taken as it is, whoever made it
-GO_ON = ("--rerun-triggers", "mtime")
 SLOW_ONCE = '''
 import pathlib, time
 
@@ -25,23 +22,47 @@ def slow_once(completions, **_):
         time.sleep(600)
     return [0.0] * len(completions)
 '''
+HUNGRY = '''
+import functools, time
 
+@functools.cache
+def eat():
+    """3 GB for long enough to be seen."""
+    taken = bytearray(3 << 30)
+    time.sleep(15)
 
-def at_round_1(cluster: Cluster, finished: Project, *removed: str) -> Cluster:
-    """The state of the finished run with everything up to its warm start and checks, less what is `removed`."""
-    run = cluster.folder / "results" / "mini"
-    shutil.copytree(finished.folder / "results" / "mini", run)
-    for name in ("policies/00002", "rounds/00002", "trainer", "evaluation", "summary.json", "report.html", *removed):
-        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
-    return cluster
+def hungry(completions, **_):
+    eat()
+    return [0.0] * len(completions)
+'''
+SLOW_FIRST = '''
+import pathlib, time
 
-
-def test_a_cancelled_rollout_is_made_again_and_an_update_whose_node_dies_on_another(cluster, finished) -> None:
-    at_round_1(cluster, finished, "policies/00001", "rounds")
-    started = cluster.start(*GO_ON, "--", "results/mini/policies/00001")
+def slow_first(completions, **_):
+    """Whoever calls it first waits to be told to go on."""
+    folder = pathlib.Path({folder!r})
     try:
-        job, _ = cluster.wait_for(started, "rollout")
-        ask("scancel", job)
+        (folder / "at work").touch(exist_ok=False)
+    except FileExistsError:
+        return [0.0] * len(completions)
+    while not (folder / "go on").exists():
+        time.sleep(0.5)
+    return [0.0] * len(completions)
+'''
+
+
+def test_a_cancelled_job_ends_the_run_and_a_stage_whose_node_dies_runs_on_another(cluster, finished) -> None:
+    cluster.at_round_1(finished, "policies/00001", "rounds")
+    target = (*GO_ON, "--", "results/mini/policies/00001")
+    started = cluster.start(*target)
+    job, _ = cluster.wait_for(started, "rollout")
+    ask("scancel", job)
+    assert started.wait(300) == 1
+    assert f"SLURM job {job} (rollout) was cancelled" in cluster.said()
+    assert "Trying to restart" not in cluster.said()
+
+    started = cluster.start(*target)
+    try:
         job, node = cluster.wait_for(started, "update")
         kill_node(node, job)
 
@@ -49,12 +70,10 @@ def test_a_cancelled_rollout_is_made_again_and_an_update_whose_node_dies_on_anot
             found = cluster.running("update")
             return found is not None and found[1] != node
 
-        # a job that goes back into the queue waits there for two minutes
-        wait_until(elsewhere, 300, "SLURM notices, and the update runs on another node")
+        wait_until(elsewhere, 180, "SLURM notices, and the update runs on another node")
         cluster.finish(started)
     finally:
         subprocess.run([ROOT / "tests" / "cluster" / "up.sh"], check=True)
-    assert "CANCELLED" in cluster.said()
     for pattern in ("policies/00001/*", "rounds/00001/*/*"):
         assert cluster.files(pattern) == finished.files(pattern)
 
@@ -73,18 +92,8 @@ def kill_node(name: str, job: str) -> None:
                 continue
 
 
-def test_a_cancelled_update_is_made_again(cluster, finished) -> None:
-    at_round_1(cluster, finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
-    started = cluster.start(*GO_ON, "--", "results/mini/policies/00001")
-    job, _ = cluster.wait_for(started, "update")
-    ask("scancel", job)
-    cluster.finish(started)
-    assert "CANCELLED" in cluster.said()
-    assert cluster.files("policies/00001/*") == finished.files("policies/00001/*")
-
-
 def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
-    at_round_1(cluster, finished, "rounds/00001/scores")
+    cluster.at_round_1(finished, "rounds/00001/scores")
     (cluster.folder / "slow.py").write_text(SLOW_ONCE.format(mark=str(cluster.folder / "mark")))
     rewards = [*mini()["rewards"], {"function": "slow.py:slow_once", "weight": 0}]
     scores = "results/mini/rounds/00001/scores/000.parquet"
@@ -95,9 +104,21 @@ def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
     assert (cluster.folder / scores).exists()
 
 
+def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
+    cluster.at_round_1(finished, "rounds/00001/scores")
+    (cluster.folder / "hungry.py").write_text(HUNGRY)
+    rewards = [*mini()["rewards"], {"function": "hungry.py:hungry", "weight": 0}]
+    scores = "results/mini/rounds/00001/scores/000.parquet"
+    started = cluster.start(*GO_ON, "--set-resources", "score:mem_mb=2500*attempt", "--", scores, rewards=rewards)
+    cluster.finish(started)
+    assert "exceeded memory limit" in cluster.logs()
+    assert "mem_mb=5000" in cluster.said()
+    assert (cluster.folder / scores).exists()
+
+
 def test_a_node_that_does_not_see_the_image_says_so(cluster, finished) -> None:
     """The image goes while the run is under way."""
-    at_round_1(cluster, finished, "policies/00001", "rounds", "logs")
+    cluster.at_round_1(finished, "policies/00001", "rounds", "logs")
     started = cluster.start(*GO_ON, "--retries=0", "--", "results/mini/policies/00001")
     cluster.wait_for(started, "rollout")
     logs = cluster.folder / "results" / "mini" / "logs" / "rollout"
@@ -105,3 +126,25 @@ def test_a_node_that_does_not_see_the_image_says_so(cluster, finished) -> None:
     (cluster.folder / "images").unlink()
     assert started.wait(300) == 1
     assert "no such image on" in cluster.logs()
+
+
+def test_of_a_controller_killed_and_started_again_the_older_jobs_lose(cluster, finished) -> None:
+    cluster.at_round_1(finished, "rounds/00001/scores/000.parquet")
+    (cluster.folder / "slow.py").write_text(SLOW_FIRST.format(folder=str(cluster.folder)))
+    rewards = [*mini()["rewards"], {"function": "slow.py:slow_first", "weight": 0, "timeout": 600}]
+    scores = "results/mini/rounds/00001/scores/000.parquet"
+    started = cluster.start(*GO_ON, "--", scores, rewards=rewards)
+    wait_until((cluster.folder / "at work").exists, 120, "the job is at work")
+    orphan, _ = cluster.running("score")
+    started.kill()
+    started.wait()
+    again = cluster.start(*GO_ON, "--", scores, rewards=rewards, end=False)
+    cluster.finish(again)
+    assert "cleared the lock of a killed run" in cluster.said()
+    assert cluster.holds(orphan), "the older job is still at work"
+    written = (cluster.folder / scores).stat()
+    (cluster.folder / "go on").touch()
+    wait_until(lambda: "RUNNING" not in ask("scontrol", "show", "job", orphan), 120, "the older job ends")
+    assert (cluster.folder / scores).stat() == written
+    assert "JobState=FAILED" in ask("scontrol", "show", "job", orphan)
+    assert "was started again" in cluster.logs()

@@ -84,6 +84,9 @@ configure() {
     for gpu in $(seq 0 $((GPUS - 1))); do
         [ -e "/dev/fakegpu$gpu" ] || mknod -m 666 "/dev/fakegpu$gpu" c 1 3
     done
+    for number in $(seq "$NODES"); do # ranks on several nodes call each other by their names
+        grep -qw "node$number" /etc/hosts || echo "127.0.0.1 node$number" >>/etc/hosts
+    done
     {
         echo "$MARK"
         sed "s/@HOST@/$host/" "$HERE/slurm.conf"

@@ -37,6 +37,19 @@ def test_marks_stay_while_any_run_of_the_folder_lives_and_go_when_it_was_killed(
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(("job", "cleared"), [("7", True), ("8", False)])
+def test_marks_of_an_earlier_time_of_the_same_slurm_job_are_cleared(tmp_path, monkeypatch, job, cleared) -> None:
+    """After a node has died, say, and the job went back into the queue."""
+    mark = tmp_path / ".snakemake" / "locks" / "0.output.lock"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    (tmp_path / ".snakemake" / "rloo-a.lock").write_text("elsewhere process 1 of SLURM job 7")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("PATH", "")  # nobody to ask about another job
+    assert locks.hold(tmp_path, "a").alone == cleared
+    assert mark.exists() != cleared
+
+
 def test_marks_of_another_host_are_left_to_a_person(tmp_path) -> None:
     mark = tmp_path / ".snakemake" / "locks" / "0.output.lock"
     mark.parent.mkdir(parents=True)

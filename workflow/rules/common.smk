@@ -11,7 +11,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
 from rloo_pipeline import stopping
-from rloo_pipeline.cluster import containers, locks
+from rloo_pipeline.cluster import cancelled, containers, locks, nodes
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
@@ -32,6 +32,7 @@ try:
     if not IN_PLACE:
         containers.require(IMAGE)
         containers.prepare(CONFIG)
+        os.environ[nodes.IMAGE] = IMAGE
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -49,6 +50,22 @@ LAST = ROUNDS[-1]
 SHARDS = [f"{number:03d}" for number in range(CONFIG.rollout.shards)]
 KEPT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every == 0]
 PASSING = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
+
+
+# An update over several nodes: srun, which is outside of the image, starts the image once a rank.
+SPREAD = CONFIG.deepspeed.nodes > 1
+SPREAD_IMAGE = None if SPREAD else IMAGE
+SPREAD_RESOURCES = (
+    dict(
+        nodes=CONFIG.deepspeed.nodes,
+        tasks=CONFIG.deepspeed.processes,
+        cpus_per_task=CONFIG.deepspeed.threads,
+        tasks_per_gpu=0,
+        mpi="srun",
+    )
+    if SPREAD
+    else {}
+)
 
 
 # of a run that a gate ended, and that is finished as the run of so many rounds that it is
@@ -144,6 +161,7 @@ def growing(amount):
 # Before Snakemake looks at its own lock; a dry run takes none.
 held = locks.Hold(False)
 if workflow.is_main_process and not workflow.output_settings.dryrun:
+    cancelled.ends_the_run(logger.error)
     held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)

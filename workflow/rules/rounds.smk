@@ -120,8 +120,11 @@ rule update:
         f"{RUN}/benchmarks/update/{{round}}.tsv"
     wildcard_constraints:
         round=one_of(KEPT),
+    container:
+        SPREAD_IMAGE
     threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
     resources:
+        **SPREAD_RESOURCES,
         mem_mb=growing(16000),
         runtime=growing(240),
     params:

@@ -8,8 +8,11 @@ rule warmstart:
     log:
         f"{RUN}/logs/warmstart.log",
     cache: True
+    container:
+        SPREAD_IMAGE if CONFIG.warmstart.sft else IMAGE
     threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
     resources:
+        **(SPREAD_RESOURCES if CONFIG.warmstart.sft else {}),
         mem_mb=growing(8000),
         runtime=growing(240),
     params:

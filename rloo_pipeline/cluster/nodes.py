@@ -1,0 +1,148 @@
+"""A stage as ranks on several nodes of a SLURM job: `launch` starts them by srun, `take_rank` and `join` are theirs.
+
+srun runs outside of the image, which has none, and starts the image once a rank. The first rank lets the system choose
+a free port, listens on it, and writes it into a file that all ranks see, so ports cannot collide between jobs. A rank
+that does not come is missed within a minute, by name of its node.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rloo_pipeline import runtime
+from rloo_pipeline.cluster import slurm
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.progress import say
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+IMAGE = "RLOO_IMAGE"
+"""Environment variable with the image that ranks run in; without it they run in this interpreter's environment."""
+PATIENCE = 45.0
+"""Seconds that ranks wait for each other."""
+
+
+def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Sequence[str]) -> None:
+    """Runs `rloo ARGUMENTS` as `processes` ranks on `nodes` nodes of this SLURM job, equally many on each, and waits.
+
+    Raises:
+        UserError: this is no SLURM job, or a rank failed.
+    """
+    if slurm.own_job() is None:
+        raise UserError(
+            f"deepspeed.nodes is {nodes}, and this is no SLURM job: use `snakemake --profile slurm`, or `rloo submit "
+            f"--nodes {nodes}`"
+        )
+    meeting = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
+    meeting.parent.mkdir(parents=True, exist_ok=True)
+    meeting.touch()
+    image = os.environ.get(IMAGE)
+    program = [sys.executable, "-m", "rloo_pipeline"]
+    if image:
+        program = ["apptainer", "exec", "--home", os.getcwd(), image, "rloo"]
+    sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
+    command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program, *arguments]
+    environment = {**os.environ, runtime.MEETING: str(meeting.absolute()), "SUBMITIT_EXECUTOR": "slurm"}
+    try:
+        outcome = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
+    except FileNotFoundError:
+        raise UserError("no srun on the PATH of this job's first node") from None
+    finally:
+        meeting.unlink(missing_ok=True)
+    if outcome.returncode != 0:
+        raise UserError(
+            f"one of the {processes} ranks of `rloo {arguments[0]}` on {nodes} nodes failed (exit code "
+            f"{outcome.returncode}); what it said is above or in the log"
+        )
+
+
+def take_rank() -> None:
+    """Where this process is a rank that `launch` started: sets RANK, WORLD_SIZE and LOCAL_RANK."""
+    if runtime.MEETING not in os.environ or "RANK" in os.environ:
+        return
+    # of the step and not of the job, which may have more nodes
+    for job, step in (("JOB_NUM_NODES", "NUM_NODES"), ("JOB_NODELIST", "NODELIST"), ("NTASKS", "NUM_TASKS")):
+        if f"SLURM_STEP_{step}" in os.environ:
+            os.environ[f"SLURM_{job}"] = os.environ[f"SLURM_STEP_{step}"]
+    import submitit
+
+    submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+
+
+def join(patience: float = PATIENCE) -> None:
+    """Where this process is a rank that `launch` started: makes the process group of the ranks.
+
+    Raises:
+        UserError: they did not all meet.
+    """
+    if runtime.MEETING not in os.environ:
+        return
+    import torch
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    deadline = time.monotonic() + patience
+    try:
+        store = _store(rank, world, deadline)
+        store.set(f"rank {rank}", _node())
+        _wait_for_all(store, world, deadline)
+        places = sorted({store.get(f"rank {other}").decode() for other in range(world)})
+    except (torch.distributed.DistError, RuntimeError, TimeoutError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"the {world} ranks did not meet within {patience:.0f} s (rank {rank} on {_node()}: {words}); nodes: "
+            f"{os.environ.get('SLURM_JOB_NODELIST', 'unknown')}; see whether they reach each other by these names"
+        ) from None
+    if rank == 0:
+        say(f"{world} ranks on {', '.join(places)}")
+    torch.distributed.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=30),
+    )
+
+
+def _store(rank: int, world: int, deadline: float) -> TCPStore:
+    """The store that the first rank serves; where it listens, the others read from the file."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    meeting = Path(os.environ[runtime.MEETING])
+    if rank == 0:
+        address = os.environ["MASTER_ADDR"]
+        store = TCPStore(address, 0, world, True, _left(deadline), wait_for_workers=False)
+        meeting.write_text(f"{address} {store.port}\n")
+    else:
+        while not (words := meeting.read_text()).endswith("\n"):
+            if time.monotonic() > deadline:
+                raise TimeoutError("rank 0 did not say where it listens")
+            time.sleep(0.2)
+        address, port = words.split()
+        store = TCPStore(address, int(port), world, False, _left(deadline), wait_for_workers=False)
+    os.environ["MASTER_PORT"] = str(store.port)
+    return store
+
+
+def _wait_for_all(store: TCPStore, world: int, deadline: float) -> None:
+    missing = list(range(world))
+    while missing := [rank for rank in missing if not store.check([f"rank {rank}"])]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no sign of rank {', '.join(map(str, missing))}")
+        time.sleep(0.1)
+
+
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

@@ -1,0 +1,69 @@
+"""A run that is one SLURM job and outlives its time limit, and a controller that does."""
+
+import json
+
+import pytest
+from helpers import mini
+from machine import GO_ON, ask, wait_until
+
+pytestmark = pytest.mark.slow
+
+IN_IMAGE = ("--", "--sdm", "apptainer", *GO_ON)
+QUICK = ("--seconds-between-status-checks=2", "--slurm-init-seconds-before-status-checks=1")
+
+
+def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finished) -> None:
+    cluster.at_round_1(finished)
+    # two minutes, of which half a minute is for starting stages
+    words = (*IN_IMAGE, "--", "results/mini/policies/00002")
+    job = cluster.submit("--time=2", "--stop-before=1.5", "--cpus-per-node=2", *words)
+    said = cluster.rloo("status", "mini").stdout
+    assert f"mini: job {job} " in said
+    assert "rounds done: 1 of 2" in said
+    again = cluster.rloo("submit", "--config", "config/test.yaml", "--time=2")
+    assert f"job {job} is at it already" in again.stderr
+    ended = cluster.outcome(job)
+    assert ended["outcome"] == "done"
+    assert ended["allocations"] >= 2
+    for pattern in ("policies/*/*", "rounds/**/*.parquet"):
+        assert cluster.files(pattern) == finished.files(pattern)
+    wait_until(lambda: f"mini: done in allocation {ended['allocations']}" in status(cluster), 60, "the job has ended")
+
+
+def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_cancelled(cluster, finished) -> None:
+    cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
+    words = (*IN_IMAGE, *QUICK)
+    # twelve seconds for starting stages: the scores, but not the update
+    job = cluster.submit(
+        "--controller", "--time=3", "--stop-before=2.8", *words, "results/mini/policies/00001", "results/mini/assets"
+    )
+    ended = cluster.outcome(job)
+    assert ended["outcome"] == "done"
+    assert ended["allocations"] >= 2
+    assert cluster.files("policies/00001/*") == finished.files("policies/00001/*")
+
+    wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), 60, "the job has ended")
+    cluster.submit("--controller", "--time=5", *words, "--until", "rollout")
+    stage, _ = wait_until(lambda: cluster.running("rollout"), 120, "a rollout runs")
+    said = cluster.rloo("cancel", "mini")
+    assert "is cancelled" in said.stdout, said.stderr
+    wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), 60, "the rollout has ended")
+    outcome = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
+    assert json.loads(outcome.read_text())["outcome"] == "cancelled"
+
+
+def test_an_allocation_that_finishes_no_stage_is_not_put_back(cluster, finished) -> None:
+    cluster.at_round_1(finished, "rounds/00001/scores")
+    (cluster.folder / "slow.py").write_text("def slow(completions, **_):\n    import time\n    time.sleep(900)\n")
+    job = cluster.submit(
+        *("--time=1", "--stop-before=0.6", "--cpus-per-node=2"),
+        *("--", *GO_ON, "--retries=0", "results/mini/rounds/00001/scores/000.parquet"),
+        rewards=[*mini()["rewards"], {"function": "slow.py:slow", "timeout": 1000, "weight": 0}],
+    )
+    ended = cluster.outcome(job)
+    assert ended["outcome"] == "failed"
+    assert "longer --time" in ended["why"]
+
+
+def status(cluster) -> str:
+    return cluster.rloo("status").stdout

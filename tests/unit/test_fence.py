@@ -1,0 +1,77 @@
+"""Of two processes at work on the same stage the later one's result stands, in whatever order they write."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rloo_pipeline import fence, files
+from rloo_pipeline.errors import UserError
+
+
+@pytest.fixture
+def turns(tmp_path, monkeypatch):
+    """Makes this process one of two: `older`, which has started already, or `later`, which starts when it is named."""
+    monkeypatch.setenv(fence.VARIABLE, "")  # so that it goes when the test ends
+    tokens = {}
+
+    def turn(name: str) -> None:
+        monkeypatch.delenv(fence.VARIABLE, raising=False)
+        if name not in tokens:
+            fence.take(tmp_path, tmp_path / "policies" / "00001")
+            tokens[name] = os.environ[fence.VARIABLE]
+        os.environ[fence.VARIABLE] = tokens[name]
+
+    turn("older")
+    return turn
+
+
+def fill(folder: Path, name: str) -> None:
+    (folder / "weights").write_text(name)
+
+
+def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
+    turns("later")
+    files.write_json(tmp_path / "metrics.json", "later")
+    for end in ("at work", "done"):
+        if end == "done":
+            fence.give_back(done=True)
+        turns("older")
+        with pytest.raises(UserError, match="policies/00001: the same stage was started again"):
+            files.write_json(tmp_path / "metrics.json", "older")
+        turns("later")
+    assert files.read_json(tmp_path / "metrics.json") == "later"
+
+
+@pytest.mark.parametrize("first", ["older", "later"])
+def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path, turns, first) -> None:
+    path = tmp_path / "policies" / "00001"
+
+    def both() -> None:
+        """One begins, the other writes all of it, then the first one ends."""
+        turns(first)
+        with files.new_folder(path) as beside:
+            fill(beside, first)
+            second = "later" if first == "older" else "older"
+            turns(second)
+            with files.new_folder(path) as other:
+                fill(other, second)
+            turns(first)
+
+    with pytest.raises(UserError, match="started again"):
+        both()
+    turns("later")
+    if first == "later":
+        with files.new_folder(path) as beside:
+            fill(beside, "later")
+    assert (path / "weights").read_text() == "later"
+    assert [file.name for file in path.parent.iterdir()] == ["00001"]
+
+
+def test_a_process_that_does_one_stage_after_the_other_takes_a_token_for_each(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv(fence.VARIABLE, raising=False)
+    for done in (False, True):
+        fence.take(tmp_path, tmp_path / "a")
+        fence.give_back(done)
+        assert fence.VARIABLE not in os.environ
+        assert (tmp_path / ".fence" / "a").exists() != done

@@ -1,0 +1,35 @@
+"""Ranks that do not meet say so; tests/cluster/test_nodes.py has those that do."""
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.cluster import nodes
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.errors import UserError
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, "no sign of rank 1"), (1, "rank 0 did not say where it listens")])
+def test_a_rank_that_is_left_alone_names_the_others_and_the_nodes(tmp_path, monkeypatch, rank, missing) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.touch()
+    given = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "SLURM_JOB_NODELIST": "gpu[3-4]"}
+    for name, value in {**given, "RLOO_MEETING": meeting, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError) as raised:
+        nodes.join(patience=2)
+    assert missing in str(raised.value)
+    assert "gpu[3-4]" in str(raised.value)
+
+
+def test_several_nodes_need_a_job_of_slurm(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(UserError, match="rloo submit --nodes 2"):
+        nodes.launch(2, 2, 1, tmp_path / "policy", ["update"])
+
+
+def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> None:
+    spread = mini(deepspeed={"processes": 4, "nodes": 2})
+    together = mini(deepspeed={"processes": 4})
+    assert validate(spread, "a").params("update") == validate(together, "b").params("update")
+    with pytest.raises(UserError, match=r"nodes \(3\) does not divide processes \(4\)"):
+        validate(mini(deepspeed={"processes": 4, "nodes": 3}), "c")

@@ -1,0 +1,38 @@
+"""`rloo submit` and its companions where SLURM is not; tests/cluster/test_submit.py has them where it is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import MINI, ROOT
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    (tmp_path / "Snakefile").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("submit", "--time=60"), "rloo submit: error: no srun on the PATH"),
+        (("submit", "--time=60", "--sbatch=Partition gpu"), "write it as KEY=VALUE"),
+        (("status", "mini"), "nothing was submitted from here; `rloo submit` does it"),
+        (("cancel", "mini"), "nothing was submitted from here; `rloo submit` does it"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(project, words, said) -> None:
+    config = (f"--config={MINI}",) if words[0] == "submit" else ()
+    outcome = subprocess.run(
+        [sys.executable, "-m", "rloo_pipeline", *words, *config],
+        cwd=project,
+        env={"PATH": "", "PYTHONPATH": str(ROOT), "HOME": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 1
+    assert said in outcome.stderr
+    assert "Traceback" not in outcome.stderr
