@@ -20,13 +20,17 @@ from pathlib import Path
 
 FOLDER = "RLOO_WORKERS"
 ROLES = {
-    "checks": "sampler",
+    "probe": "sampler",
     "rollout": "sampler",
     "evaluate": "sampler",
-    "reference": "reference",
+    "checks": "reader",
+    "reference": "reader",
+    "distance": "reader",
     "update": "trainer",
+    "score": "clerk",
+    "gate": "clerk",
 }
-"""Which worker does a stage."""
+"""Which worker does a stage: vLLM; a model that is read; a model that is trained; libraries alone."""
 
 
 def ask(words: Sequence[str]) -> int | None:

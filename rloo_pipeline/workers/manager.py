@@ -25,10 +25,15 @@ def wanted(config: Config, cores: int) -> Mapping[str, int]:
     """
     if config.workers == "never" or (config.workers == "auto" and Path("/dev/nvidiactl").exists()):
         return {}
-    shards = config.rollout.shards
-    roles = {"sampler": max(1, min(shards, cores // config.vllm.threads))}
-    if config.uses_reference:
-        roles["reference"] = max(1, min(shards, cores // config.deepspeed.threads))
+
+    def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
+        return max(1, min(jobs, cores // threads))
+
+    roles = {
+        "sampler": at_once(config.vllm.threads),
+        "reader": at_once(config.deepspeed.threads) if config.uses_reference else 1,
+        "clerk": at_once(config.scoring.workers),
+    }
     if config.deepspeed.processes == 1:
         roles["trainer"] = 1
     return roles

@@ -70,7 +70,7 @@ def test_what_the_stage_says_comes_out_where_it_was_asked(worker) -> None:
 
 
 def test_without_a_free_worker_a_stage_does_its_work_itself(worker) -> None:
-    assert client.ask(["score", "--help"]) is None, "no worker does this"
+    assert client.ask(["report", "--help"]) is None, "no worker does this"
     assert client.ask(["update", "--help"]) is None, "no worker of this role"
     with (Path(os.environ[client.FOLDER]) / "sampler-0.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -108,8 +108,10 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     (folder,) = tmp_path.glob("rloo-workers-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sorted(Path(command[5]).name for command in started) == [
-        "reference-0.sock",
-        "reference-1.sock",
+        "clerk-0.sock",
+        "clerk-1.sock",
+        "reader-0.sock",
+        "reader-1.sock",
         "sampler-0.sock",
         "sampler-1.sock",
         "trainer-0.sock",
@@ -119,7 +121,7 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
     assert manager.wanted(config(workers="never"), 2) == {}
     assert "trainer" not in manager.wanted(config(deepspeed={"processes": 2}), 2)
-    assert "reference" not in manager.wanted(config(algorithm={"beta": 0}), 2)
+    assert manager.wanted(config(algorithm={"beta": 0}), 2)["reader"] == 1
 
 
 def test_a_stage_by_itself_keeps_nothing() -> None:
