@@ -15,7 +15,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = "RLOO_WORKERS"
@@ -48,9 +49,19 @@ def ask(words: Sequence[str]) -> int | None:
     return None
 
 
+@contextmanager
+def short(path: Path) -> Iterator[str]:
+    """Another name of a socket, since 107 characters are the most that a socket's may have."""
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 def _request(path: Path, words: Sequence[str]) -> int | None:
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(str(path))
+    with socket.socket(socket.AF_UNIX) as line, short(path) as name:
+        line.connect(name)
         text = json.dumps({"words": list(words), "folder": os.getcwd(), "started": time.time()})
         socket.send_fds(line, [text.encode() + b"\n"], [2])
         answer = b"".join(iter(lambda: line.recv(4096), b""))

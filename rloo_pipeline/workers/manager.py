@@ -50,7 +50,7 @@ def start(config: Config, cores: int, logs: Path) -> None:
         for number in range(count):
             name = f"{role}-{number}"
             command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(folder / f"{name}.sock")]
-            with (logs / f"{name}.log").open("w") as log:
+            with (logs / f"{name}.log").open("a") as log:
                 subprocess.Popen(
                     [*command, "--controller", str(os.getpid())],
                     stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline import kept, runtime
+from rloo_pipeline.workers import client
 
 
 def serve(path: Path, controller: int) -> None:
@@ -32,7 +33,8 @@ def serve(path: Path, controller: int) -> None:
     kept.start()
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
+        with client.short(path) as name:
+            listener.bind(name)
         listener.listen(1)
         while True:
             line, _ = listener.accept()

@@ -231,7 +231,15 @@ def score(folder: Path, model: Path, function: str):
     ).write(1)
     rolled = tables.read_all([run._table(1, "rollouts", shard) for shard in range(2)], "rollouts")
     tables.write(
-        run._table(1, "rollouts", 9), rolled, tables.ROLLOUTS, "rollouts", round=1, shard=9, seed=1, policy="x"
+        run._table(1, "rollouts", 9),
+        rolled,
+        tables.ROLLOUTS,
+        "rollouts",
+        run="x",
+        round=1,
+        shard=9,
+        seed=1,
+        policy="x",
     )
     ids = sorted(set(rolled["prompt_id"].to_pylist()))
     rows = [{"prompt_id": name, "prompt": "x", "prompt_ids": [4], "answer": "1"} for name in ids]

@@ -148,7 +148,7 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     changes = {"container": {"image": str(tmp_path / "image.sif"), "binds": [str(tmp_path)]}}
     path = f"{programs}:{os.environ['PATH']}"
     words = ("doctor", configure(tmp_path, **changes), "--profile", ROOT / "profiles" / "slurm")
-    outcome = rloo(*words, PATH=path, COLUMNS="200")
+    outcome = rloo(*words, PATH=path, COLUMNS="400")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "what to do" not in outcome.stdout
     (tmp_path / "rows.jsonl").unlink()
@@ -160,7 +160,7 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     changes["model"] = {"build": None, "build_options": {}, "name_or_path": str(tmp_path / "weights")}
     made = configure(tmp_path, **changes)
     (tmp_path / "rows.jsonl").unlink()
-    outcome = rloo("doctor", made, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="200")
+    outcome = rloo("doctor", made, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="400")
     assert outcome.returncode == 1
     assert "5 problems" in outcome.stderr
     for words in ("image.sif is not here", "make images", "mend container.binds", "truncated or damaged", "rows.jsonl"):

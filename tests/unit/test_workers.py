@@ -27,7 +27,7 @@ def controller():
 @pytest.fixture
 def worker(tmp_path, monkeypatch, controller):
     """A sampler's worker; it is there when its socket is."""
-    folder = tmp_path / "sockets"
+    folder = tmp_path / ("a-folder-with-a-name-longer-than-any-socket-may-have" * 3)
     folder.mkdir(mode=0o700)
     monkeypatch.setenv(client.FOLDER, str(folder))
     socket = folder / "sampler-0.sock"
