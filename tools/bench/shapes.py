@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,3 +60,7 @@ def batch(shape: Shape) -> tuple[list[list[int]], list[list[int]], list[float]]:
     prompts = [tokens(*shape.prompt_tokens) for _ in range(shape.prompts)]
     completions = [tokens(*shape.completion_tokens) for _ in range(shape.prompts * K)]
     return prompts, completions, [draw.random() for _ in completions]
+
+
+if __name__ == "__main__":  # shapes.py SHAPE FOLDER
+    model(SHAPES[sys.argv[1]], Path(sys.argv[2]))
