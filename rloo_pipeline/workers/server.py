@@ -47,20 +47,24 @@ def serve(path: Path, controller: int) -> None:
 def _answer(line: socket.socket) -> bool:
     """Runs what is asked for; whether it went well."""
     text, descriptors, *_ = socket.recv_fds(line, 1 << 20, 1)
+    while text and not text.endswith(b"\n"):  # the words of many shards come in several pieces
+        piece = line.recv(1 << 20)
+        text = text + piece if piece else b""
     if not text:
         return True
     request = json.loads(text)
     over = threading.Event()
     threading.Thread(target=_end_with_asker, args=(line, over), daemon=True).start()
     os.chdir(request["folder"])
+    called = "rloo " + " ".join(request["words"])[:500]
     try:
         with _outputs(descriptors[0]):
             code = _run(request["words"], request["started"])
     except kept.Unfit as why:
-        print("rloo", " ".join(request["words"]) + f": left to itself, since this worker holds {why}", flush=True)
+        print(f"{called}: left to itself, since this worker holds {why}", flush=True)
         over.set()
         return False
-    print("rloo", " ".join(request["words"]) + f": {code}", flush=True)
+    print(f"{called}: {code}", flush=True)
     over.set()
     with contextlib.suppress(OSError):
         line.sendall(json.dumps({"code": code}).encode())

@@ -60,6 +60,11 @@ def test_a_worker_gives_the_exit_status_and_starts_anew_after_a_failure(worker) 
     assert worker.poll() is None
 
 
+def test_a_long_call_comes_in_pieces(worker) -> None:
+    """As that of an update with very many shards."""
+    assert asked([*HELP, "--prompts", "x" * 1_000_000]) == 0
+
+
 def test_what_the_stage_says_comes_out_where_it_was_asked(worker) -> None:
     command = [sys.executable, "-m", "rloo_pipeline", *HELP]
     said = subprocess.run(command, capture_output=True, text=True, check=True)

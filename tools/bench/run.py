@@ -31,7 +31,8 @@ RESULT = ROOT / "results" / "bench" / "bench.json"
 STORED = Path(__file__).with_name("stored.json")
 SMALLER_IS_BETTER = ("memory", "seconds", "overhead")
 
-Numbers = Mapping[str, list[float]]
+Summary = Mapping[str, float]
+Numbers = Mapping[str, list[float] | Summary]
 
 
 def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
@@ -108,7 +109,7 @@ def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
     from bench_scoring import score_rows_per_s_vs_bare
 
     found = score_rows_per_s_vs_bare(words.data, repeats=repeats)
-    return {"score_rows_per_s_vs_bare": [found["min"], found["value"], found["max"]]}
+    return {"score_rows_per_s_vs_bare": found}
 
 
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
@@ -133,7 +134,7 @@ def main() -> None:
         print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
             for number, values in PARTS[name](words.repeats, Path(folder), words).items():
-                found[number] = _summary(values)
+                found[number] = _summary(values) if isinstance(values, list) else values
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
     _show(found)
