@@ -37,6 +37,8 @@ def add_commands(add: AddCommand) -> None:
     test.add_argument("--workers", type=int, default=1, help="processes")
     test.add_argument("--timeout", type=float, default=60.0, help="seconds that a row may take")
     test.add_argument("--batch", choices=["rows", "group", "all"], default="rows", help="as the key of a reward")
+    test.add_argument("--labels", metavar="COLUMN", help="column beside the completions with verdicts to agree with")
+    test.add_argument("--threshold", type=float, default=1.0, help="score from which a completion counts as right")
 
 
 def add_parts(score: argparse.ArgumentParser) -> None:
@@ -57,6 +59,7 @@ def _rescore(arguments: argparse.Namespace) -> None:
 
 def _reward_test(arguments: argparse.Namespace) -> None:
     reward = reward_from_words(arguments.function, arguments.options, arguments.timeout, arguments.batch)
-    from rloo_pipeline.stages.reward_test import reward_test
+    from rloo_pipeline.stages.reward_test import Verdicts, reward_test
 
-    reward_test(reward, arguments.data, arguments.completions, arguments.workers, arguments.tokenizer)
+    verdicts = Verdicts(arguments.labels, arguments.threshold) if arguments.labels else None
+    reward_test(reward, arguments.data, arguments.completions, arguments.workers, arguments.tokenizer, verdicts)

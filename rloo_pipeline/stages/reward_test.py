@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -26,8 +26,22 @@ BINS = 10
 """Bars of the histogram; as many different values are shown one by one."""
 
 
+class Verdicts(NamedTuple):
+    """What somebody else says of the completions, and when the function says the same."""
+
+    column: str
+    """Its values are true and false, or 1 and 0."""
+    threshold: float
+    """A score of at least this calls a completion right; None and less call it wrong."""
+
+
 def reward_test(
-    reward: Reward, data: Path, completions: Path | None, workers: int, tokenizer: str | None = None
+    reward: Reward,
+    data: Path,
+    completions: Path | None,
+    workers: int,
+    tokenizer: str | None = None,
+    verdicts: Verdicts | None = None,
 ) -> None:
     """Scores the rows and prints what came of it.
 
@@ -38,6 +52,7 @@ def reward_test(
         workers: processes.
         tokenizer: folder or Hub id of the policy: makes token ids where the completions come without, and is given to
             functions that name `tokenizer_path`.
+        verdicts: shows how often the function agrees with them.
 
     Raises:
         UserError: a file does not fit, the output is bad, or some rows raised.
@@ -51,6 +66,7 @@ def reward_test(
         )
     samples = len(made) // len(rows)
     batch = batch_of([row for row in rows for _ in range(samples)], made, completions or data)
+    labels = _labels(verdicts, made, completions or data) if verdicts else []
     if tokenizer is not None and batch.completion_ids is None:
         batch = batch._replace(completion_ids=_tokenized(batch.completions, tokenizer))
     began = time.monotonic()
@@ -58,6 +74,8 @@ def reward_test(
     (scored,) = score_all([reward], batch, [samples] * len(rows), workers, facts)
     seconds = time.monotonic() - began
     show(reward, batch, scored, samples, seconds, workers)
+    if verdicts:
+        show_agreement(verdicts, labels, batch, scored)
     failed = [row for row, error in enumerate(scored.errors) if error]
     if failed:
         raise UserError(
@@ -114,9 +132,50 @@ def _own_completions(data: Path, rows: Sequence[Row]) -> list[Row]:
     return [{**row, "completion": row[name]} for row in rows]
 
 
+def _labels(verdicts: Verdicts, made: Sequence[Row], origin: Path) -> list[bool]:
+    """The column with the verdicts."""
+    labels = []
+    for place, row in enumerate(made):
+        if verdicts.column not in row:
+            near = did_you_mean(verdicts.column, row)
+            raise UserError(f"{origin}: row {place} has no column '{verdicts.column}'{near}")
+        if row[verdicts.column] not in (0, 1):
+            value = row[verdicts.column]
+            raise UserError(f"{origin}: row {place} has {value!r} in '{verdicts.column}'; labels are true and false")
+        labels.append(bool(row[verdicts.column]))
+    return labels
+
+
+def show_agreement(verdicts: Verdicts, labels: Sequence[bool], batch: Batch, scored: Scored) -> None:
+    """How often score and label say the same, with Wilson's interval (1927), and where they do not."""
+    from scipy.stats import binomtest
+
+    console = _console()
+    said = [score is not None and score >= verdicts.threshold for score in scored.scores]
+    count = len(labels)
+    agree = binomtest(sum(map(bool.__eq__, labels, said)), count)
+    low, high = agree.proportion_ci(method="wilson")
+    # no title of the table: it would be broken at the table's width
+    console.print(f"agreement {agree.statistic:.2%} of {count} rows (95% {low:.2%} to {high:.2%})", style="italic")
+    table = Table(f"labels: {verdicts.column}", f"score ≥ {verdicts.threshold:g}", "less, or None")
+    for label in (True, False):
+        both = [score for score, other in zip(said, labels, strict=True) if other is label]
+        table.add_row("right" if label else "wrong", str(sum(both)), str(len(both) - sum(both)))
+    console.print(table)
+    apart = [row for row in range(count) if labels[row] != said[row]]
+    if apart:
+        title = f"rows on which they differ, {min(SHOWN, len(apart))} of {len(apart)}"
+        console.print(_rows(title, apart[:SHOWN], batch, scored))
+
+
+def _console() -> Console:
+    """Standard output; wide enough where it is a file."""
+    return Console(highlight=False, width=None if Console().is_terminal else 120)
+
+
 def show(reward: Reward, batch: Batch, scored: Scored, samples: int, seconds: float, workers: int) -> None:
     """The findings as tables on standard output."""
-    console = Console(highlight=False, width=None if Console().is_terminal else 120)
+    console = _console()
     count = len(scored.scores)
     known = np.array([value + 0.0 for value in scored.scores if value is not None])  # no -0
     facts = Table(title=f"{reward.function} on {count} rows", title_justify="left", show_header=False)

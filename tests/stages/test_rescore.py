@@ -143,6 +143,25 @@ def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
     assert "66.7% of 3, with 2 each" in outcome.stdout
 
 
+def test_a_trial_says_how_often_the_function_agrees_with_labels(tmp_path) -> None:
+    data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
+    data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("4", "5")))
+    said = (("A: 4", True), ("it is 3", False), ("A: 5", False), ("nothing", False))
+    rows = [{"completion": completion, "right": label} for completion, label in said]
+    completions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("reward-test", "rloo_pipeline.rewards.math:math_reward", "--data", data, "--completions", completions)
+    outcome = rloo(*words, "--labels", "right")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "agreement 75.00% of 4 rows (95% 30.06% to 95.44%)" in outcome.stdout
+    assert "rows on which they differ, 1 of 1" in outcome.stdout
+    assert outcome.stdout.rstrip().splitlines()[-2].split()[1] == "2", "the third row"
+    assert "agreement 25.00%" in rloo(*words, "--labels", "right", "--threshold", 0).stdout
+    assert "no column 'rihgt'; did you mean 'right'?" in rloo(*words, "--labels", "rihgt").stderr
+    assert (
+        "row 0 has 'A: 4' in 'completion'; labels are true and false" in rloo(*words, "--labels", "completion").stderr
+    )
+
+
 def test_token_ids_of_a_trial_are_made_by_the_tokenizer_that_is_named(tmp_path, tiny_model) -> None:
     data = tmp_path / "data.jsonl"
     texts = ("<think>1+1+1+1+1+1=6</think>6", "6")
