@@ -194,6 +194,8 @@ def confined(
             yield process
         finally:
             _kill_group(process)  # also where the process has ended by itself: what it left behind is in its group
+            if sandbox.kind == "apptainer":
+                _kill_session(process.pid)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
@@ -203,6 +205,15 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _kill_session(leader: int) -> None:
+    """The process that serves the image's files to Apptainer: it has a group of its own and outlives who is killed."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            session = stat.read_text().rpartition(") ")[2].split()[3]
+            if int(session) == leader:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
 
 
 def words(sandbox: Sandbox, limits: Limits) -> list[str]:

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from programs import ADD, IMAGE, LIMITS, alive
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards import sandbox
 from rloo_pipeline.rewards.code import code_reward
+from rloo_pipeline.rewards.sandboxed import script
+from rloo_pipeline.rewards.sandboxed.limits import READY
 
 
 @pytest.mark.parametrize("run", ["says", "walls"])
@@ -297,6 +301,22 @@ except OSError:
     ).splitlines()
     assert said[0] == "0 [0, 0] [0, 0]"
     assert said[1] == "no root" or os.getuid() == 0  # in a user namespace a mapped root has no power outside of it
+
+
+def test_nothing_of_the_sandbox_itself_outlives_the_program(found):
+    """What serves Apptainer's image has a process group of its own."""
+    with sandbox.confined(script, found, LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(len(READY)) == READY
+    deadline = time.monotonic() + 5
+    while left := [stat for stat in stats() if stat.rpartition(") ")[2].split()[3] == str(process.pid)]:
+        assert time.monotonic() < deadline, left
+
+
+def stats() -> Iterator[str]:
+    """Of all processes of the machine."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            yield path.read_text()
 
 
 def test_further_paths_can_be_read_and_imported(tmp_path, found):
