@@ -5,6 +5,7 @@ A job of its own, so that the trainer never holds a second model. Not run where 
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from rloo_pipeline import kept, tables
@@ -30,7 +31,9 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
     sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     tokens = config.deepspeed.max_tokens_per_micro_batch
+    began = time.monotonic()
     found = passes.score(logprobs, sequences, tokens, "reference log-probs").logps
+    seconds = time.monotonic() - began
     known = tables.about(rolled)
     made = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
@@ -45,4 +48,5 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     }
     tables.write(output, made, tables.REFERENCE, "reference", **about)
     kept.keep("reference", key, logprobs)
-    say(f"reference log-probs of {len(made)} completions, {sum(map(len, sequences.completions))} tokens")
+    count = sum(map(len, sequences.completions))
+    say(f"reference log-probs of {len(made)} completions, {count} tokens, computed in {seconds:.2f} s")

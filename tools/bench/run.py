@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import rounds
 import shapes
+import whole
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "results" / "bench" / "bench.json"
 STORED = Path(__file__).with_name("stored.json")
 SMALLER_IS_BETTER = ("memory", "seconds", "overhead")
+DEMO_ROUNDS, LARGE_ROUNDS = 10, 3
 
 Summary = Mapping[str, float]
 Numbers = Mapping[str, list[float] | Summary]
@@ -73,19 +74,62 @@ def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     return {"rollout_tokens_per_s_vs_vllm": json.loads(outcome.stdout.splitlines()[-1])}
 
 
-def overhead(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
-    """A round of the demo less its sampling and training, against a round of empty jobs; with workers, and without."""
-    rounds.environment()
-    count = repeats + 1
-    empty = rounds.floor(folder / "empty", count)
-    warm = rounds.overhead(ROOT, folder / "warm", count, "always")
-    cold = rounds.overhead(ROOT, folder / "cold", count, "never")
+def demo(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """The demo's rounds against TRL; what a round costs beside its work, warm and cold, against empty jobs."""
+    started = whole.Project(folder / "start", "bench", "--config", "run=bench", "workers=auto").start()
+    found: dict[str, list[float]] = {}
+    for number in range(repeats):
+        warm = started.copy(folder / f"warm-{number}")
+        _against_trl(found, "demo", warm, DEMO_ROUNDS, 1)
+        _add(found, "round_overhead_seconds", _overheads(warm, DEMO_ROUNDS))
+    empty = whole.empty_rloo(folder / "bin")
+    floor = whole.Project(folder / "floor", "bench", "--config", "run=bench", "workers=never").start(empty)
+    floor.rounds(DEMO_ROUNDS, empty)
+    seconds = floor.seconds(DEMO_ROUNDS)
+    cold = started.copy(folder / "cold")
+    cold.configuration = ("--config", "run=bench", "workers=never")
+    cold.rounds(repeats + 1)
     return {
-        "round_overhead_vs_floor": rounds.ratio_to_floor(warm, empty),
-        "round_overhead_seconds": warm,
-        "round_overhead_cold_seconds": cold,
-        "round_floor_seconds": empty,
+        **found,
+        "round_floor_seconds": seconds,
+        "round_overhead_vs_floor": [over / statistics.median(seconds) for over in found["round_overhead_seconds"]],
+        "round_overhead_cold_seconds": _overheads(cold, repeats + 1),
     }
+
+
+def large(_: int, folder: Path, words: argparse.Namespace) -> Numbers:
+    """The larger shape, whose rounds take a minute and more, against TRL; and what of a round is overhead."""
+    configuration = ["--configfile", str(Path(__file__).with_name("large.yaml").relative_to(ROOT))]
+    changes = ["--config", *words.large] if words.large else []
+    started = whole.Project(folder / "large", "bench", *configuration, *changes).start()
+    found: dict[str, list[float]] = {}
+    _against_trl(found, "large", started, LARGE_ROUNDS, 2)
+    walls = started.seconds(LARGE_ROUNDS)
+    shares = [over / wall for over, wall in zip(_overheads(started, LARGE_ROUNDS), walls, strict=True)]
+    return {**found, "round_overhead_share_large": shares, "round_large_seconds": walls}
+
+
+def _against_trl(found: dict[str, list[float]], name: str, project: whole.Project, rounds: int, threads: int) -> None:
+    """Runs both sides, ours first."""
+    ours, theirs = project.rounds(rounds), whole.trl(project, threads)
+    _add(found, f"{name}_time_vs_trl", [theirs.seconds / ours.seconds])
+    _add(found, f"{name}_cpu_time_vs_trl", [theirs.cpu_seconds / ours.cpu_seconds])
+    _add(found, f"{name}_tokens_vs_trl", [project.tokens(rounds) / whole.last_line(theirs.said)["tokens"]])
+    print(
+        f"bench: {name}: ours {ours.seconds:.1f} s ({ours.cpu_seconds:.1f} s of CPU), TRL {theirs.seconds:.1f} s "
+        f"({theirs.cpu_seconds:.1f} s of CPU)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _add(found: dict[str, list[float]], name: str, values: list[float]) -> None:
+    found.setdefault(name, []).extend(values)
+
+
+def _overheads(project: whole.Project, rounds: int) -> list[float]:
+    """Of each round but the first: its seconds less those in which it sampled and trained."""
+    return [wall - own for wall, own in zip(project.seconds(rounds), project.worked(rounds), strict=True)]
 
 
 def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
@@ -115,7 +159,8 @@ def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "update": update,
     "rollout": rollout,
-    "overhead": overhead,
+    "demo": demo,
+    "large": large,
     "plan": plan,
     "scoring": scoring,
 }
@@ -127,6 +172,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, help="GSM8K's train.jsonl, for scoring; without it that is left out")
+    parser.add_argument("--large", nargs="+", metavar="KEY=VALUE", help="changes to large.yaml, to try it with less")
     parser.add_argument("--check", action="store_true", help="fail where a ratio is worse than the stored one by 10%%")
     words = parser.parse_args()
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}

@@ -13,8 +13,9 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import shapes
 
@@ -23,6 +24,20 @@ BETA, RATE = 0.05, 1e-6
 
 Seconds = tuple[list[float], list[float]]
 """Of the updates, and of the passes before them."""
+Batch = tuple[list[list[int]], list[list[int]], list[float]]
+"""Prompts, completions (K a prompt, neighbours), rewards."""
+
+
+class Place(NamedTuple):
+    """Where and how TRL works."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    micro: int | None = None
+    """Completions in a micro-batch; all where not given."""
+    beta: float = BETA
+    clock: Callable[[], float] = time.process_time
+    checkpointing: bool = False
 
 
 def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
@@ -81,32 +96,41 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
 
 
 def trl(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
-    """TRL's RLOOTrainer as it is, given the completions in place of sampled ones."""
+    """TRL's side, with one thread."""
     import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    return trl_steps(model, shapes.batch(shape), folder.parent / "trl", steps, Place())
+
+
+def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) -> Seconds:
+    """TRL's RLOOTrainer as it is, given the completions in place of sampled ones."""
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
     from trl import RLOOConfig, RLOOTrainer
 
     from rloo_pipeline.demo.model import character_tokenizer
 
-    torch.set_num_threads(1)
-    prompts, completions, rewards = shapes.batch(shape)
+    prompts, completions, rewards = batch
+    micro = place.micro or len(completions)
     tokenizer: PreTrainedTokenizerFast = character_tokenizer()
     updates, passes = [], []
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            updates.append(time.process_time() - trainer.scored)
+            updates.append(place.clock() - trainer.scored)
 
     class Given(RLOOTrainer):
         def _tokenize_prompts(self, given: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
             self.places = [int(text) * shapes.K + place % shapes.K for place, text in enumerate(given)]
             return [prompts[int(text)] for text in given], None, {}
 
-        def _prepare_inputs(self, given: Any) -> Any:
-            began = time.process_time()
-            found = super()._prepare_inputs(given)
-            self.scored = time.process_time()
+        def _generate_and_score_completions(self, given: Any) -> Any:
+            began = place.clock()
+            found = super()._generate_and_score_completions(given)
+            self.scored = place.clock()
             passes.append(self.scored - began)
             return found
 
@@ -118,24 +142,24 @@ def trl(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
         return [known[tuple(ids)] for ids in completion_ids]
 
     arguments = RLOOConfig(
-        output_dir=str(folder.parent / "trl"),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        output_dir=str(output),
+        use_cpu=place.device == "cpu",
+        bf16=place.dtype == "bfloat16",
+        gradient_checkpointing=place.checkpointing,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
         learning_rate=RATE,
-        beta=BETA,
+        beta=place.beta,
         max_steps=steps + 1,
-        per_device_train_batch_size=len(completions),
-        steps_per_generation=1,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=len(completions) // micro,
         num_generations=shapes.K,
-        max_completion_length=shape.completion_tokens[1],
+        max_completion_length=max(map(len, completions)),
         temperature=1.0,
     )
     trainer = Given(
-        model=AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+        model=model,
         args=arguments,
         reward_funcs=[reward],
         train_dataset=Dataset.from_dict({"prompt": [str(place) for place in range(len(prompts))]}),

@@ -1,0 +1,327 @@
+"""An optimizer step on a GPU: tokens/s, model FLOPs utilisation and peak memory of ours and of TRL's, model by model.
+
+    gpu.py [--device cuda|cpu] [--sizes 0.5B 1.5B 7B] [--sides plain deepspeed trl] [--steps 3] [--output FILE]
+
+Three sides, each in a process of its own, on the same random weights, prompts and completions:
+
+- `plain`: our packing, log-probs and loss through the vocabulary, with PyTorch's AdamW on the weights as they are. This
+  is all of our step that is not DeepSpeed's, and needs torch and transformers only.
+- `deepspeed`: our engine as a run has it (ZeRO 0), with float32 master weights where weights have 16 bits.
+- `trl`: TRL's RLOOTrainer, given the completions in place of sampled ones; its AdamW too is on the weights as they are.
+
+A side that lacks a library, or memory, is left out by name; the others are measured. Sampling has no part in it.
+
+Utilisation is (PaLM, arXiv 2204.02311, appendix B) the FLOPs that the step needs, by its seconds and by what the device
+could do: with N weights in the layers' matrices, V·H in the vocabulary projection, L layers of n heads of d,
+
+    6·N·tokens + 6·V·H·(completion tokens) + 12·L·n·d·Σ over tokens of the tokens it sees, itself included
+
+where a prompt that K completions share counts once, and nothing that is computed twice or for padding counts. The
+device's FLOPs are its maker's for dense 16-bit matrices, or, where they are not known here, those of a product of
+large matrices, measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RATE = 1e-6
+PEAKS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
+"""FLOPs a second of dense bfloat16 products by the makers' data sheets, by a part of the device's name."""
+
+
+class Size(NamedTuple):
+    """A Qwen2."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    tied: bool
+    checkpointing: bool = False
+
+    @property
+    def layer_weights(self) -> int:
+        """In the matrices of all layers."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.key_value_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+
+SIZES = {
+    "0.5B": Size(151_936, 896, 4864, 24, 14, 2, 64, True),
+    "1.5B": Size(151_936, 1536, 8960, 28, 12, 2, 128, True),
+    "7B": Size(152_064, 3584, 18944, 28, 28, 4, 128, False, checkpointing=True),
+    "tiny": Size(512, 64, 128, 2, 4, 2, 16, True),
+}
+
+
+class Task(NamedTuple):
+    """What one process measures."""
+
+    size: str
+    device: str
+    dtype: str
+    prompts: int
+    prompt_tokens: tuple[int, int]
+    completion_tokens: tuple[int, int]
+    micro: int
+    """Sequences that go through the model at once."""
+    steps: int
+
+    def batch(self) -> tuple[list[list[int]], list[list[int]], list[float]]:
+        """Prompts, completions and rewards."""
+        vocabulary = SIZES[self.size].vocabulary
+        shape = shapes.Shape(vocabulary, 0, 0, self.prompts, self.prompt_tokens, self.completion_tokens)
+        return shapes.batch(shape)
+
+    def synchronize(self) -> float:
+        """The time when all that was asked of the device is done."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def flops(size: Size, prompts: Sequence[int], completions: Sequence[int]) -> int:
+    """That a step needs, from the lengths of its prompts and of the completions, K neighbours a prompt."""
+    tokens = sum(prompts) + sum(completions)
+    groups = [(prompts[place // shapes.K], length) for place, length in enumerate(completions)]
+    seen = sum(map(_triangle, prompts)) + sum(_triangle(a + b) - _triangle(a) for a, b in groups)
+    layers = 6 * size.layer_weights * tokens + 12 * size.layers * size.heads * size.head_dim * seen
+    return layers + 6 * size.vocabulary * size.hidden * sum(completions)
+
+
+def _triangle(length: int) -> int:
+    return length * (length + 1) // 2
+
+
+def model(size: Size, device: str, dtype: str, attention: str) -> Any:
+    """Random weights, made on the device."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=4096,
+        tie_word_embeddings=size.tied,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=getattr(torch, dtype))
+    if size.checkpointing:
+        made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return made.train()
+
+
+def plain(task: Task, _: Path) -> list[float]:
+    """Our step on PyTorch alone: seconds of each."""
+    import torch
+
+    from rloo_pipeline.training import packing
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    packing.register()
+    module = TokenLogProbs(model(SIZES[task.size], task.device, task.dtype, packing.ATTENTION), 1.0)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=0.0, fused=task.device == "cuda")
+    sequences, rows, most, loss_of = _ours(task)
+
+    def step() -> None:
+        for chosen in sequences.micro_batches(rows, most):
+            pack = sequences.pick(chosen).to(torch.device(task.device))
+            module(pack, lambda places, *given, of=chosen: loss_of([of[place] for place in places], *given)).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _timed(task, step)
+
+
+def deepspeed(task: Task, folder: Path) -> list[float]:
+    """Our step as a run makes it: seconds of each."""
+    from rloo_pipeline.training.engine import Engine, Settings
+    from rloo_pipeline.training.schedule import Schedule
+
+    model(SIZES[task.size], task.device, task.dtype, "sdpa").save_pretrained(folder / "model")
+    again = SIZES[task.size].checkpointing
+    schedule = Schedule(RATE, "constant", 0, 0, 0.0)
+    settings = Settings(task.dtype, False, 1.0, schedule, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, again, None)
+    engine = Engine(folder / "model", settings, 0)
+    sequences, rows, most, loss_of = _ours(task)
+    found = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))
+    engine.close()
+    return found
+
+
+def trl(task: Task, folder: Path) -> list[float]:
+    """TRL's step: seconds of each."""
+    import step
+
+    made = model(SIZES[task.size], task.device, task.dtype, "sdpa")
+    place = step.Place(task.device, task.dtype, task.micro, 0.0, task.synchronize, SIZES[task.size].checkpointing)
+    updates, _ = step.trl_steps(made, task.batch(), folder, task.steps, place)
+    return updates
+
+
+SIDES: dict[str, Callable[[Task, Path], list[float]]] = {"plain": plain, "deepspeed": deepspeed, "trl": trl}
+
+
+def _ours(task: Task) -> tuple[Any, list[int], int, Callable[..., Tensor]]:
+    """The batch as our engine takes it: sequences, rows, tokens of a micro-batch, RLOO's loss."""
+    import torch
+
+    from rloo_pipeline.algorithm.loss import Bounds, Totals, aggregate, losses
+    from rloo_pipeline.training.packing import Sequences
+
+    prompts, completions, rewards = task.batch()
+    groups = torch.tensor(rewards).view(-1, shapes.K)
+    advantages = ((groups - groups.mean(-1, keepdim=True)) * shapes.K / (shapes.K - 1)).flatten()
+    totals = Totals(len(completions), sum(map(len, completions)), task.completion_tokens[1])
+
+    def loss_of(rows: Sequence[int], logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
+        weights = advantages[list(rows)].to(logps.device)
+        made = losses(logps, logps.detach(), weights, mask, "sequence", "ppo", Bounds(0.2, 0.2))
+        return aggregate(made.loss, mask, "sequence", totals)
+
+    sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
+    most = task.micro * (task.prompt_tokens[1] + task.completion_tokens[1])
+    return sequences, list(range(len(completions))), most, loss_of
+
+
+def _timed(task: Task, step: Callable[[], object]) -> list[float]:
+    """Seconds of each step; the first is not counted."""
+    step()
+    found = []
+    for _ in range(task.steps):
+        began = task.synchronize()
+        step()
+        found.append(task.synchronize() - began)
+    return found
+
+
+def peak_flops(device: str, dtype: str) -> tuple[float, str]:
+    """FLOPs a second of the device, and where that is from."""
+    import torch
+
+    name = torch.cuda.get_device_name(0) if device == "cuda" else "CPU"
+    for part, known in PEAKS.items():
+        if part in name and dtype in ("bfloat16", "float16"):
+            return known, f"data sheet of {part}"
+    width = 8192 if device == "cuda" else 512
+    left, right = (torch.randn(width, width, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+
+    def once() -> float:
+        began = time.perf_counter()
+        (left @ right)[0, 0].item()
+        return time.perf_counter() - began
+
+    return 2 * width**3 / min(once() for _ in range(5)), f"a product of {width} x {width} matrices, measured"
+
+
+def measured(task: Task, side: str) -> dict[str, Any]:
+    """What this process finds out about a side."""
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
+        seconds = SIDES[side](task, Path(folder))
+    if task.device == "cuda":
+        memory = torch.cuda.max_memory_allocated()
+    else:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    prompts, completions, _ = task.batch()
+    of_prompts, of_completions = list(map(len, prompts)), list(map(len, completions))
+    peak, source = peak_flops(task.device, task.dtype)
+    needed = flops(SIZES[task.size], of_prompts, of_completions)
+    rates = [(sum(of_prompts) * shapes.K + sum(of_completions)) / one for one in seconds]
+    return {
+        "tokens_per_s": {"value": statistics.median(rates), "min": min(rates), "max": max(rates)},
+        "model_flops_utilisation": needed / statistics.median(seconds) / peak,
+        "peak_memory_gb": memory / 1e9,
+        "device_flops": source,
+        "optimizer": "AdamW on float32 master weights" if side == "deepspeed" else f"AdamW on {task.dtype} weights",
+        "repeats": len(seconds),
+    }
+
+
+def main() -> None:
+    """Measures each side of each size and writes what it found, and what it left out and why."""
+    words = _words()
+    if words.task:
+        size, *rest = json.loads(words.task)
+        task = Task(size, *(tuple(value) if isinstance(value, list) else value for value in rest))
+        print(json.dumps(measured(task, words.sides[0])), flush=True)
+        return
+    found: dict[str, dict[str, Any]] = {}
+    for size in words.sizes:
+        tokens = ((8, 16), (4, 24)) if size == "tiny" else ((100, 200), (100, 500))
+        task = Task(size, words.device, words.dtype, words.prompts, *tokens, words.micro, words.steps)
+        for side in words.sides:
+            found.setdefault(size, {})[side] = row = _row(task, side)
+            print(f"{size} {side}: " + json.dumps(row), flush=True)
+        _compare(found[size])
+    words.output.parent.mkdir(parents=True, exist_ok=True)
+    words.output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _row(task: Task, side: str) -> dict[str, Any]:
+    """A side's numbers, or why it is left out."""
+    command = [sys.executable, __file__, "--sides", side, "--task", json.dumps(task)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    if outcome.returncode == 0:
+        found: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
+        return found
+    lines = outcome.stderr.strip().splitlines() or [f"ended with {outcome.returncode}"]
+    return {"left_out": lines[-1][:300]}
+
+
+def _compare(rows: dict[str, Any]) -> None:
+    """Ours by TRL's, where both are there."""
+    theirs = rows.get("trl", {})
+    for side in ("plain", "deepspeed"):
+        if "tokens_per_s" in theirs and "tokens_per_s" in rows.get(side, {}):
+            rows[side]["tokens_per_s_vs_trl"] = rows[side]["tokens_per_s"]["value"] / theirs["tokens_per_s"]["value"]
+            rows[side]["peak_memory_vs_trl"] = rows[side]["peak_memory_gb"] / theirs["peak_memory_gb"]
+
+
+def _words() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["0.5B", "1.5B", "7B"])
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--prompts", type=int, default=8, help="of a step; each has 4 completions")
+    parser.add_argument("--micro", type=int, default=4, help="sequences that go through the model at once")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("results/bench/gpu.json"))
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

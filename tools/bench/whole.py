@@ -1,0 +1,169 @@
+"""Whole runs: our rounds by Snakemake, and TRL's RLOOTrainer through as many steps of the same work.
+
+Both start from the same policy 0 and prompts and end with the last policy on disk, and on both sides a process's whole
+life counts, imports and engines' starts included. Left out on both are the warm start, its checks, evaluation and
+report. `EMPTY_RLOO` in place of `rloo` gives the floor: Snakemake with the same rules, whose jobs only make their
+outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = os.path.dirname(os.path.abspath(sys.executable))  # noqa: PTH100, PTH120 - as it is called, ..s gone
+PARTS = ("Snakefile", "workflow", "config", "profiles", "rloo_pipeline", "requirements", "containers", "tools")
+EMPTY_RLOO = """#!/bin/sh
+# makes what a stage would write, and nothing in it
+stage=$1
+shift
+while [ $# -gt 0 ]; do
+    case $stage$1 in
+    stage-assets--output | prompts--output | warmstart--output | update--output*) mkdir -p "$2" ;;
+    *--output | *--metrics | *--events | *--table) : >"$2" ;;
+    esac
+    shift
+done
+"""
+
+
+class Taken(NamedTuple):
+    """What a command took."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of all its processes."""
+    said: str
+    """Its standard output."""
+
+
+class Project:
+    """This repository, with results of its own."""
+
+    def __init__(self, folder: Path, run: str, *configuration: str) -> None:
+        """Args: an empty folder, the run's name, and what Snakemake is told of its configuration."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in PARTS:
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(ROOT / name)
+        self.folder, self.configuration = folder, configuration
+        self.run = folder / "results" / run
+
+    def snakemake(self, *targets: str, environment: Mapping[str, str] | None = None) -> Taken:
+        """Makes these files of the run."""
+        names = [str((self.run / target).relative_to(self.folder)) for target in targets]
+        command = [sys.executable, "-m", "snakemake", "--cores", "2", *self.configuration, "--", *names]
+        return taken(command, self.folder, environment or {})
+
+    def start(self, environment: Mapping[str, str] | None = None) -> Project:
+        """Makes all that comes before the first round."""
+        self.snakemake("prompts", "policies/00000", "warmstart/checks.json", environment=environment)
+        return self
+
+    def copy(self, folder: Path) -> Project:
+        """The same, as far as it is made, in another folder."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project(folder, self.run.name, *self.configuration)
+
+    def rounds(self, last: int, environment: Mapping[str, str] | None = None) -> Taken:
+        """Runs up to the policy of this round."""
+        return self.snakemake(f"policies/{last:05d}", environment=environment)
+
+    def seconds(self, rounds: int) -> list[float]:
+        """Of each round but the first, which has the engines' starts in it."""
+        return between([self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in range(1, rounds + 1)])
+
+    def worked(self, rounds: int) -> list[float]:
+        """Of these: what the stages say that sampling, log-probs and optimizer steps took."""
+        return [self._worked(f"{number:05d}") for number in range(2, rounds + 1)]
+
+    def _worked(self, name: str) -> float:
+        logs = self.run / "logs"
+        said = [*logs.glob(f"rollout/{name}-*.log"), *logs.glob(f"reference/{name}-*.log"), logs / f"update/{name}.log"]
+        words = r"(?:sampled|computed|trained) in ([\d.]+) s"
+        return sum(float(re.findall(words, log.read_text())[-1]) for log in said)
+
+    def tokens(self, rounds: int) -> int:
+        """Sampled in all rounds."""
+        import pyarrow.parquet as pq
+
+        tables = (self.run / "rounds").glob("*/rollouts/*.parquet")
+        made = [pq.read_table(table, columns=["completion_ids"], partitioning=None) for table in tables]
+        assert len(made) >= rounds
+        return sum(len(ids) for table in made for ids in table["completion_ids"].to_pylist())
+
+
+def empty_rloo(folder: Path) -> dict[str, str]:
+    """An environment in which `rloo` is EMPTY_RLOO."""
+    folder.mkdir()
+    file = folder / "rloo"
+    file.write_text(EMPTY_RLOO)
+    file.chmod(0o755)
+    return {"PATH": os.pathsep.join([str(folder), BIN, os.environ["PATH"]])}
+
+
+def between(files: list[Path]) -> list[float]:
+    """Seconds from the making of each file to that of the next."""
+    return [(b.stat().st_mtime_ns - a.stat().st_mtime_ns) / 1e9 for a, b in pairwise(files)]
+
+
+def trl(project: Project, threads: int) -> Taken:
+    """TRL through the rounds of the project's run."""
+    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    script = str(Path(__file__).with_name("trl_run.py"))
+    run = str(project.run.relative_to(project.folder))
+    return taken([sys.executable, script, run, "trl"], project.folder, environment | {"HF_HUB_OFFLINE": "1"})
+
+
+def taken(command: list[str], folder: Path, environment: Mapping[str, str]) -> Taken:
+    """Runs a command and measures it.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    path = os.pathsep.join([BIN, os.environ["PATH"]])
+    variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
+    _adopt_orphans()
+    before, began = _cpu_seconds(), time.monotonic()
+    with (folder / "said.txt").open("w+") as words, (folder / "errors.txt").open("w+") as errors:
+        code = subprocess.Popen(command, cwd=folder, env=variables, stdout=words, stderr=errors).wait()
+        seconds = time.monotonic() - began
+        with suppress(ChildProcessError):  # workers end soon after who started them
+            while True:
+                os.wait()
+        words.seek(0)
+        errors.seek(0)
+        if code:
+            raise SystemExit(f"{' '.join(command)}: {errors.read()[-3000:]}")
+        return Taken(seconds, _cpu_seconds() - before, words.read())
+
+
+def _adopt_orphans() -> None:
+    """From now on, what outlives its parent among this process's descendants is waited for by this process."""
+    PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _cpu_seconds() -> float:
+    """Of all descendants that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def last_line(text: str) -> dict[str, int]:
+    """The JSON at the end of what a script said."""
+    found: dict[str, int] = json.loads(text.splitlines()[-1])
+    return found
