@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from rloo_pipeline import __version__, cli_cluster, cli_insight, cli_rewards, fence, progress, runtime
@@ -220,8 +221,9 @@ def _worker(arguments: argparse.Namespace) -> None:
     server.serve(arguments.socket, arguments.controller)
 
 
+@cache
 def _parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """All commands and their options; made once in a process, since a worker is asked again and again."""
     parser = argparse.ArgumentParser(
         "rloo", description="The stages of an RLOO run; Snakemake calls them, and so can you."
     )

@@ -13,6 +13,9 @@ from pydantic import Field, ValidationError
 from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.errors import UserError, did_you_mean
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same in C, where PyYAML was built with it: an eighth of the time, which every stage takes."""
+
 
 class Rewards(Section):
     """A file with nothing but reward functions, as `rloo rescore` takes one."""
@@ -70,7 +73,7 @@ def reward_from_words(function: str, options: str, timeout: float, batch: str) -
 def _read(path: Path) -> Any:
     """What a YAML file holds."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except FileNotFoundError:
         raise UserError(f"{path}: no such configuration file") from None
     except yaml.YAMLError as error:

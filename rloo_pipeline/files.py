@@ -1,7 +1,7 @@
 """Files that are whole or absent, and digests of them.
 
 Everything is written beside its place and renamed into it, so that a reader, a rerun or a second writer never sees a
-half of it. A folder carries a manifest of sizes and SHA-256 digests where its content must be trusted later.
+half of it. A folder carries a manifest of sizes and BLAKE3 digests where its content must be trusted later.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rloo_pipeline import fence
 from rloo_pipeline.errors import UserError
 
 MANIFEST = "manifest.json"
+DIGEST = "blake3"
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -132,9 +133,19 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Hex SHA-256 of a file's bytes: for what people compare with other programs."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path) -> str:
+    """Hex BLAKE3 of a file's bytes: as hard to forge as SHA-256, and twelve times as fast on CPUs that have no
+    instructions for that one. Every round reads policy and trainer state several times.
+    """
+    from blake3 import blake3
+
+    with path.open("rb") as file:
+        return str(hashlib.file_digest(file, blake3).hexdigest())  # type: ignore[arg-type]
 
 
 def folder_files(folder: Path) -> list[Path]:
@@ -145,9 +156,7 @@ def folder_files(folder: Path) -> list[Path]:
 
 def write_manifest(folder: Path, **about: object) -> None:
     """Records size and digest of every file of a folder, and what it is `about`, in its manifest."""
-    entries = {
-        str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in folder_files(folder)
-    }
+    entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, DIGEST: digest(f)} for f in folder_files(folder)}
     write_json(folder / MANIFEST, {"about": about, "files": entries})
 
 
@@ -160,8 +169,8 @@ def folder_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; run the stage that writes it first")
     if (folder / MANIFEST).exists():
-        return sha256(folder / MANIFEST)
-    lines = (f"{f.relative_to(folder)} {sha256(f)}\n" for f in folder_files(folder))
+        return digest(folder / MANIFEST)
+    lines = (f"{f.relative_to(folder)} {digest(f)}\n" for f in folder_files(folder))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -184,8 +193,10 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
                 f"{file} is truncated or changed ({size} bytes, {entry['bytes']} "
                 f"were written): delete {folder} and run again"
             )
-        if sha256(file) != entry["sha256"]:
-            raise UserError(f"{file} was changed since it was written (SHA-256 differs): delete {folder} and run again")
+        if digest(file) != entry.get(DIGEST):
+            raise UserError(
+                f"{file} was changed since it was written ({DIGEST} differs): delete {folder} and run again"
+            )
     about: dict[str, Any] = manifest["about"]
     return about
 

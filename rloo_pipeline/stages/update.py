@@ -78,7 +78,7 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
             batch, record, config.algorithm.importance_sampling_level, _knows_ratio(config.algorithm)
         )
         metrics |= _step_metrics(engine, steps) | {"round": round_, "num_tokens": carried.num_tokens}
-        _write(config, round_, found.rolled, batch, record, metrics, outputs)
+        _write(config, round_, found.rolled, batch, record, metrics, outputs, made)
         say(
             f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
             f"{metrics['step']} optimizer steps so far, trained in {seconds:.2f} s"
@@ -200,9 +200,16 @@ def _carry_on(config: Config, carried: Carried, batch: Batch, record: Record, ro
 
 
 def _write(
-    config: Config, round_: int, rolled: pa.Table, batch: Batch, record: Record, metrics: Metrics, outputs: Outputs
+    config: Config,
+    round_: int,
+    rolled: pa.Table,
+    batch: Batch,
+    record: Record,
+    metrics: Metrics,
+    outputs: Outputs,
+    made: str,
 ) -> None:
-    """train.parquet, metrics.json and the same as TensorBoard events."""
+    """train.parquet, metrics.json and the same as TensorBoard events; `made` is the digest of the new policy."""
     import pyarrow as pa
 
     rewards = [None if value != value else value for value in batch.rewards.tolist()]
@@ -232,7 +239,7 @@ def _write(
         run=config.run,
         round=round_,
         seed=config.seed,
-        policy=policy.digest(outputs.policy),
+        policy=made,
     )
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, sha256
+from rloo_pipeline.files import digest as digest_of
+from rloo_pipeline.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,11 +74,11 @@ def _check_safetensors(file: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over the policy's weights and configuration: what a table's footer names as its policy."""
+    """One digest over the policy's weights and configuration: what a table's footer names as its policy."""
     import hashlib
 
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
-    return hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in files).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{file.name} {digest_of(file)}\n" for file in files).encode()).hexdigest()
 
 
 def base_of(folder: Path) -> Path:

@@ -123,7 +123,7 @@ def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:
     run = made(tmp_path, tiny_model, "state").write(2)
     state = next((run.run / "trainer" / "00001").rglob("*.pt"))
     whole = state.read_bytes()
-    for damaged, word in ((whole[:-10], "truncated"), (whole[:-1] + bytes([whole[-1] ^ 1]), "SHA-256")):
+    for damaged, word in ((whole[:-10], "truncated"), (whole[:-1] + bytes([whole[-1] ^ 1]), "blake3")):
         state.write_bytes(damaged)
         outcome = run.update(2)
         assert outcome.returncode == 1

@@ -52,7 +52,7 @@ def test_a_manifest_notices_every_change(tmp_path) -> None:
     assert files.verify_manifest(tmp_path) == {"round": 3}
     for name, text, word in (
         ("a", "conten", "truncated"),
-        ("a", "CONTENT", "SHA-256"),
+        ("a", "CONTENT", "blake3"),
         ("b", "", "not written by this run"),
     ):
         (tmp_path / name).write_text(text)

@@ -18,7 +18,7 @@ def main() -> None:
 
     runtime.use_threads(1)
     import pyarrow as pa
-    from vllm import TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
     from rloo_pipeline import tables
     from rloo_pipeline.demo.arithmetic import problems
@@ -41,7 +41,8 @@ def main() -> None:
     def bare() -> float:
         seeds = [derive(0, "bench", row["prompt_id"], sample) for row in rows for sample in range(samples)]
         prompts = [TokensPrompt(prompt_token_ids=row["prompt_ids"]) for row in rows for _ in range(samples)]
-        params = [sampler._params(seed, decoding) for seed in seeds]
+        plain = {"temperature": 1.0, "max_tokens": 40, "logprobs": 0, "stop_token_ids": sampler.stop_ids}
+        params = [SamplingParams(seed=seed, **plain) for seed in seeds]
         assert sampler.llm is not None
         began = time.process_time()
         sampler.llm.generate(prompts, params, use_tqdm=False)

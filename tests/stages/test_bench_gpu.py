@@ -1,0 +1,75 @@
+"""tools/bench/gpu.py: the FLOPs that it counts, what it measures on a CPU, and what it says of what is not there."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+SCRIPT = ROOT / "tools" / "bench" / "gpu.py"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu
+
+    yield gpu
+    for name in ("gpu", "shapes"):
+        del sys.modules[name]
+
+
+def measured(tmp_path, *words: str, **environment: str) -> dict[str, dict]:
+    output = tmp_path / "gpu.json"
+    command = [sys.executable, SCRIPT, "--device", "cpu", "--dtype", "float32", "--sizes", "tiny", "--output", output]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    subprocess.run([*command, "--prompts", "2", "--steps", "2", *words], check=True, env=environment)
+    return json.loads(output.read_text())["tiny"]
+
+
+def test_the_flops_of_a_step_are_those_that_torch_counts(gpu) -> None:
+    """All but attention, which torch counts as if every token saw every other one."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    size, prompt, completion = gpu.SIZES["tiny"], 9, 16
+    model = gpu.model(size, "cpu", "float32", "eager")
+    ids = torch.arange(prompt + completion).unsqueeze(0)
+    with FlopCounterMode(display=False) as counted:
+        model(input_ids=ids, logits_to_keep=completion).logits.sum().backward()
+    by_operation = {str(operation): count for operation, count in counted.get_flop_counts()["Global"].items()}
+    products = by_operation.pop("aten.mm") + by_operation.pop("aten.addmm")
+    ((_, attention),) = by_operation.items()
+    tokens = prompt + completion
+    causal = attention * (tokens * (tokens + 1) // 2) // tokens**2
+    assert gpu.flops(size, [prompt], [completion]) == products + causal
+
+
+def test_a_prompt_that_completions_share_counts_once(gpu) -> None:
+    size = gpu.SIZES["tiny"]
+    four, one = gpu.flops(size, [10], [5, 5, 5, 5]), gpu.flops(size, [10], [5])
+    prompt = gpu.flops(size, [10], [])
+    assert four - prompt == 4 * (one - prompt)
+
+
+@pytest.mark.slow
+def test_our_step_without_deepspeed_is_measured_on_any_device(tmp_path) -> None:
+    row = measured(tmp_path, "--sides", "plain")["plain"]
+    assert 0 < row["model_flops_utilisation"] < 1
+    rates = row["tokens_per_s"]
+    assert 0 < rates["min"] <= rates["value"] <= rates["max"]
+    assert 0.1 < row["peak_memory_gb"] < 4
+
+
+@pytest.mark.slow
+def test_a_side_whose_library_is_missing_is_left_out_by_name(tmp_path) -> None:
+    """As on a machine with torch and transformers only: nothing else is imported for the step without DeepSpeed."""
+    missing = ("trl", "deepspeed", "vllm", "pydantic", "datasets", "accelerate", "peft", "pyarrow")
+    for name in missing:
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name!r}', name={name!r})")
+    found = measured(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert "tokens_per_s" in found["plain"]
+    assert "deepspeed" in found["deepspeed"]["left_out"] or "pydantic" in found["deepspeed"]["left_out"]
+    assert "datasets" in found["trl"]["left_out"]
