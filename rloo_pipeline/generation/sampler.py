@@ -185,9 +185,8 @@ def _completion(tokenizer: Any, params: SamplingParams, output: Any) -> Completi
     (made,) = output.outputs
     ids = list(made.token_ids)
     assert made.logprobs.token_ids == ids
-    return Completion(
-        ids, _text(tokenizer, output.prompt_token_ids, made), made.logprobs.logprobs, made.finish_reason or "abort"
-    )
+    text = _text(tokenizer, params, output.prompt_token_ids, made)
+    return Completion(ids, text, made.logprobs.logprobs, made.finish_reason or "abort")
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], made: Any) -> str:
