@@ -1,0 +1,79 @@
+"""What tools/bench compares is the same work on both sides, and its floor is made of a run's own rules."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from rloo_pipeline.config import Reward
+from rloo_pipeline.config_file import load
+
+BENCH = ROOT / "tools" / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """The modules of the benchmark, by their own names."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    import trl_run
+    import whole
+
+    yield trl_run, whole
+    for name in {"trl_run", "whole"} - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("file", ["config/config.yaml", "tools/bench/large.yaml"])
+def test_trl_takes_as_many_steps_on_as_many_completions(bench, file, tmp_path) -> None:
+    trl_run, _ = bench
+    config = load(ROOT / file)
+    vocabulary = config.model.build_options.get("vocabulary", 25)
+    made = trl_run.arguments(config, tmp_path, vocabulary)
+    algorithm, rollout = config.algorithm, config.rollout
+    assert made.max_steps == config.rounds * algorithm.steps_per_generation * algorithm.num_iterations
+    assert made.generation_batch_size == rollout.generation_batch_size
+    assert made.per_device_train_batch_size * made.steps_per_generation == rollout.generation_batch_size
+    a_step = made.per_device_train_batch_size * made.gradient_accumulation_steps
+    assert a_step * algorithm.steps_per_generation == rollout.generation_batch_size
+    assert made.per_device_train_batch_size * rollout.max_completion_length * vocabulary * 4 <= trl_run.LOGITS
+    assert (made.num_generations, made.max_completion_length) == (
+        rollout.num_generations,
+        rollout.max_completion_length,
+    )
+    assert (made.learning_rate, made.beta, made.temperature) == (
+        config.update.learning_rate,
+        algorithm.beta,
+        rollout.temperature,
+    )
+    assert made.reward_weights == [0.0, *(reward.weight for reward in config.rewards)], "the first one counts only"
+
+
+def test_a_reward_gets_what_it_names_and_its_options(bench) -> None:
+    trl_run, _ = bench
+    section = Reward(function="rloo_pipeline.rewards.length:target_length_reward", options={"target": 2})
+    scored = trl_run.reward(section)
+    assert scored(completion_ids=[[1, 2], [1]], completions=["", ""], prompts=["", ""]) == [0.0, -0.5]
+    assert scored.__name__ == section.column
+
+
+@pytest.mark.slow
+def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
+    _, whole = bench
+    empty = whole.empty_rloo(tmp_path / "bin")
+    configuration = ("--configfile", "tests/configs/mini.yaml", "--config", "workers=never")
+    project = whole.Project(tmp_path / "project", "mini", *configuration)
+    (project.folder / "tests").symlink_to(ROOT / "tests")
+    project.start(empty)
+    taken = project.rounds(2, empty)
+    assert taken.seconds > 0
+    assert taken.cpu_seconds > 0
+    (seconds,) = project.seconds(2)
+    assert 0 < seconds < taken.seconds
+    made = {str(file.relative_to(project.run)) for file in project.run.rglob("*") if file.is_file()}
+    tables = {
+        f"rounds/{n:05d}/{name}/{s:03d}.parquet" for n in (1, 2) for name in ("rollouts", "scores") for s in (0, 1)
+    }
+    assert tables | {"rounds/00001/diagnosis.json", "benchmarks/update/00002.tsv"} <= made
+    assert not any(Path(project.run / table).stat().st_size for table in tables)
