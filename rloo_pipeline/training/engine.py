@@ -82,6 +82,10 @@ class Engine:
         self.grad_norm = 0.0
         _keep_grad_norm(self)
         self.engine.checkpoint_engine.save = _save_by_content
+        # A state goes with the policy of its manifest, which has the weights; ZeRO 3 and adapters lay them out anew.
+        self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
+        if not self.weights_in_state:
+            self.engine.module_state_dict = lambda *_, **__: {}
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work.
@@ -173,7 +177,9 @@ class Engine:
         return {name.removeprefix("model."): tensor.detach().cpu() for name, tensor in state.items()}
 
     def save_state(self, target: Path, carried: JSON, **about: object) -> None:
-        """Writes optimizer, master weights and `carried` with a manifest; every rank takes part."""
+        """Writes optimizer, master weights and `carried` with a manifest; every rank takes part. The policy has the
+        weights themselves.
+        """
         import torch
 
         beside = [str(files.place_beside(target)) if self.rank.first else ""]
@@ -192,7 +198,7 @@ class Engine:
 
     def load_state(self, source: Path, **about: object) -> JSON:
         """Goes on from a saved state, once its manifest shows that it is whole and of this run; returns what was
-        carried.
+        carried. The engine was made from the policy that the state was saved with.
 
         Raises:
             UserError: it was changed, is of something else, or was written by another number of processes or ZeRO
@@ -206,8 +212,8 @@ class Engine:
                     f"{source}: trainer state with {key} {found.get(key)}, this run has {value}; "
                     "go on with the old setting or start the run anew"
                 )
-        frozen = self.settings.lora is not None
-        _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=not frozen)
+        strict = self.weights_in_state and self.settings.lora is None
+        _, state = self.engine.load_checkpoint(str(source), tag=STATE, load_module_strict=strict)
         self.step_count = int(state["step"])
         return self.carried(source)
 
