@@ -121,7 +121,9 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
     size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
     policy = shape.parameters * size if config.update.lora is None else learned * size
     kept = config.rounds // config.keep_every + (1 if config.rounds % config.keep_every else 0)
-    trainer = learned * (size + 8 + (4 if size == 2 else 0))
+    # two moments, a master weight where the engine keeps one of its own, weights where the policy's do not do
+    own = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
+    trainer = learned * (8 + (4 if size == 2 or config.deepspeed.zero_stage else 0) + own)
     found = tokens(config)
     tables = (found["completion tokens"] + found["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
     return {

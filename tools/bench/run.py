@@ -156,6 +156,24 @@ def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
     return {"score_rows_per_s_vs_bare": found}
 
 
+def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
+    """Our optimizer step on a GPU against TRL's, and the share of the GPU's FLOPs that it makes use of."""
+    asked = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", asked], check=False).returncode:
+        print("bench: gpu: left out, since PyTorch sees none here", file=sys.stderr, flush=True)
+        return {}
+    output = RESULT.with_name("gpu.json")
+    script = str(Path(__file__).with_name("gpu.py"))
+    subprocess.run([sys.executable, script, "--steps", str(repeats), "--output", str(output)], check=True)
+    found: dict[str, list[float]] = {}
+    for size, rows in json.loads(output.read_text()).items():
+        for side, row in rows.items():
+            for name in ("tokens_per_s_vs_trl", "peak_memory_vs_trl", "model_flops_utilisation"):
+                if name in row:
+                    found[f"gpu_{size}_{side}_{name}"] = [row[name]]
+    return found
+
+
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "update": update,
     "rollout": rollout,
@@ -163,6 +181,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "large": large,
     "plan": plan,
     "scoring": scoring,
+    "gpu": gpu,
 }
 
 
