@@ -19,7 +19,8 @@ from rloo_pipeline.insight.dag import picture
 from rloo_pipeline.insight.diagnosis import Symptom, diagnose, monitors_of
 from rloo_pipeline.insight.figures import bars, figure, timeline
 from rloo_pipeline.insight.origin import origin
-from rloo_pipeline.insight.summary import metrics_of, read_evaluation
+from rloo_pipeline.insight.run_files import metrics_of
+from rloo_pipeline.insight.summary import read_evaluation
 from rloo_pipeline.insight.warmstart_checks.registry import threshold
 
 BY_ROUND = Chart(
