@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -110,12 +111,38 @@ def end() -> None:
     os._exit(0)
 
 
+def hold_for_others(gpus: int) -> None:
+    """Notes GPUs that the stage has for the processes that it starts, reward functions, and does not touch itself."""
+    global _for_others
+    _for_others = gpus
+
+
+_for_others = 0
+
+
 def _used() -> str | None:
-    """The GPUs that this process could use, `2 x NAME`; None where there are none or torch was not needed."""
+    """The GPUs that the stage had, `2 x NAME`; None where there are none or it needed none."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is not None and torch.cuda.is_available():
+        return f"{_granted(torch.cuda.device_count())} x {torch.cuda.get_device_name(0)}"
+    name = _name_of_gpu() if _for_others else None
+    return f"{_for_others} x {name}" if name else None
+
+
+def _granted(here: int) -> int:
+    """The GPUs of all of a stage's ranks: those that one sees, on so many nodes; a rank has at least its own."""
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if MEETING in os.environ else 1
+    return max(here * nodes, int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def _name_of_gpu() -> str | None:
+    """What the driver calls the first GPU, without a process of ours on it."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
         return None
-    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return said.strip().splitlines()[0] if said.strip() else None
 
 
 def cache_folder() -> Path:

@@ -115,7 +115,8 @@ def check_figures(checks: JSON) -> dict[str, JSON]:
     if right := checks.get("right_in_group"):
         found["plot-right"] = bars(list(range(len(right))), right, "right answers in a group")
     if mixed := checks.get("expected_mixed"):
-        found["plot-mixed"] = bars(list(mixed), list(mixed.values()), "K", ".0%")
+        by_size = {samples: mixed[samples] for samples in sorted(mixed, key=int)}
+        found["plot-mixed"] = bars(list(by_size), list(by_size.values()), "K", ".0%")
     return found
 
 

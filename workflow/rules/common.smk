@@ -15,7 +15,7 @@ from rloo_pipeline.cluster import cancelled, containers, locks, nodes
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.insight import trackers
+from rloo_pipeline.insight import origin, trackers
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs
 from rloo_pipeline.workers import manager
@@ -23,6 +23,7 @@ from rloo_pipeline.workers import manager
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
 prepare_jobs()
+origin.note_commit()
 
 try:
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
