@@ -5,6 +5,7 @@ Engines read their settings from the environment when they are imported, so `pre
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -58,12 +59,15 @@ def prepare_jobs() -> None:
 
 
 def begin(moment: float) -> None:
-    """Says when the stage began that a worker is about to run, in seconds since 1970."""
-    global _began
-    _began = moment
+    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here."""
+    global _began, _cpu_before
+    _began, _cpu_before = moment, _cpu()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): the peak of the resident set begins anew
 
 
 _began: float | None = None
+_cpu_before = 0.0
 
 
 class HoldsGpu(Protocol):
@@ -104,11 +108,24 @@ def end() -> None:
     if os.environ.get("RANK") in (None, "0") and (used := _used()):
         logging.getLogger("rloo.time").info("used %s", used)
     if not is_rank():
-        logging.getLogger("rloo.time").info("took %.1f s", seconds_since_start())
+        spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
+        logging.getLogger("rloo.time").info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _cpu() -> float:
+    """Seconds of all cores for this process and those that it has started and seen end."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _peak_mb() -> float:
+    """The largest resident set of this process, in MB."""
+    said = Path("/proc/self/status").read_text()
+    return int(said.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def hold_for_others(gpus: int) -> None:

@@ -1,4 +1,4 @@
-"""GPU-hours of the page: the GPUs that a job's log names, those that it really had, times its seconds."""
+"""What the page says of cost: GPUs that a job really had times its seconds, CPU time, also of work in a worker."""
 
 import os
 import subprocess
@@ -37,6 +37,27 @@ def test_the_page_has_seconds_times_gpus_a_stage_and_in_sum(tmp_path: Path) -> N
     assert "update112 min–3.11–" in text
     assert "all jobs31 h 18 min–5.33–" in text
     assert "those of the GPUs that a job could see (NVIDIA H100 80GB HBM3)" in text
+
+
+def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -> None:
+    """Snakemake measures the process that asks, which does nothing but wait."""
+    run = tmp_path / "run"
+    log = str(run / "logs" / "update" / "00001.log")
+    burn = "until = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
+    code = (
+        f"import time; from pathlib import Path; from rloo_pipeline import runtime\n{burn.format(1.5)}"
+        f"kept = bytearray(200_000_000); del kept; runtime.prepare(Path({log!r}))\n"
+        f"runtime.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.5)}runtime.end()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    benchmark = run / "benchmarks" / "update" / "00001.tsv"
+    benchmark.parent.mkdir(parents=True)
+    benchmark.write_text("s\tmax_rss\tcpu_time\n3\t12\t0.02\n")
+    [job] = jobs_of(run, 1)
+    assert 0.5 <= (job.cpu_seconds or 0) < 1.5, "and nothing of the stages before"
+    assert 90 <= (job.memory_mb or 0) < 200
+    benchmark.write_text("s\tmax_rss\tcpu_time\n3\t5000\t70\n")  # ranks that it started
+    assert [(job.cpu_seconds, job.memory_mb) for job in jobs_of(run, 1)] == [(70, 5000)]
 
 
 def driver(folder: Path, says: str) -> dict[str, str]:
