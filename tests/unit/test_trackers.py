@@ -76,15 +76,15 @@ def name_of(item) -> str:
 
 
 def wandb_curves(run: Path) -> Curves:
-    """Every point of the one offline run in a folder; a point that is there twice fails."""
-    [file] = run.glob("wandb/offline-run-*/*.wandb")
+    """Every point of a run in its folders, as `wandb sync` would send them; one that is there twice fails."""
     found: Curves = {}
-    for record in records_in(file):
-        for item in record.history.item:
-            name = name_of(item)
-            if not name.startswith("_"):
-                assert record.history.step.num not in found.setdefault(name, {}), "a point stands there twice"
-                found[name][record.history.step.num] = float(item.value_json)
+    for file in sorted(run.glob("wandb/offline-run-*/*.wandb")):
+        for record in records_in(file):
+            for item in record.history.item:
+                name = name_of(item)
+                if not name.startswith("_"):
+                    assert record.history.step.num not in found.setdefault(name, {}), "a point stands there twice"
+                    found[name][record.history.step.num] = float(item.value_json)
     return found
 
 
@@ -118,6 +118,25 @@ def test_every_number_is_there_once(send, read, tmp_path) -> None:
     send(write_run(run, 4, "made again"), run)
     assert read(run) == numbers_of(run)
     assert read(run)["reward"].keys() == {1, 2, 3, 4}
+
+
+def test_what_wandb_has_sent_is_not_in_a_folder_that_it_will_send(tmp_path) -> None:
+    run = tmp_path / "run"
+    wandb_folder.send(write_run(run, 2), run)
+    [first] = run.glob("wandb/offline-run-*")
+    (first / f"run-{write_run(run, 2).id}.wandb.synced").touch()  # as `wandb sync` leaves it
+    for rounds in (2, 3, 4):
+        wandb_folder.send(write_run(run, rounds), run)
+    assert wandb_curves(run) == numbers_of(run)
+    [same, second] = sorted(run.glob("wandb/offline-run-*"))
+    assert same == first
+    steps = [record.history.step.num for file in second.glob("*.wandb") for record in records_in(file)]
+    assert sorted({step for step in steps if step}) == [3, 4]
+    history = write_run(run, 4, "made again")
+    wandb_folder.send(history, run)
+    [file] = run.glob("wandb/offline-run-*/*.wandb")
+    assert file.name == f"run-{history.id}-2.wandb", "the server has other numbers of the first one"
+    assert wandb_curves(run) == numbers_of(run)
 
 
 def test_what_a_killed_writer_left_is_written_anew(tmp_path) -> None:
