@@ -1,4 +1,4 @@
-"""The commands that look at a run, before, while and after it runs: gate, diagnose, plan, doctor, watch."""
+"""The commands that look at a run, before, while and after it runs: gate, diagnose, plan, doctor, watch, track."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.config_file import load
+from rloo_pipeline.insight.trackers import TRACKERS
 
 AddCommand = Callable[..., argparse.ArgumentParser]
-WITHOUT_CONFIG = ("diagnose", "doctor", "plan", "watch")
+WITHOUT_CONFIG = ("diagnose", "doctor", "plan", "track", "watch")
 """Those that are given a configuration, or a run that has one."""
 DEFAULT = Path("config/config.yaml")
 
@@ -24,6 +25,12 @@ def add_commands(add: AddCommand) -> None:
     watch.add_argument("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
     watch.add_argument("--once", action="store_true", help="show it once and end")
     watch.add_argument("--every", type=float, default=3.0, help="seconds between two looks")
+    track = add("track", _track, "Have W&B or MLflow hold the metrics of a run, finished or in flight.")
+    track.add_argument("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
+    track.add_argument("--to", nargs="+", choices=TRACKERS, help="trackers; by default those that report_to names")
+    track.add_argument("--round", type=int, help="the latest round that is sure to be of this run; by default any")
+    track.add_argument("--earlier", type=Path, nargs="?", help="what an earlier call wrote; that is not sent again")
+    track.add_argument("--output", type=Path, help="JSON file for what was sent; failing is then a warning")
     plan = add("plan", _plan, "Say what a run will take: memory, jobs, tokens, disk, GPU-hours.")
     plan.add_argument("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file")
     plan.add_argument("--cluster-gpu", metavar="NAME[:GB]", help="the card that stages will have, such as h100:80")
@@ -50,6 +57,12 @@ def _watch(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.watch import watch
 
     watch(arguments.run, arguments.once, arguments.every)
+
+
+def _track(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.track import track
+
+    track(arguments.run, arguments.to, arguments.round, arguments.earlier, arguments.output)
 
 
 def _plan(arguments: argparse.Namespace) -> None:

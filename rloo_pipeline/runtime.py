@@ -5,8 +5,10 @@ Engines read their settings from the environment when they are imported, so `pre
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -57,12 +59,15 @@ def prepare_jobs() -> None:
 
 
 def begin(moment: float) -> None:
-    """Says when the stage began that a worker is about to run, in seconds since 1970."""
-    global _began
-    _began = moment
+    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here."""
+    global _began, _cpu_before
+    _began, _cpu_before = moment, _cpu()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): the peak of the resident set begins anew
 
 
 _began: float | None = None
+_cpu_before = 0.0
 
 
 class HoldsGpu(Protocol):
@@ -103,19 +108,58 @@ def end() -> None:
     if os.environ.get("RANK") in (None, "0") and (used := _used()):
         logging.getLogger("rloo.time").info("used %s", used)
     if not is_rank():
-        logging.getLogger("rloo.time").info("took %.1f s", seconds_since_start())
+        spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
+        logging.getLogger("rloo.time").info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
+def _cpu() -> float:
+    """Seconds of all cores for this process and those that it has started and seen end."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _peak_mb() -> float:
+    """The largest resident set of this process, in MB."""
+    said = Path("/proc/self/status").read_text()
+    return int(said.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def hold_for_others(gpus: int) -> None:
+    """Notes GPUs that the stage has for the processes that it starts, reward functions, and does not touch itself."""
+    global _for_others
+    _for_others = gpus
+
+
+_for_others = 0
+
+
 def _used() -> str | None:
-    """The GPUs that this process could use, `2 x NAME`; None where there are none or torch was not needed."""
+    """The GPUs that the stage had, `2 x NAME`; None where there are none or it needed none."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is not None and torch.cuda.is_available():
+        return f"{_granted(torch.cuda.device_count())} x {torch.cuda.get_device_name(0)}"
+    name = _name_of_gpu() if _for_others else None
+    return f"{_for_others} x {name}" if name else None
+
+
+def _granted(here: int) -> int:
+    """The GPUs of all of a stage's ranks: those that one sees, on so many nodes; a rank has at least its own."""
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if MEETING in os.environ else 1
+    return max(here * nodes, int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def _name_of_gpu() -> str | None:
+    """What the driver calls the first GPU, without a process of ours on it."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
         return None
-    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return said.strip().splitlines()[0] if said.strip() else None
 
 
 def cache_folder() -> Path:

@@ -7,9 +7,9 @@ changes, so the two can never disagree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config.algorithm import Algorithm
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
@@ -63,6 +63,11 @@ class Config(Section):
     """Whether engines stay alive between rounds where Snakemake and its jobs are on one machine. They change no result
     and hold memory: sampler, reference and trainer at once. `auto`: where there is no GPU.
     """
+    report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
+    """Where the metrics of the rounds go besides metrics.json. TensorBoard's files are always written; `wandb` is a
+    folder for `wandb sync` in results/<run>/wandb/, `mlflow` a store in results/<run>/mlflow/ or where
+    MLFLOW_TRACKING_URI says.
+    """
     data_dir: str | None = None
     """Folder that relative dataset paths are looked up in."""
     model: Model
@@ -97,6 +102,12 @@ class Config(Section):
     """Report."""
     container: Container = Container()
     """Image."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        """As in transformers, where `report_to: wandb` does as well."""
+        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -142,6 +153,11 @@ class Config(Section):
                 f"({self.rollout.max_completion_length})"
             )
         return self
+
+    @property
+    def trackers(self) -> list[str]:
+        """What `report_to` names besides TensorBoard, each once."""
+        return [name for name in dict.fromkeys(self.report_to) if name != "tensorboard"]
 
     @property
     def tries_model(self) -> bool:

@@ -12,8 +12,8 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
 from rloo_pipeline.insight.jobs import jobs_of, seconds_by_stage
+from rloo_pipeline.insight.run_files import metrics_of
 from rloo_pipeline.insight.statistics import Array
-from rloo_pipeline.insight.summary import metrics_of
 from rloo_pipeline.prompt_set import PromptSet
 
 

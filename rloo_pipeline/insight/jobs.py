@@ -1,4 +1,4 @@
-"""When each job of a run worked, how long and on what: from its log and from Snakemake's benchmark beside it.
+"""When each job of a run worked, how long and on what: from its log, and from Snakemake's benchmark beside it.
 
 This is of the clock and of the machine, so it is shown and never written into a result. A stage that came from a cache
 has no log; a job that ran twice is counted as it ran last.
@@ -13,7 +13,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-TOOK = re.compile(r"^(?P<ended>\S+ \S+?)(?:,\d+)? INFO rloo\.time: took (?P<seconds>[0-9.]+) s$", re.MULTILINE)
+TOOK = re.compile(
+    r"^(?P<ended>\S+ \S+?)(?:,\d+)? INFO rloo\.time: took (?P<seconds>[0-9.]+) s"
+    r"(?:, (?P<cpu>[0-9.]+) s of CPU, (?P<memory>\d+) MB at most)?$",
+    re.MULTILINE,
+)
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
 
@@ -29,7 +33,7 @@ class Job(NamedTuple):
     gpu: str | None
     """Its kind."""
     cpu_seconds: float | None
-    """Time of all its cores; None where Snakemake measured none."""
+    """Time of all its cores; None where nothing says."""
     memory_mb: float | None
     """Its peak."""
 
@@ -72,7 +76,7 @@ def jobs_of(run: Path, rounds: int) -> list[Job]:
         place = file.relative_to(folder).with_suffix("")
         seconds, used = float(times[-1]["seconds"]), USED.findall(text)
         ended = datetime.fromisoformat(times[-1]["ended"])
-        cpu, memory = _benchmark(run / "benchmarks" / place.with_suffix(".tsv"))
+        cpu, memory = _measured(times[-1], run / "benchmarks" / place.with_suffix(".tsv"))
         found.append(
             Job(
                 place.parts[0],
@@ -123,6 +127,16 @@ def spent(jobs: Sequence[Job]) -> Spent:
         until = max(until, job.ended)
     wall = (until - min(job.began for job in jobs)).total_seconds() if jobs else 0.0
     return Spent(wall, working)
+
+
+def _measured(said: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
+    """CPU seconds and peak memory (MB) of a job, of what the stage and Snakemake say the larger: Snakemake sees ranks
+    that the stage started, and does not see the worker that did its work.
+    """
+    own = (said["cpu"], said["memory"])
+    pairs = zip(own, _benchmark(benchmark), strict=True)
+    cpu, memory = (max((float(one) for one in pair if one is not None), default=None) for pair in pairs)
+    return cpu, memory
 
 
 def _benchmark(file: Path) -> tuple[float | None, float | None]:

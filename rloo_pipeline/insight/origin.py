@@ -18,6 +18,10 @@ PACKAGES = (
 )
 
 
+COMMIT = "RLOO_COMMIT"
+"""Environment variable with the commit, where the stages run in an image, which has no git: from who starts them."""
+
+
 class Origin(NamedTuple):
     """Where the code came from; None where it is not known."""
 
@@ -43,12 +47,22 @@ def versions() -> dict[str, str]:
 
 def origin() -> Origin:
     """Of this process."""
-    commit = _git("rev-parse", "HEAD")
-    changed = bool(_git("status", "--porcelain", "--untracked-files=no")) if commit else False
+    commit, _, changed = (os.environ.get(COMMIT) or _commit()).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None
     digest = sha256(image) if image is not None and image.is_file() else None
-    return Origin(commit, changed, image.name if image else None, digest)
+    return Origin(commit or None, bool(changed), image.name if image else None, digest)
+
+
+def note_commit() -> None:
+    """Tells the jobs that this process starts what the sources are."""
+    os.environ.setdefault(COMMIT, _commit())
+
+
+def _commit() -> str:
+    """The commit, and `changed` behind it where files differ; empty where there is no git."""
+    commit = _git("rev-parse", "HEAD") or ""
+    return f"{commit} changed" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
 
 
 def _git(*words: str) -> str | None:

@@ -19,7 +19,8 @@ from rloo_pipeline.insight.dag import picture
 from rloo_pipeline.insight.diagnosis import Symptom, diagnose, monitors_of
 from rloo_pipeline.insight.figures import bars, figure, timeline
 from rloo_pipeline.insight.origin import origin
-from rloo_pipeline.insight.summary import metrics_of, read_evaluation
+from rloo_pipeline.insight.run_files import metrics_of
+from rloo_pipeline.insight.summary import read_evaluation
 from rloo_pipeline.insight.warmstart_checks.registry import threshold
 
 BY_ROUND = Chart(
@@ -114,7 +115,8 @@ def check_figures(checks: JSON) -> dict[str, JSON]:
     if right := checks.get("right_in_group"):
         found["plot-right"] = bars(list(range(len(right))), right, "right answers in a group")
     if mixed := checks.get("expected_mixed"):
-        found["plot-mixed"] = bars(list(mixed), list(mixed.values()), "K", ".0%")
+        by_size = {samples: mixed[samples] for samples in sorted(mixed, key=int)}
+        found["plot-mixed"] = bars(list(by_size), list(by_size.values()), "K", ".0%")
     return found
 
 

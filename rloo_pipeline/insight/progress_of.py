@@ -138,7 +138,7 @@ def _working(run: Path, job: Job, now: float) -> Working | None:
     said = [line for line in lines if " rloo" in line] or lines
     last = said[-1] if said else ""
     line = last.partition(": ")[2] if " INFO rloo: " in last or " ERROR rloo: " in last else last
-    if last.endswith(" s") and "rloo.time: took" in last:
+    if "rloo.time: took" in last:
         return None  # of an earlier run of the job, whose output has been taken away
     return Working(job, line, max(0.0, now - changed), ": error: " in last)
 

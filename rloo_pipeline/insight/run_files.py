@@ -76,11 +76,16 @@ def read(folder: Path) -> RunFiles:
     return RunFiles(folder, config, metrics_until(folder, config.rounds))
 
 
+def metrics_of(folder: Path, number: int) -> Path:
+    """Where the metrics of a round lie."""
+    return folder / "rounds" / f"{number:05d}" / "metrics.json"
+
+
 def metrics_until(folder: Path, last: int) -> list[Metrics]:
     """metrics.json of rounds 1 to `last`, up to the first that is not there."""
     found: list[Metrics] = []
     for number in range(1, last + 1):
-        file = folder / "rounds" / f"{number:05d}" / "metrics.json"
+        file = metrics_of(folder, number)
         if not file.exists():
             break
         found.append(read_json(file))

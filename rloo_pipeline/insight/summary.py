@@ -14,6 +14,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
 from rloo_pipeline.insight.origin import versions
+from rloo_pipeline.insight.run_files import metrics_of
 from rloo_pipeline.insight.statistics import Array, gain, pass_at_ks
 from rloo_pipeline.seeds import derive
 
@@ -43,11 +44,6 @@ def summarize(config: Config, run: Path) -> dict[str, Any]:
         },
         "versions": versions(),
     }
-
-
-def metrics_of(run: Path, number: int) -> Path:
-    """Where the metrics of a round lie."""
-    return run / "rounds" / f"{number:05d}" / "metrics.json"
 
 
 def read_evaluation(run: Path, name: str) -> JSON:

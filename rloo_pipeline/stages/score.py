@@ -21,7 +21,7 @@ from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards.schedule import Crews
 from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_with
-from rloo_pipeline.runtime import free_gpu
+from rloo_pipeline.runtime import free_gpu, hold_for_others
 from rloo_pipeline.training import policy
 
 
@@ -62,6 +62,7 @@ def score(
     if only is not None and not todo:
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
+    hold_for_others(sum(reward.gpus for reward in todo))
     with Crews(todo, config.scoring.workers) as crews:  # they start while the tables are read
         rolled = tables.read(rollouts, "rollouts")
         known = tables.about(rolled)

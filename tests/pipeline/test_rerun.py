@@ -73,6 +73,11 @@ def test_a_limit_of_the_checks_judges_again_and_trains_nothing(finished) -> None
     assert planned == {"warmstart/checks.json"} | REPORT
 
 
+def test_a_tracker_is_told_of_a_finished_run_and_nothing_else_runs(finished) -> None:
+    assert finished.planned(report_to="tensorboard") == set()
+    assert finished.planned(report_to=["wandb", "mlflow"]) == {"tracking/00001.json", "tracking/00002.json"}
+
+
 def test_benchmarks_evaluate_nothing_else_again(finished) -> None:
     planned = finished.planned(evaluation={"harness": {"tasks": ["gsm8k"]}})
     assert planned == {"harness/tasks.json"} | REPORT | {

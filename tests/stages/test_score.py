@@ -1,5 +1,7 @@
 """The stage `score`: what its table holds, and that neither the number of processes nor that of jobs is in it."""
 
+import os
+
 import datasets
 import pyarrow.parquet as pq
 import yaml
@@ -38,7 +40,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     (tmp_path / "mine.py").write_text(MINE)
     rewards = [
         {"function": f"{tmp_path}/mine.py:of_task", "name": "answer"},
-        {"function": f"{tmp_path}/mine.py:length", "weight": 0},
+        {"function": f"{tmp_path}/mine.py:length", "weight": 0, "gpus": 1},
         {"function": f"{tmp_path}/mine.py:stuck", "timeout": 0.4, "weight": 0.1},
         {"function": "rloo_pipeline.rewards.thinking:thinking_reward", "weight": 0},  # asks for the policy's tokenizer
     ]
@@ -70,12 +72,17 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
             assert row["error"] == ("stuck took over 0.4 s" if n == 3 else None)
             assert (row["seconds"] >= 0.4) == (n == 3)
             assert row["reward"] == (1.0 if n == 3 else 1.05 if n % 2 else 0.05)
-    parts = []
+    parts, driver = [], tmp_path / "bin"
+    driver.mkdir()
+    (driver / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA L4'\n")
+    (driver / "nvidia-smi").chmod(0o755)
     for name in ("stuck", "length"):
         parts.append(tmp_path / name / "000.parquet")
-        alone = (*words, "--only", name, "--output", parts[-1])
-        outcome = rloo("score", *alone)
+        alone = (*words, "--only", name, "--output", parts[-1], f"--log={tmp_path / name}.log")
+        outcome = rloo("score", *alone, PATH=f"{driver}:{os.environ['PATH']}")
         assert outcome.returncode == 0, outcome.stderr
+        used = "INFO rloo.time: used 1 x NVIDIA L4" in (tmp_path / f"{name}.log").read_text()
+        assert used == (name == "length"), "the GPUs of a job are those of its function"
     outcome = rloo("score", *words, "--parts", *parts, "--output", tmp_path / "joined.parquet")
     assert outcome.returncode == 0, outcome.stderr
     assert "reward stuck" not in outcome.stderr, "it is not scored again"

@@ -118,6 +118,25 @@ def test_a_reward_that_rises_while_held_out_accuracy_falls_is_hacked() -> None:
         assert diagnose(rounds, evaluations={0: first, 99: latest}) == [], "of a policy that is not there yet"
 
 
+def test_a_log_that_speaks_of_memory_in_another_way_is_no_symptom(tmp_path) -> None:
+    """Near but healthy: what engines say of memory while all is well, and an old failure far above a log's end."""
+    run = write_run(tmp_path / "run", run_of())
+    said = (
+        "INFO: GPU KV cache size: 1,024 tokens; available memory 3.2 GiB, memory usage 0.91",
+        "WARNING: swapping to CPU memory is off; peak memory 61.2 of 80 GiB",
+        "INFO: CUDA graphs took 0.40 GiB; set PYTORCH_ALLOC_CONF=expandable_segments:True to lower fragmentation",
+    )
+    log = run / "logs" / "rollout" / "00012-000.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(said))
+    assert run_files.read(run).symptoms() == []
+    failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    log.write_text(failed + "x" * run_files.TAIL)
+    assert run_files.read(run).symptoms() == [], "long ago"
+    log.write_text("\n".join(said) + "\n" + failed)
+    assert named(run_files.read(run).symptoms()) == {"memory"}
+
+
 def test_memory_is_of_the_round_whose_log_says_so() -> None:
     (found,) = diagnose(run_of(), out_of_memory={4: "update of round 4: CUDA out of memory"})
     assert (found.name, found.first, found.last) == ("memory", 4, 4)

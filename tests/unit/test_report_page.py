@@ -16,7 +16,7 @@ from rloo_pipeline.insight.charts import charts
 from rloo_pipeline.insight.diagnosis import diagnose
 from rloo_pipeline.insight.figures import figure
 from rloo_pipeline.insight.frame import duration, figure_of, plain, points
-from rloo_pipeline.insight.page import parts_of_gain, render, verdict
+from rloo_pipeline.insight.page import check_figures, parts_of_gain, render, verdict
 from rloo_pipeline.insight.summary import summarize
 
 
@@ -210,6 +210,14 @@ def test_benchmarks_stand_beside_the_held_out_prompts(tmp_path: Path) -> None:
     assert "5 examples, 1319 problems" in text
     assert "0.125 ± 0.0312" in text
     assert "0.625 ± 0.0312" in text
+
+
+def test_mixed_groups_stand_in_the_order_of_their_size() -> None:
+    """As checks.json has them, whose keys are sorted as text."""
+    read = json.loads(json.dumps({"expected_mixed": {str(2**n): n / 10 for n in range(1, 7)}}, sort_keys=True))
+    assert next(iter(read["expected_mixed"])) == "16"
+    [drawn] = check_figures(read)["plot-mixed"]["data"]
+    assert (drawn["x"], drawn["y"]) == (["2", "4", "8", "16", "32", "64"], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
 
 
 def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page: str) -> None:

@@ -67,7 +67,7 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
     (folder / "rollouts" / "000.parquet").touch()
     write_log(run, "rollout/00004-001.log", "x\n2026-01-01 INFO rloo: sampling: 3 of 9, about 4 s left\n")
     write_log(run, "score/00004-000.log", "2026-01-01 ERROR rloo: rloo score: error: it raised\n")
-    write_log(run, "evaluate/warmstart.log", "2026-01-01 INFO rloo.time: took 4.0 s\n")
+    write_log(run, "evaluate/warmstart.log", "2026-01-01 INFO rloo.time: took 4.0 s, 3.00 s of CPU, 90 MB at most\n")
     found = progress_of(run_files.read(run), now=STARTED + 10)
     by_name = {stage.name: stage[1:] for stage in found.stages}
     assert by_name["rollout"] == (7, 1, 16)

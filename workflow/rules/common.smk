@@ -15,6 +15,7 @@ from rloo_pipeline.cluster import cancelled, containers, locks, nodes
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.insight import origin, trackers
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs
 from rloo_pipeline.workers import manager
@@ -22,6 +23,7 @@ from rloo_pipeline.workers import manager
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
 prepare_jobs()
+origin.note_commit()
 
 try:
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
@@ -29,7 +31,9 @@ try:
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
     IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
     IN_PLACE = DeploymentMethod.APPTAINER not in workflow.deployment_settings.deployment_method
-    if not IN_PLACE:
+    if IN_PLACE:
+        trackers.require(CONFIG.trackers)
+    else:
         containers.require(IMAGE)
         containers.prepare(CONFIG)
         os.environ[nodes.IMAGE] = IMAGE
@@ -66,6 +70,10 @@ SPREAD_RESOURCES = (
     if SPREAD
     else {}
 )
+
+
+# of the last round, where W&B or MLflow are to have them
+TRACKED = [f"{RUN}/tracking/{LAST}.json"] if CONFIG.trackers else []
 
 
 # of a run that a gate ended, and that is finished as the run of so many rounds that it is
@@ -123,6 +131,10 @@ def gate(wildcards):
 def gate_before(wildcards):
     """What the round before showed, where there is one; judged again, it is no reason to sample again."""
     return ancient(f"{RUN}/rounds/{before(wildcards.round)}/diagnosis.json") if int(wildcards.round) > 1 else []
+
+
+def tracked_before(wildcards):
+    return f"{RUN}/tracking/{before(wildcards.round)}.json" if int(wildcards.round) > 1 else []
 
 
 def trainer_before(wildcards):

@@ -169,3 +169,20 @@ rule gate:
     retries: 0
     shell:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"
+
+
+# A copy of the metrics for W&B and MLflow, beside the run: nothing waits for it. One call after the other, in the order of the rounds.
+rule track:
+    input:
+        metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        earlier=tracked_before,
+    output:
+        f"{RUN}/tracking/{{round}}.json",
+    log:
+        f"{RUN}/logs/track/{{round}}.log",
+    retries: 0
+    params:
+        run=RUN,
+        to=CONFIG.trackers,
+    shell:
+        "rloo track {params.run} --to {params.to} --round {wildcards.round} --earlier {input.earlier} --output {output} --log={log}"

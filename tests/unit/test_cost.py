@@ -1,0 +1,103 @@
+"""What the page says of cost: GPUs that a job really had times its seconds, CPU time, also of work in a worker."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_up import Reader, configuration, make_run
+
+from rloo_pipeline import runtime
+from rloo_pipeline.insight.jobs import costs, jobs_of
+from rloo_pipeline.insight.page import render
+from rloo_pipeline.insight.summary import summarize
+
+STAGE = (
+    "from pathlib import Path; from rloo_pipeline import runtime; runtime.prepare(Path({log!r})); {more}; runtime.end()"
+)
+
+
+def add_gpus(run: Path, stage: str, gpus: str) -> None:
+    """The line that a stage on GPUs leaves in its log, before the one that every stage leaves."""
+    log = run / "logs" / f"{stage}.log"
+    log.write_text(f"2026-11-01 12:00:00,000 INFO rloo.time: used {gpus}\n{log.read_text()}")
+
+
+def test_the_page_has_seconds_times_gpus_a_stage_and_in_sum(tmp_path: Path) -> None:
+    config = configuration(rounds=3).only("report")
+    run = make_run(tmp_path / "run", config)
+    assert "No GPU was used." in Reader(render(config, run, summarize(config, run))).text
+    add_gpus(run, "rollout/00001-000", "2 x NVIDIA H100 80GB HBM3")  # 4000 s
+    add_gpus(run, "update/00001", "16 x NVIDIA H100 80GB HBM3")  # 700 s
+    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    hours = {cost.stage: cost.gpu_hours for cost in costs(jobs_of(run, 3))}
+    assert hours == {"rollout": pytest.approx(8000 / 3600), "update": pytest.approx(11200 / 3600), "prompts": 0}
+    assert "rollout11 h 7 min–2.22–" in text
+    assert "update112 min–3.11–" in text
+    assert "all jobs31 h 18 min–5.33–" in text
+    assert "those of the GPUs that a job could see (NVIDIA H100 80GB HBM3)" in text
+
+
+def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -> None:
+    """Snakemake measures the process that asks, which does nothing but wait."""
+    run = tmp_path / "run"
+    log = str(run / "logs" / "update" / "00001.log")
+    burn = "until = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
+    code = (
+        f"import time; from pathlib import Path; from rloo_pipeline import runtime\n{burn.format(1.5)}"
+        f"kept = bytearray(200_000_000); del kept; runtime.prepare(Path({log!r}))\n"
+        f"runtime.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.5)}runtime.end()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    benchmark = run / "benchmarks" / "update" / "00001.tsv"
+    benchmark.parent.mkdir(parents=True)
+    benchmark.write_text("s\tmax_rss\tcpu_time\n3\t12\t0.02\n")
+    [job] = jobs_of(run, 1)
+    assert 0.5 <= (job.cpu_seconds or 0) < 1.5, "and nothing of the stages before"
+    assert 90 <= (job.memory_mb or 0) < 200
+    benchmark.write_text("s\tmax_rss\tcpu_time\n3\t5000\t70\n")  # ranks that it started
+    assert [(job.cpu_seconds, job.memory_mb) for job in jobs_of(run, 1)] == [(70, 5000)]
+
+
+def driver(folder: Path, says: str) -> dict[str, str]:
+    """An environment whose nvidia-smi says this."""
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "gpus", "gpu"),
+    [
+        ("runtime.hold_for_others(3)", "NVIDIA L4", 3, "NVIDIA L4"),
+        ("runtime.hold_for_others(3)", "", 0, None),  # asked for, and there is none
+        ("runtime.hold_for_others(0)", "NVIDIA L4", 0, None),
+    ],
+)
+def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus, gpu, tmp_path) -> None:
+    log = tmp_path / "run" / "logs" / "score" / "00001-000-judge.log"
+    code = STAGE.format(log=str(log), more=more)
+    subprocess.run([sys.executable, "-c", code], env=driver(tmp_path / "bin", said), check=True)
+    [job] = jobs_of(tmp_path / "run", 1)
+    assert (job.stage, job.gpus, job.gpu) == ("score", gpus, gpu)
+
+
+@pytest.mark.parametrize(
+    ("seen", "nodes", "ranks", "granted"),
+    [
+        (8, None, 1, 8),  # one process that has the node
+        (8, None, 8, 8),
+        (8, 2, 16, 16),  # two nodes, each rank sees all of its own
+        (1, 2, 16, 16),  # two nodes, each rank bound to one
+    ],
+)
+def test_an_update_on_several_nodes_counts_all_of_them(seen, nodes, ranks, granted, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(nodes or 4))  # a job of more nodes than the stage has
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    if nodes:
+        monkeypatch.setenv(runtime.MEETING, "file")
+    else:
+        monkeypatch.delenv(runtime.MEETING, raising=False)
+    assert runtime._granted(seen) == granted

@@ -1,0 +1,68 @@
+"""config/gsm8k-benchmark.yaml asks GSM8K in the words of Wei et al. 2022, and reads answers as they do."""
+
+from typing import Any
+
+import pytest
+import yaml
+from helpers import merged
+from test_gsm8k import GSM8K, ROOT, needs_gsm8k, rows_of
+
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.stages.harness import _manager, _specs, section_of
+
+pytestmark = needs_gsm8k
+
+FIRST = (
+    "Q: There are 15 trees in the grove. Grove workers will plant trees in the grove today. After they are done, there "
+    "will be 21 trees. How many trees did the grove workers plant today?\n"
+)
+SAID = "The answer is {}."
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The task of the file, with the data from this machine as the file's own comment says."""
+    from lm_eval.tasks import get_task_dict
+
+    files = ("gsm8k-tiny.yaml", "gsm8k-benchmark.yaml")
+    laid_over: dict = {}
+    for file in files:
+        laid_over = merged(laid_over, yaml.safe_load((ROOT / "config" / file).read_text()))
+    [name] = laid_over["evaluation"]["harness"]["tasks"]
+    data = {part: str(GSM8K / f"{part}.jsonl") for part in ("train", "test")}
+    local = {"task": name, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": data}}
+    laid_over["evaluation"]["harness"]["tasks"] = [local]
+    section = section_of(validate(laid_over, " ".join(files)))
+    with pytest.MonkeyPatch.context() as patch:
+        import datasets
+
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        manager = _manager(section)
+        [found] = get_task_dict(_specs(section, manager), manager).values()
+    return found
+
+
+def test_it_is_the_whole_test_set_with_eight_worked_examples(task: Any) -> None:
+    docs, rows = list(task.eval_docs), rows_of("test.jsonl")
+    assert [doc["question"] for doc in docs] == [row["question"] for row in rows]
+    assert len(docs) == 1319
+    asked = task.fewshot_context(docs[0], task.config.num_fewshot)
+    assert asked.startswith(FIRST)
+    assert asked.count("\nA:") == 9
+    assert asked.count("The answer is") == 8
+    assert asked.endswith(f"\n\nQ: {rows[0]['question']}\nA:")
+    assert task.config.generation_kwargs["do_sample"] is False
+
+
+def test_an_answer_is_the_number_after_the_answer_is(task: Any) -> None:
+    docs = list(task.eval_docs)[:50]
+    for said, right in ((lambda gold: f" So it is {gold}. {SAID.format(gold)}", 1.0), (lambda _: SAID.format(-7), 0.0)):
+        shares = []
+        for doc in docs:
+            gold = doc["answer"].rpartition("#### ")[2]
+            request = task.construct_requests(doc, "", metadata=("gsm8k_cot", 0, 1))
+            request.resps = [said(gold)]
+            task._instances = [request]
+            task.apply_filters()
+            shares.append(task.process_results(doc, [request.filtered_resps["strict-match"]])["exact_match"])
+        assert set(shares) == {right}
