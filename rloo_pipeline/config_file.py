@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError
 from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.errors import UserError, did_you_mean
 
-
 NOT_OURS = {
     "gpus_per_node": "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes",
     "gpus": "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout",

@@ -15,18 +15,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo  # type: ignore[import-untyped]
 
 FILE = "%A_%a.log"
 
 
 def submit_whole_commands() -> None:
     """Makes it so in this process, where it has loaded the plugin."""
-    plugin = sys.modules.get("snakemake_executor_plugin_slurm")
+    plugin: Any = sys.modules.get("snakemake_executor_plugin_slurm")
     if plugin is None:
         return
     os.environ.setdefault("SQUEUE_ARRAY", "1")  # else squeue has one line for all tasks that wait, and no ids
-    plugin.pending_jobs_for_rule = lambda dag, rule: 0  # for whose sake it would keep back, and lose, what it was given
+    plugin.pending_jobs_for_rule = lambda *_: 0  # for whose sake it would keep back, and lose, what it was given
     plugin.Executor.run_array_jobs = _run_array_jobs
 
 
@@ -62,8 +62,9 @@ def _sbatch(self: Any, job: Any) -> str:
         "partition": self.get_partition_arg(job),
         "workdir": self.workflow.workdir_init,
     }
-    settings, nodes = self.workflow.executor_settings, self._failed_nodes
-    return str(plugin.get_submit_command(job, asked, settings=settings, failed_nodes=nodes) + plugin.set_gres_string(job))
+    settings, failed = self.workflow.executor_settings, self._failed_nodes
+    command: str = plugin.get_submit_command(job, asked, settings=settings, failed_nodes=failed)
+    return command + str(plugin.set_gres_string(job))
 
 
 def _submit(self: Any, command: str, jobs: Sequence[Any]) -> None:
@@ -80,9 +81,9 @@ def _submit(self: Any, command: str, jobs: Sequence[Any]) -> None:
     if outcome.returncode:
         raise RuntimeError(f"sbatch refuses it: {' '.join(outcome.stderr.split())}")
     number = outcome.stdout.strip().split(";")[0]
+    ids = ", ".join(str(job.jobid) for job in jobs)
     self.logger.info(
-        f"Jobs {', '.join(str(job.jobid) for job in jobs)} have been submitted as tasks 1 to {len(jobs)} of SLURM array "
-        f"{number} (logs: {folder}/{number}_*.log)."
+        f"Jobs {ids} have been submitted as SLURM array {number}_[1-{len(jobs)}] (logs: {folder}/{number}_*.log)."
     )
     for task, job in enumerate(jobs, 1):
         aux = {"slurm_logfile": folder / f"{number}_{task}.log"}

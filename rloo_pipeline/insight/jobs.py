@@ -16,6 +16,8 @@ from typing import NamedTuple
 TOOK = re.compile(r"^(?P<ended>\S+ \S+?)(?:,\d+)? INFO rloo\.time: took (?P<seconds>[0-9.]+) s$", re.MULTILINE)
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
+STEP = re.compile(r"^node: \S+, as a step", re.MULTILINE)
+
 
 class Job(NamedTuple):
     """One job."""
@@ -72,7 +74,8 @@ def jobs_of(run: Path, rounds: int) -> list[Job]:
         place = file.relative_to(folder).with_suffix("")
         seconds, used = float(times[-1]["seconds"]), USED.findall(text)
         ended = datetime.fromisoformat(times[-1]["ended"])
-        cpu, memory = _benchmark(run / "benchmarks" / place.with_suffix(".tsv"))
+        # of a step Snakemake has measured srun, which does nothing
+        cpu, memory = (None, None) if STEP.search(text) else _benchmark(run / "benchmarks" / place.with_suffix(".tsv"))
         found.append(
             Job(
                 place.parts[0],
