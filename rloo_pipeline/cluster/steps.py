@@ -25,7 +25,7 @@ unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
 export {step}=1
 cpus=${{OMP_NUM_THREADS:-1}} most=${{SLURM_CPUS_PER_TASK:-1}}
 [ "$cpus" -le "$most" ] || cpus=$most
-exec srun --quiet --exact --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --mem=0 {gres} --input=none \\
+exec srun --quiet --exact --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --mem=0 --input=none {gres} \\
     sh -c 'mkdir -p {folders} && exec bash "$@"' sh "$@"
 """
 
@@ -38,7 +38,7 @@ def nodes() -> int:
 
 def spread(rules: Iterable[Any], limits: Any) -> None:
     """Makes steps of all jobs of these rules but of those that call srun by themselves, or are done in a moment and ask
-    for no memory.
+    for no time.
 
     Args:
         rules: rules of Snakemake.
@@ -47,7 +47,7 @@ def spread(rules: Iterable[Any], limits: Any) -> None:
     if "gpu_stages" in limits:
         limits["gpu_stages"] = limits["gpu_stages"].value * nodes()
     for rule in rules:
-        if "mem" in rule.resources and "mpi" not in rule.resources:
+        if "runtime" in rule.resources and "mpi" not in rule.resources:
             rule.resources["shell_exec"] = str(_shell(_gres(rule.resources)).absolute())
 
 
