@@ -53,7 +53,7 @@ def _submit(arguments: argparse.Namespace) -> None:
     profile = next((str(folder) for folder in (Path("profiles") / name, Path(name)) if folder.is_dir()), name)
     words = ["--configfile", str(arguments.config), "--profile", profile]
     if not arguments.controller:
-        words += ["--cores", str(arguments.cpus_per_node)]
+        words += ["--cores", str(arguments.cpus_per_node * arguments.nodes)]
     margin = None if arguments.stop_before is None else arguments.stop_before * 60
     folder = project / "results" / config.run / submission.FOLDER
     plan = allocation.Plan([*words, *arguments.snakemake], project, folder, arguments.controller, margin)

@@ -15,6 +15,11 @@ from rloo_pipeline.errors import UserError, did_you_mean
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The same in C, where PyYAML was built with it: an eighth of the time, which every stage takes."""
+NOT_OURS = {
+    "gpus_per_node": "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes",
+    "gpus": "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout",
+}
+"""Keys that other systems have, and what they are here."""
 
 
 class Rewards(Section):
@@ -102,7 +107,7 @@ def _first_problem(error: ValidationError) -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
         section, word = _section_at(problem["loc"][:-1]), str(problem["loc"][-1])
-        near = did_you_mean(word, section.model_fields if section else [])
+        near = _elsewhere(section, word) or did_you_mean(word, section.model_fields if section else [])
         where = "" if near else f"; known keys here: {', '.join(section.model_fields)}" if section else ""
         return f"unknown key '{key}'{near}{where}{more}"
     if problem["type"] == "missing":
@@ -110,6 +115,15 @@ def _first_problem(error: ValidationError) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     got = "" if problem["type"] == "value_error" else f", got {problem['input']!r}"
     return f"{key + ': ' if key else ''}{message}{got}{more}"
+
+
+def _elsewhere(section: type[Section] | None, word: str) -> str:
+    """The key that has this name in another section, where there is one and it is not in this one."""
+    if word in NOT_OURS:
+        return f"; {NOT_OURS[word]}"
+    named = {name: _model_in(field.annotation) for name, field in Config.model_fields.items()}
+    found = [name for name, model in named.items() if model and model is not section and word in model.model_fields]
+    return f"; did you mean '{found[0]}.{word}'?" if len(found) == 1 else ""
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:

@@ -23,6 +23,9 @@ from rloo_pipeline import progress
 MEETING = "RLOO_MEETING"
 """Environment variable with the file by which ranks on several nodes find each other (cluster/nodes.py)."""
 
+STEP = "RLOO_STEP"
+"""Environment variable of stages that are steps of one SLURM job of several nodes (cluster/steps.py)."""
+
 
 def is_rank() -> bool:
     """Whether this process is one of several that do a stage together."""
@@ -39,6 +42,9 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     _route_output(log)
+    if log is not None and (node := os.environ.get("SLURMD_NODENAME")):
+        step = ", as a step of the run's job" if STEP in os.environ else ""
+        print(f"node: {node}{step}", flush=True)
 
 
 def use_threads(count: int) -> None:

@@ -22,6 +22,16 @@ KINDS = ("cuda", "cpu")
 PACKAGE = "/opt/rloo/src/rloo_pipeline"
 """Where this package lies in the image. The one that plans the jobs is bound over it, so an edit needs no new image."""
 
+CACHES = {
+    "XDG_CACHE_HOME": "",
+    "HF_HOME": "huggingface",
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "rloo_pipeline/triton",
+    "TORCHINDUCTOR_CACHE_DIR": "rloo_pipeline/inductor",
+    "TORCH_EXTENSIONS_DIR": "rloo_pipeline/torch_extensions",
+}
+"""Where engines keep their caches: variables, and their places in the cache folder where they are not set."""
+
 
 def image(config: Config, project: Path) -> str:
     """The image of a run: as configured, else the one that `make images` makes of `project` as it is now.
@@ -74,15 +84,8 @@ def _caches() -> Iterator[tuple[str, str]]:
     working folder, which is HOME in the image.
     """
     root = runtime.cache_folder()
-    for name, place in {
-        "XDG_CACHE_HOME": root,
-        "HF_HOME": root / "huggingface",
-        "VLLM_CACHE_ROOT": root / "vllm",
-        "TRITON_CACHE_DIR": root / "rloo_pipeline" / "triton",
-        "TORCHINDUCTOR_CACHE_DIR": root / "rloo_pipeline" / "inductor",
-        "TORCH_EXTENSIONS_DIR": root / "rloo_pipeline" / "torch_extensions",
-    }.items():
-        folder = place if name == "XDG_CACHE_HOME" else Path(os.environ.get(name, place)).absolute()
+    for name, place in CACHES.items():
+        folder = root if name == "XDG_CACHE_HOME" else Path(os.environ.get(name, root / place)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         yield name, str(folder)
 

@@ -143,6 +143,16 @@ class Cluster(Project):
 
         return wait_until(found, seconds, f"a job of {rule} runs")
 
+    def waiting_array(self, started: subprocess.Popen[str], seconds: float = 120) -> str:
+        """Id of an array job of this folder that waits."""
+
+        def found() -> str | None:
+            assert started.poll() is None, self.said()
+            waiting = (line.split() for line in ask("squeue", "-h", "-t", "pending", "-o", "%A %F %K").splitlines())
+            return next((array for job, array, task in waiting if task != "N/A" and self.holds(job)), None)
+
+        return wait_until(found, seconds, "an array job waits")
+
     def running(self, rule: str) -> tuple[str, str] | None:
         """Id and node of a running job of a rule."""
         for line in ask("squeue", "-h", "-t", "running", "-o", "%A %N %k").splitlines():

@@ -68,6 +68,11 @@ def one_line(said: str, *words: str) -> None:
 
 CONFIGS = {
     "misspelt key": ({"update": {"learning_rat": 1}}, ["update.learning_rat", "did you mean 'learning_rate'"]),
+    "key of another section": (
+        {"update": {"nodes": 2}},
+        ["update.nodes", "did you mean 'deepspeed.nodes'"],
+    ),
+    "key of other systems": ({"update": {"gpus_per_node": 8}}, ["update.gpus_per_node", "deepspeed.processes is"]),
     "unknown section": ({"rewardz": []}, ["rewardz", "did you mean 'rewards'"]),
     "one generation": ({"rollout": {"num_generations": 1}}, ["rollout.num_generations", "2"]),
     "K does not divide": ({"rollout": {"num_generations": 3}}, ["generation_batch_size (64)", "num_generations (3)"]),

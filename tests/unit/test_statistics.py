@@ -51,13 +51,14 @@ def write(run: Path, place: str, began: int, seconds: float, more: str = "") -> 
 def test_waiting_is_the_time_in_which_no_job_works(tmp_path: Path) -> None:
     """Two jobs side by side from 0 to 100 and 50 to 150, and one from 300 to 400: 150 of 400 seconds are empty."""
     gpu = "2026-11-01 00:00:00,000 INFO rloo.time: used 2 x NVIDIA H100\n"
-    write(tmp_path, "rollout/00001-000", 0, 100, gpu)
+    write(tmp_path, "rollout/00001-000", 0, 100, f"node: node2, as a step of the run's job\n{gpu}")
     write(tmp_path, "rollout/00001-001", 50, 100, gpu)
     write(tmp_path, "update/00001", 300, 100)
     write(tmp_path, "update/00002", 9000, 100)
-    folder = tmp_path / "benchmarks" / "update"
-    folder.mkdir(parents=True)
-    folder.joinpath("00001.tsv").write_text("s\tmax_rss\tcpu_time\n100\t2048.5\t360\n")
+    for place in ("update/00001", "rollout/00001-000"):  # that of a step is srun's
+        measured = tmp_path / "benchmarks" / f"{place}.tsv"
+        measured.parent.mkdir(parents=True)
+        measured.write_text("s\tmax_rss\tcpu_time\n100\t2048.5\t360\n")
     jobs = jobs_of(tmp_path, rounds=1)
     assert spent(jobs).wall == 400
     assert spent(jobs).waiting == pytest.approx(150 / 400)

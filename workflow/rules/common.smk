@@ -11,7 +11,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
 from rloo_pipeline import stopping
-from rloo_pipeline.cluster import cancelled, containers, locks, nodes
+from rloo_pipeline.cluster import arrays, cancelled, containers, locks, nodes, steps
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
@@ -75,6 +75,8 @@ SPREAD_RESOURCES = (
 # of the last round, where W&B or MLflow are to have them
 TRACKED = [f"{RUN}/tracking/{LAST}.json"] if CONFIG.trackers else []
 
+# Stages of one SLURM job of several nodes go to where there is room.
+SEVERAL_NODES = workflow.is_main_process and workflow.local_exec and not workflow.dryrun and steps.nodes() > 1
 
 # of a run that a gate ended, and that is finished as the run of so many rounds that it is
 STOPPED = [f"{RUN}/{stopping.STOPPED}"] if stopping.stopped_after(Path(RUN)) == CONFIG.rounds else []
@@ -174,6 +176,7 @@ def growing(amount):
 held = locks.Hold(False)
 if workflow.is_main_process and not workflow.output_settings.dryrun:
     cancelled.ends_the_run(logger.error)
+    arrays.submit_whole_commands()
     held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)
@@ -185,7 +188,7 @@ onstart:
     if held.alone:
         write_config()
         stopping.forget(Path(RUN), CONFIG.rounds)
-    if workflow.is_main_process and workflow.local_exec and IN_PLACE:
+    if workflow.is_main_process and workflow.local_exec and IN_PLACE and not SEVERAL_NODES:
         manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers")
 
 

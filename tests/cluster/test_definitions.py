@@ -1,0 +1,69 @@
+"""The images' definitions, built without what their %post would install: files, arguments, labels, help, the shell's
+syntax. The image for GPUs is checked no further here, where its base is not.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from machine import missing
+
+from rloo_pipeline.preflight.image import CUDA
+
+ARGUMENTS = {"bootstrap": "localimage", "version": "9.9", "lock": "0123456789ab", "commit": "c0ffee"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """An almost empty system, whose sh does nothing."""
+    folder = tmp_path_factory.mktemp("base")
+    for name in ("bin", "dev", "etc", "proc", "root", "sys", "tmp", "usr", "var"):
+        (folder / name).mkdir()
+    (folder / "main.c").write_text("int main(void) { return 0; }\n")
+    subprocess.run(["gcc", "-static", "-o", folder / "bin" / "sh", folder / "main.c"], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["rloo-cuda", "rloo-cpu", "reward-sandbox"])
+def test_a_definition_is_whole(name, base, tmp_path) -> None:
+    if shutil.which("apptainer") is None:
+        missing("no Apptainer here: run `make cluster-up` (Debian 12, as root)")
+    words = [f"--build-arg={key}={value}" for key, value in {**ARGUMENTS, "base": str(base)}.items()]
+    made = tmp_path / "image"
+    outcome = subprocess.run(
+        ["apptainer", "build", "--fakeroot", "--notest", "--sandbox", *words, made, f"containers/{name}.def"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    about = made / ".singularity.d"
+    labels = json.loads((about / "labels.json").read_text())
+    assert labels["org.opencontainers.image.version"] == ARGUMENTS["version"]
+    assert labels["org.opencontainers.image.revision"] == ARGUMENTS["commit"]
+    assert labels["rloo.lock"] == ARGUMENTS["lock"]
+    filled = (about / "Singularity").read_text()
+    assert not re.search(r"\{\{ \w+ \}\}", filled.replace("fills in {{ }}", ""))
+    post = filled.split("\n%post\n")[1].split("\n%")[0]
+    assert subprocess.run(["sh", "-n"], input=post, text=True, check=False).returncode == 0
+    if name == "reward-sandbox":
+        return
+    assert 'exec rloo "$@"' in (about / "runscript").read_text()
+    assert (made / "opt/rloo/lock.txt").read_bytes() == (ROOT / f"requirements/{name[5:]}.txt").read_bytes()
+    assert (made / "opt/rloo/src/rloo_pipeline/cli.py").exists()
+    assert (made / "opt/rloo/check").exists()
+
+
+def test_the_image_for_gpus_has_the_cuda_of_its_wheels_and_names_the_driver() -> None:
+    definition = (ROOT / "containers/rloo-cuda.def").read_text()
+    wheels = CUDA.search((ROOT / "requirements/cuda.txt").read_text())
+    base = re.search(r"base=nvidia/cuda:(\d+)\.(\d+)\.\d+-devel", definition)
+    assert wheels
+    assert base
+    assert base.groups() == wheels.groups()
+    assert f"must be of CUDA {wheels[1]}: 580 or newer" in definition.split("%help")[1]

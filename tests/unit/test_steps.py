@@ -1,0 +1,65 @@
+"""What is made a step of a job of several nodes, and which GPUs it asks for; tests/cluster/test_spread.py runs them."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from snakemake.resources import Resources
+
+from rloo_pipeline.cluster import steps
+
+RULES = {
+    "score": {"runtime": 60},
+    "rollout": {"runtime": 120, "gpu_stages": 1},
+    "reference": {"runtime": 120, "gpu_stages": 1, "gres": "gpu:1"},
+    "update": {"runtime": 240, "gpu_stages": 1, "mpi": "srun"},
+    "gate": {},
+}
+
+
+@pytest.fixture
+def shells(tmp_path, monkeypatch) -> dict[str, str | None]:
+    """The shell of each rule, in a job of three nodes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    monkeypatch.setenv("HF_HOME", "/node's disk/hf")
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    rules = [SimpleNamespace(name=name, resources=Resources.from_mapping(asked)) for name, asked in RULES.items()]
+    limits = Resources.from_mapping({"gpu_stages": 2})
+    steps.spread(rules, limits)
+    assert limits["gpu_stages"].value == 6
+    return {rule.name: rule.resources["shell_exec"].raw if "shell_exec" in rule.resources else None for rule in rules}
+
+
+def test_stages_ask_for_their_gpus_and_no_others(shells) -> None:
+    assert shells["update"] is None, "it calls srun by itself"
+    assert shells["gate"] is None, "it is done in a moment"
+    asked = {name: Path(path).read_text() for name, path in shells.items() if path}
+    assert "--gres=none" in asked["score"]
+    assert "--gres=gpu:1" in asked["reference"]
+    assert "--gres" not in asked["rollout"], "all of a node's"
+
+
+def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
+    """Its name is what Snakemake knows a shell by, and all arguments go through."""
+    (tmp_path / "srun").write_text('#!/bin/sh\nwhile [ "$1" != sh ]; do shift; done\nexec "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "mkdir").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "mkdir").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert Path(shells["score"]).name == "bash"
+    said = subprocess.run([shells["score"], "-c", 'echo "it\'s $RLOO_STEP"'], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-2:] == ["/node's disk/hf", "it's 1"]
+
+
+@pytest.mark.parametrize("given", [{}, {"SLURM_JOB_NUM_NODES": "1"}, {"SLURM_STEP_ID": "0"}])
+def test_one_node_and_steps_are_left_alone(given, monkeypatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", **given}.items():
+            monkeypatch.setenv(name, value)
+    assert steps.nodes() == 1
