@@ -143,7 +143,7 @@ class Cluster(Project):
 
         return wait_until(found, seconds, f"a job of {rule} runs")
 
-    def waiting_array(self, started: subprocess.Popen[str], seconds: float = 120) -> str:
+    def waiting_array(self, started: subprocess.Popen[str], seconds: float = 600) -> str:
         """Id of an array job of this folder that waits."""
 
         def found() -> str | None:

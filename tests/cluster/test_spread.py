@@ -54,7 +54,7 @@ def test_a_cancelled_array_that_waits_ends_the_run(cluster, finished) -> None:
     started = cluster.start(*GO_ON, *later, "--", *SCORES)
     array = cluster.waiting_array(started)
     ask("scancel", array)
-    assert started.wait(120) == 1
+    assert started.wait(300) == 1
     assert f"SLURM job {array}_2 (score) was cancelled" in cluster.said()
     assert "Trying to restart" not in cluster.said()
 
