@@ -10,6 +10,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
+from rloo_pipeline import ancient as behind_ancient
 from rloo_pipeline import stopping
 from rloo_pipeline.cluster import arrays, asking, cancelled, containers, locks, nodes, steps
 from rloo_pipeline.config import STAGES
@@ -22,6 +23,7 @@ from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
+behind_ancient.see_behind()
 prepare_jobs()
 origin.note_commit()
 
