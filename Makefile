@@ -49,7 +49,7 @@ sandbox-image: ## build the small image that code_reward can run programs in
 profiles: setup ## link profiles/ to where `snakemake --profile slurm` finds them
 	@$(BIN)/rloo profiles install
 
-cluster-up: ## start a real SLURM of two nodes and Apptainer on this machine, for tests (Debian 12, as root)
+cluster-up: ## start a real SLURM of four nodes and Apptainer on this machine, for tests (Debian 12, as root)
 	@tests/cluster/up.sh
 
 cluster-down: ## end it
@@ -58,7 +58,7 @@ cluster-down: ## end it
 test-cluster: setup cluster-up ## build the image and run the tests on that SLURM
 	@sh containers/build cpu
 	@mkdir -p build
-	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 0)
+	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 3 --durations 0)
 
 lock: setup ## write the pinned lists of requirements/ anew from the *.in files
 	sh requirements/lock.sh

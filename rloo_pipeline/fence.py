@@ -17,7 +17,7 @@ import os
 import uuid
 from pathlib import Path
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, room
 
 FOLDER = ".fence"
 VARIABLE = "RLOO_FENCE"
@@ -34,10 +34,11 @@ def take(run: Path, output: Path) -> None:
         return
     token = uuid.uuid4().hex
     place = run / FOLDER / str(output.absolute().relative_to(run)).replace("/", "__")
-    place.parent.mkdir(exist_ok=True)
-    beside = place.with_name(f"{place.name}.{token}")
-    beside.write_text(token)
-    os.replace(beside, place)
+    with room(run):
+        place.parent.mkdir(exist_ok=True)
+        beside = place.with_name(f"{place.name}.{token}")
+        beside.write_text(token)
+        os.replace(beside, place)
     os.environ[VARIABLE] = f"{token} {place}"
     _mine.append(token)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline import fence
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, room
 
 MANIFEST = "manifest.json"
 DIGEST = "blake3"
@@ -48,11 +48,12 @@ def new_file(path: Path) -> Iterator[Path]:
     """A path to write to; it becomes `path` when the block ends well, and is gone when it does not."""
     beside = place_beside(path)
     try:
-        yield beside
-        _sync(beside)
-        fence.check()
-        os.replace(beside, path)
-        _sync(path.parent)
+        with room(path.parent):
+            yield beside
+            _sync(beside)
+            fence.check()
+            os.replace(beside, path)
+            _sync(path.parent)
     except FileNotFoundError:
         fence.check()  # a later process has removed it
         raise
@@ -64,10 +65,11 @@ def new_file(path: Path) -> Iterator[Path]:
 def new_folder(path: Path) -> Iterator[Path]:
     """An empty folder to fill; it takes the place of `path` when the block ends well, and is gone when it does not."""
     beside = place_beside(path)
-    beside.mkdir()
     try:
-        yield beside
-        put_folder(beside, path)
+        with room(path.parent):
+            beside.mkdir()
+            yield beside
+            put_folder(beside, path)
     except FileNotFoundError:
         fence.check()  # a later process has removed it
         raise

@@ -108,10 +108,13 @@ PARTS = ("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requir
 
 
 class Project:
-    """A copy of the sources whose edits change nothing elsewhere."""
+    """A copy of the sources whose edits change nothing elsewhere; one that is there is taken as it is."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.environment = {**os.environ, "PYTHONPATH": str(folder)}
+        if folder.exists():
+            return
         folder.mkdir(parents=True)
         for part in PARTS:
             source = ROOT / part
@@ -119,7 +122,6 @@ class Project:
                 shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copyfile(source, folder / part)
-        self.environment = {**os.environ, "PYTHONPATH": str(folder)}
 
     def configure(self, **changes) -> Path:
         """Writes config/test.yaml: mini.yaml with some keys changed."""

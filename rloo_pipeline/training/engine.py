@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files
 from rloo_pipeline.config import JSON, Lora
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, room
 from rloo_pipeline.training import policy, ranks
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
@@ -182,18 +183,24 @@ class Engine:
         """
         import torch
 
-        beside = [str(files.place_beside(target)) if self.rank.first else ""]
-        torch.distributed.broadcast_object_list(beside, src=0)
+        place = [str(files.place_beside(target)) if self.rank.first else ""]
+        torch.distributed.broadcast_object_list(place, src=0)
+        beside = Path(place[0])
         state = {"step": self.step_count}
         frozen = self.settings.lora is not None
-        self.engine.save_checkpoint(
-            beside[0], tag=STATE, client_state=state, save_latest=False, exclude_frozen_parameters=frozen
-        )
-        self._barrier()
-        if self.rank.first:
-            files.write_json(Path(beside[0]) / CARRIED, carried)
-            files.write_manifest(Path(beside[0]), world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
-            files.put_folder(Path(beside[0]), target)
+        try:
+            with room(target.parent):
+                self.engine.save_checkpoint(
+                    place[0], tag=STATE, client_state=state, save_latest=False, exclude_frozen_parameters=frozen
+                )
+                self._barrier()
+                if self.rank.first:
+                    files.write_json(beside / CARRIED, carried)
+                    files.write_manifest(beside, world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
+                    files.put_folder(beside, target)
+        finally:
+            if self.rank.first:
+                shutil.rmtree(beside, ignore_errors=True)
         self._barrier()
 
     def load_state(self, source: Path, **about: object) -> JSON:

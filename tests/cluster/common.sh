@@ -1,5 +1,5 @@
 # What up.sh and down.sh share.
-NODES=${NODES:-2}
+NODES=4 # the last two are for tests that kill them
 RUN=/run/slurm
 MARK="# written by rloo_pipeline's tests/cluster/up.sh"
 

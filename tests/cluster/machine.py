@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, Project
+from helpers import ROOT, Project, mini
 
 
 def missing(what: str) -> None:
@@ -33,6 +33,19 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
     return answer
 
 
+SCORES = "results/mini/rounds/00001/scores/000.parquet"
+SLOW_ONCE = '''
+import pathlib, time
+
+def slow_once(completions, **_):
+    """Far too long, the first time that it is called."""
+    mark = pathlib.Path({mark!r})
+    if not mark.exists():
+        mark.touch()
+        time.sleep(600)
+    return [0.0] * len(completions)
+'''
+
 # what is there is taken as it is, whoever made it
 GO_ON = ("--rerun-triggers", "mtime")
 
@@ -48,7 +61,7 @@ class Cluster(Project):
         home = folder / "config-home"
         (home / "snakemake").mkdir(parents=True)
         shutil.copytree(ROOT / "profiles" / "slurm", home / "snakemake" / "slurm")
-        self.environment |= {"XDG_CONFIG_HOME": str(home), "XDG_CACHE_HOME": str(folder / "cache")}
+        self.environment["XDG_CONFIG_HOME"] = str(home)
 
     def command(self, *words: str) -> list[str]:
         """The documented words, with the waits of a small cluster."""
@@ -79,6 +92,21 @@ class Cluster(Project):
         for name in (*later, *removed):
             shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
         return self
+
+    def start_slow_score(self, finished: Project, *words: str) -> subprocess.Popen[str]:
+        """Scores a shard with one more reward, which takes too long when it is first called; waits for that call."""
+        self.at_round_1(finished, "rounds/00001/scores")
+        mark = self.folder / "mark"
+        (self.folder / "slow.py").write_text(SLOW_ONCE.format(mark=str(mark)))
+        rewards = [*mini()["rewards"], {"function": "slow.py:slow_once", "weight": 0, "timeout": 600}]
+        started = self.start(*GO_ON, *words, "--", SCORES, rewards=rewards)
+
+        def at_work() -> bool:
+            assert started.poll() is None, self.said()
+            return mark.exists()
+
+        wait_until(at_work, 300, "the first row is scored")
+        return started
 
     def rloo(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of `rloo` in this project's folder."""
@@ -155,7 +183,7 @@ class Cluster(Project):
 
     def running(self, rule: str) -> tuple[str, str] | None:
         """Id and node of a running job of a rule."""
-        for line in ask("squeue", "-h", "-t", "running", "-o", "%A %N %k").splitlines():
+        for line in ask("squeue", "-h", "-t", "running", "-o", "%i %N %k").splitlines():
             job, node, comment = line.split(maxsplit=2)
             if comment.split("_wildcards")[0] == f"rule_{rule}" and self.holds(job):
                 return job, node

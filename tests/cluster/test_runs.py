@@ -10,13 +10,14 @@ from helpers import Project
 
 pytestmark = pytest.mark.slow
 
-RESULTS = ("prompts/**/*", "policies/*/*", "rounds/**/*.parquet", "evaluation/**/*", "warmstart/*")
+# of a first round, which is the same in a run of two; its policy is the last one, and so it is what is evaluated
+RESULTS = ("prompts/**/*", "policies/0000[01]/*", "rounds/00001/**/*.parquet", "evaluation/warmstart/*", "warmstart/*")
 
 
 def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluster, finished) -> None:
-    cluster.finish(cluster.start())
+    cluster.finish(cluster.start(rounds=1), 800)
     for pattern in RESULTS:
-        assert cluster.files(pattern) == finished.files(pattern)
+        assert cluster.files(pattern) == finished.files(pattern) != {}
     assert (cluster.folder / "results/mini/report.html").exists()
     assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
 

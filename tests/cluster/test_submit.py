@@ -9,14 +9,25 @@ from machine import GO_ON, ask, wait_until
 pytestmark = pytest.mark.slow
 
 IN_IMAGE = ("--", "--sdm", "apptainer", *GO_ON)
+SLOW_START = """
+import functools, time
+
+@functools.cache
+def start():
+    time.sleep(40)
+
+def slow_start(completions, **_):
+    start()
+    return [0.0] * len(completions)
+"""
 QUICK = ("--seconds-between-status-checks=2", "--slurm-init-seconds-before-status-checks=1")
 
 
 def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finished) -> None:
     cluster.at_round_1(finished)
-    # two minutes, of which half a minute is for starting stages
+    # four minutes, of which half a minute is for starting stages
     words = (*IN_IMAGE, "--", "results/mini/policies/00002")
-    job = cluster.submit("--time=2", "--stop-before=1.5", "--cpus-per-node=2", *words)
+    job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *words)
     said = cluster.rloo("status", "mini").stdout
     assert f"mini: job {job} " in said
     assert "rounds done: 1 of 2" in said
@@ -32,15 +43,17 @@ def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finish
 
 def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_cancelled(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
+    (cluster.folder / "slow.py").write_text(SLOW_START)
+    rewards = [*mini()["rewards"], {"function": "slow.py:slow_start", "weight": 0}]
     words = (*IN_IMAGE, *QUICK)
-    # twelve seconds for starting stages: the scores, but not the update
-    job = cluster.submit(
-        "--controller", "--time=3", "--stop-before=2.8", *words, "results/mini/policies/00001", "results/mini/assets"
-    )
+    # half a minute for starting stages: the scores, but not the update
+    target = ("results/mini/policies/00001", "results/mini/assets")
+    job = cluster.submit("--controller", "--time=5", "--stop-before=4.5", *words, *target, rewards=rewards)
     ended = cluster.outcome(job)
     assert ended["outcome"] == "done"
     assert ended["allocations"] >= 2
-    assert cluster.files("policies/00001/*") == finished.files("policies/00001/*")
+    weights = "policies/00001/*.safetensors"
+    assert cluster.files(weights) == finished.files(weights) != {}
 
     wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), 60, "the job has ended")
     cluster.submit("--controller", "--time=5", *words, "--until", "rollout")

@@ -1,12 +1,12 @@
 #!/bin/bash
-# `make cluster-up`: a real SLURM of two nodes on this machine, and a real Apptainer. Debian 12 on x86-64, as root.
-# A second call starts what is not running and returns at once otherwise. NODES, CPUS, MEMORY (MB a node) and
-# GPUS (a node; null devices that SLURM counts) may be given.
+# `make cluster-up`: a real SLURM of four nodes on this machine, and a real Apptainer. Debian 12 on x86-64, as root.
+# A second call starts what is not running and returns at once otherwise. CPUS, MEMORY (MB) and GPUS of
+# a node (null devices that SLURM counts) may be given.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 cd / # the daemons' working folder
 . "$HERE/common.sh"
-CPUS=${CPUS:-8} MEMORY=${MEMORY:-64000} GPUS=${GPUS:-2}
+CPUS=${CPUS:-8} MEMORY=${MEMORY:-256000} GPUS=${GPUS:-2}
 APPTAINER_ROOT=/opt/apptainer # its own C library and what it links, apart from the machine's
 LOG=/var/log/rloo-cluster-up.log
 
@@ -94,8 +94,12 @@ configure() {
             echo "NodeName=node$number NodeHostname=$host NodeAddr=127.0.0.1 Port=$((17000 + number)) CPUs=$CPUS" \
                 "RealMemory=$MEMORY Gres=gpu:$GPUS State=UNKNOWN"
         done
-        echo "PartitionName=cpu Nodes=node[1-$NODES] Default=YES MaxTime=INFINITE State=UP"
-        echo "PartitionName=gpu Nodes=node[1-$NODES] MaxTime=INFINITE State=UP"
+        local whole="MaxTime=INFINITE State=UP PriorityTier=10" steady="node[1-$((NODES - 2))]"
+        echo "PartitionName=cpu Nodes=$steady Default=YES $whole"
+        echo "PartitionName=gpu Nodes=$steady $whole"
+        echo "PartitionName=fragile Nodes=node[$((NODES - 1))-$NODES] $whole"
+        echo "PartitionName=requeued Nodes=$steady MaxTime=INFINITE State=UP PreemptMode=REQUEUE"
+        echo "PartitionName=cancelled Nodes=$steady MaxTime=INFINITE State=UP PreemptMode=CANCEL"
     } >/etc/slurm/slurm.conf
     echo "NodeName=node[1-$NODES] Name=gpu File=/dev/fakegpu[0-$((GPUS - 1))]" >/etc/slurm/gres.conf
 }
@@ -112,7 +116,7 @@ start() {
 wait_for_nodes() {
     local ready
     for _ in $(seq 120); do
-        ready=$(sinfo -h -p cpu -N -t idle,mix,alloc -o %N 2>/dev/null | wc -l)
+        ready=$(sinfo -h -N -t idle,mix,alloc -o %N 2>/dev/null | sort -u | wc -l)
         if [ "$ready" = "$NODES" ]; then return; fi
         sleep .5
     done

@@ -52,6 +52,14 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
     )
 
 
+def test_what_must_run_is_found_behind_a_check_that_is_made_again(finished) -> None:
+    """Snakemake alone would judge the warm start again and overlook the updates behind it."""
+    changed = {"update": {"learning_rate": 0.001}, "checks": {"accept": ["teaching"]}}
+    judged = {"warmstart/checks.json"}
+    assert finished.planned(checks=changed["checks"]) == judged | REPORT
+    assert finished.planned(**changed) == judged | SECOND_ROUND | updates() | FINAL | REPORT
+
+
 def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
     rewards = [
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},

@@ -1,5 +1,7 @@
 """Files are whole or absent, and a manifest notices every change."""
 
+from pathlib import Path
+
 import pytest
 
 from rloo_pipeline import files
@@ -63,3 +65,14 @@ def test_a_manifest_notices_every_change(tmp_path) -> None:
     (tmp_path / "a").unlink()
     with pytest.raises(UserError, match="is missing"):
         files.verify_manifest(tmp_path)
+
+
+def test_where_there_is_no_space_left_the_error_names_the_folder_and_nothing_is_left(tmp_path) -> None:
+    def write() -> None:
+        with files.new_file(tmp_path / "table") as beside:
+            beside.write_text("a half")
+            Path("/dev/full").write_text("the other half")
+
+    with pytest.raises(UserError, match=f"no space left in {tmp_path}: free some"):
+        write()
+    assert list(tmp_path.iterdir()) == []

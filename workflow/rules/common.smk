@@ -10,8 +10,9 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
+from rloo_pipeline import ancient as behind_ancient
 from rloo_pipeline import stopping
-from rloo_pipeline.cluster import arrays, cancelled, containers, locks, nodes, steps
+from rloo_pipeline.cluster import arrays, asking, cancelled, containers, locks, nodes, steps
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
@@ -22,6 +23,7 @@ from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
+behind_ancient.see_behind()
 prepare_jobs()
 origin.note_commit()
 
@@ -177,6 +179,7 @@ held = locks.Hold(False)
 if workflow.is_main_process and not workflow.output_settings.dryrun:
     cancelled.ends_the_run(logger.error)
     arrays.submit_whole_commands()
+    asking.in_measure(logger.info)
     held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)

@@ -1,0 +1,109 @@
+"""What SLURM does to a stage's job, and that the run goes on, or ends with a clear line."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, mini
+from machine import GO_ON, SCORES, ask, wait_until
+
+pytestmark = pytest.mark.slow
+
+HUNGRY = '''
+import functools, time
+
+@functools.cache
+def eat():
+    """3 GB for long enough to be seen."""
+    taken = bytearray(3 << 30)
+    time.sleep(10)
+
+def hungry(completions, **_):
+    eat()
+    return [0.0] * len(completions)
+'''
+
+
+def test_a_cancelled_rollout_ends_the_run(cluster, finished) -> None:
+    cluster.at_round_1(finished, "policies/00001", "rounds")
+    cancel(cluster, cluster.start(*GO_ON, "--", "results/mini/policies/00001"), "rollout")
+
+
+def cancel(cluster, started, rule: str) -> None:
+    job, _ = cluster.wait_for(started, rule)
+    ask("scancel", job)
+    assert started.wait(300) == 1
+    assert f"SLURM job {job} ({rule}) was cancelled" in cluster.said()
+    assert "Trying to restart" not in cluster.said()
+
+
+def test_a_cancelled_update_is_made_anew_and_one_whose_node_dies_runs_on_another(cluster, finished) -> None:
+    cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
+    words = (*GO_ON, "--set-resources", "update:slurm_partition=fragile", "--", "results/mini/policies/00001")
+    cancel(cluster, cluster.start(*words), "update")
+    assert not (cluster.folder / "results/mini/policies/00001").exists()
+
+    started = cluster.start(*words)
+    try:
+        job, node = cluster.wait_for(started, "update")
+        kill_node(node, job)
+
+        def elsewhere() -> bool:
+            found = cluster.running("update")
+            return found is not None and found[1] != node
+
+        wait_until(elsewhere, 180, "SLURM notices, and the update runs on another node")
+        cluster.finish(started)
+    finally:
+        subprocess.run([ROOT / "tests" / "cluster" / "up.sh"], check=True)
+    for pattern in ("policies/00001/*", "rounds/00001/*.parquet"):
+        assert cluster.files(pattern) == finished.files(pattern)
+
+
+def kill_node(name: str, job: str) -> None:
+    """As if it lost its power: the daemon, and all that it had started for the job."""
+    daemon = int(Path(f"/run/slurm/slurmd.{name}.pid").read_text())
+    os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{daemon}").exists(), 10, "the daemon is gone")
+    for mark, file in ((f"slurmstepd: [{job}.", "cmdline"), (f"SLURM_JOB_ID={job}\0", "environ")):
+        for path in Path("/proc").glob(f"[0-9]*/{file}"):
+            try:
+                if mark.encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except OSError:  # it has ended, or belongs to someone else
+                continue
+
+
+@pytest.mark.parametrize("mode", ["requeued", "cancelled"])
+def test_a_preempted_stage_is_made_again(cluster, finished, mode) -> None:
+    """A partition with PreemptMode=REQUEUE puts the job back, one with CANCEL does not."""
+    sizes = (f"score:slurm_partition={mode}", "score:mem_mb=150000")
+    started = cluster.start_slow_score(finished, "--set-resources", *sizes)
+    job, node = cluster.running("score")
+    ask("sbatch", "--partition=cpu", f"--nodelist={node}", "--mem=150000", "--output=/dev/null", "--wrap=true")
+    cluster.finish(started)
+    assert (cluster.folder / SCORES).exists()
+    restarted = "Restarts=1" in ask("scontrol", "show", "job", job)
+    assert restarted == (mode == "requeued")
+    again = f"SLURM job {job} was preempted and not put back"
+    assert (again in cluster.said()) == ("Trying to restart" in cluster.said()) == (mode == "cancelled")
+
+
+def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
+    cluster.finish(cluster.start_slow_score(finished, "--set-resources", "score:runtime=attempt"))
+    assert "TIMEOUT" in cluster.said()
+    assert "runtime=2" in cluster.said()
+    assert (cluster.folder / SCORES).exists()
+
+
+def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
+    cluster.at_round_1(finished, "rounds/00001/scores")
+    (cluster.folder / "hungry.py").write_text(HUNGRY)
+    rewards = [*mini()["rewards"], {"function": "hungry.py:hungry", "weight": 0}]
+    started = cluster.start(*GO_ON, "--set-resources", "score:mem_mb=2500*attempt", "--", SCORES, rewards=rewards)
+    cluster.finish(started)
+    assert "exceeded memory limit" in cluster.logs()
+    assert "mem_mb=5000" in cluster.said()
+    assert (cluster.folder / SCORES).exists()
