@@ -11,11 +11,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.workers.client import FOLDER
+
+PATIENCE = 60.0
+"""Seconds in which a worker, a bare interpreter, starts also where much else is at work."""
 
 
 def wanted(config: Config, cores: int) -> Mapping[str, int]:
@@ -46,17 +50,30 @@ def start(config: Config, cores: int, logs: Path) -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
+    started: dict[Path, subprocess.Popen[bytes]] = {}
     for role, count in roles.items():
         for number in range(count):
             name = f"{role}-{number}"
-            command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(folder / f"{name}.sock")]
+            socket = folder / f"{name}.sock"
+            command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(socket)]
             with (logs / f"{name}.log").open("a") as log:
-                subprocess.Popen(
+                started[socket] = subprocess.Popen(
                     [*command, "--controller", str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # an interrupt is for Snakemake, which waits for its jobs
                 )
+    _wait(started)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
+
+
+def _wait(started: Mapping[Path, subprocess.Popen[bytes]]) -> None:
+    """Until all listen: the first stages of a run that goes on would start engines of their own, and the workers theirs
+    a round later.
+    """
+    deadline = time.monotonic() + PATIENCE
+    for socket, process in started.items():
+        while not socket.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)

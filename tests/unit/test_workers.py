@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rloo_pipeline import kept
@@ -105,8 +107,13 @@ def test_nothing_heavy_is_imported_to_ask(worker) -> None:
 
 def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     started: list[list[str]] = []
+
+    def ended(command, **_) -> SimpleNamespace:
+        started.append(command)
+        return SimpleNamespace(poll=lambda: 0)
+
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(subprocess, "Popen", ended)
     monkeypatch.delenv(client.FOLDER, raising=False)
     manager.start(config(rollout={"shards": 3}), 2, tmp_path / "logs")
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
@@ -121,6 +128,19 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
         "sampler-1.sock",
         "trainer-0.sock",
     ]
+
+
+def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(client.FOLDER, raising=False)
+    already = set(psutil.Process().children())
+    manager.start(config(), 1, tmp_path / "logs")
+    monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
+    try:
+        assert client.ask(HELP) == 0, "asked at once, and once"
+    finally:
+        for worker in set(psutil.Process().children()) - already:
+            worker.kill()
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
