@@ -32,10 +32,13 @@ def serve(path: Path, controller: int) -> None:
     _end_with(controller, path.parent)
     kept.start()
     path.unlink(missing_ok=True)
+    beside = path.with_suffix(".new")
+    beside.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        with client.short(path) as name:
+        with client.short(beside) as name:
             listener.bind(name)
         listener.listen(1)
+        os.replace(beside, path)  # where there is a socket, somebody listens
         while True:
             line, _ = listener.accept()
             with line:
