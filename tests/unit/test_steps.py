@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake.resources import Resources
 
-from rloo_pipeline.cluster import steps
+from rloo_pipeline.cluster import containers, steps
 
 RULES = {
     "score": {"runtime": 60},
@@ -24,6 +24,8 @@ def shells(tmp_path, monkeypatch) -> dict[str, str | None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    for name in containers.CACHES:  # torch, where a test before this one has imported it, sets one of them
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", "/node's disk/hf")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     rules = [SimpleNamespace(name=name, resources=Resources.from_mapping(asked)) for name, asked in RULES.items()]

@@ -21,6 +21,7 @@ from rloo_pipeline.stages.track import track
 
 Curves = dict[str, dict[int, float]]
 BLOCK = 32768
+WANDB = Path(sys.executable).with_name("wandb")
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +166,7 @@ def test_wandb_gets_the_configuration_and_nothing_of_the_machine(tmp_path) -> No
     assert {"algorithm", "rewards", "seed"} <= keys
     times = [item.value_json for r in records for item in r.history.item if name_of(item) == "_timestamp"]
     assert [float(time) for time in times] == [1_700_000_001, 1_700_000_002]
-    names = subprocess.run(["wandb", "sync", "--dry-run", file.parent], capture_output=True, text=True, check=True)
+    names = subprocess.run([WANDB, "sync", "--dry-run", file.parent], capture_output=True, text=True, check=True)
     assert file.name in names.stderr + names.stdout, "wandb sync takes the folder"
 
 

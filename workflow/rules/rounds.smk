@@ -171,7 +171,8 @@ rule gate:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"
 
 
-# A copy of the metrics for W&B and MLflow, beside the run: nothing waits for it. One call after the other, in the order of the rounds.
+# A copy of the metrics for W&B and MLflow, beside the run: nothing waits for it. One call after the other, in the order
+# of the rounds.
 rule track:
     input:
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
@@ -182,7 +183,7 @@ rule track:
         f"{RUN}/logs/track/{{round}}.log",
     retries: 0
     params:
-        run=RUN,
+        run=subpath(output[0], ancestor=2),
         to=CONFIG.trackers,
     shell:
         "rloo track {params.run} --to {params.to} --round {wildcards.round} --earlier {input.earlier} --output {output} --log={log}"
