@@ -58,7 +58,7 @@ cluster-down: ## end it
 test-cluster: setup cluster-up ## build the image and run the tests on that SLURM
 	@sh containers/build cpu
 	@mkdir -p build
-	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 3 --durations 0)
+	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 3 --durations 0 --timeout 1800)
 
 lock: setup ## write the pinned lists of requirements/ anew from the *.in files
 	sh requirements/lock.sh

@@ -126,7 +126,7 @@ class Cluster(Project):
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         return outcome.stdout.split()[1].rstrip(";")
 
-    def outcome(self, job: str, seconds: float = 600) -> dict[str, Any]:
+    def outcome(self, job: str, seconds: float = 1200) -> dict[str, Any]:
         """How a submitted run ended."""
         folder = self.folder / "results" / "mini" / "logs" / "submit"
 
@@ -154,7 +154,7 @@ class Cluster(Project):
         """What the jobs that failed have said."""
         return "".join(log.read_text() for log in (self.folder / ".snakemake" / "slurm_logs").rglob("*.log"))
 
-    def finish(self, started: subprocess.Popen[str], seconds: float = 600) -> None:
+    def finish(self, started: subprocess.Popen[str], seconds: float = 1200) -> None:
         """Waits for the command, which must end well."""
         assert started.wait(seconds) == 0, self.said()
 
@@ -162,7 +162,7 @@ class Cluster(Project):
         """What the command that was started has said."""
         return (self.folder / "snakemake.log").read_text()
 
-    def wait_for(self, started: subprocess.Popen[str], rule: str, seconds: float = 600) -> tuple[str, str]:
+    def wait_for(self, started: subprocess.Popen[str], rule: str, seconds: float = 1200) -> tuple[str, str]:
         """Id and node of a rule's job, once it runs."""
 
         def found() -> tuple[str, str] | None:
@@ -171,7 +171,7 @@ class Cluster(Project):
 
         return wait_until(found, seconds, f"a job of {rule} runs")
 
-    def waiting_array(self, started: subprocess.Popen[str], seconds: float = 600) -> str:
+    def waiting_array(self, started: subprocess.Popen[str], seconds: float = 1200) -> str:
         """Id of an array job of this folder that waits."""
 
         def found() -> str | None:

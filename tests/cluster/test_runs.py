@@ -15,7 +15,7 @@ RESULTS = ("prompts/**/*", "policies/0000[01]/*", "rounds/00001/**/*.parquet", "
 
 
 def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluster, finished) -> None:
-    cluster.finish(cluster.start(rounds=1), 800)
+    cluster.finish(cluster.start(rounds=1), 1500)
     for pattern in RESULTS:
         assert cluster.files(pattern) == finished.files(pattern) != {}
     assert (cluster.folder / "results/mini/report.html").exists()
