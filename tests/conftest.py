@@ -1,9 +1,25 @@
 """A small model and a finished run."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import Project
+
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _no_rank_is_left_behind() -> Iterator[None]:
+    """An engine in this process makes it a rank, and the commands of later tests would take themselves for it."""
+    before = {name: os.environ.get(name) for name in OF_A_RANK}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
