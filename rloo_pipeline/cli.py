@@ -32,9 +32,11 @@ def main(words: Sequence[str] | None = None) -> None:
         runtime.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
-        if arguments.log:
+        if arguments.log or runtime.is_rank():
             logging.getLogger("traceback").error("what led to it:", exc_info=error)
-            where = "" if isinstance(error, UserError) else f" (the traceback is in {arguments.log})"
+        if arguments.log and not isinstance(error, UserError):
+            where = f" (the traceback is in {arguments.log})"
+        runtime.tell_launcher(explain(error))
         progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
         raise SystemExit(1) from None
     finally:

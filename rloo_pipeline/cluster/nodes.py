@@ -45,24 +45,25 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
     meeting = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
     meeting.parent.mkdir(parents=True, exist_ok=True)
     meeting.touch()
+    failed = meeting.with_name(f"{meeting.stem}-failed.tmp")
     image = os.environ.get(IMAGE)
     program = [sys.executable, "-m", "rloo_pipeline"]
     if image:
         program = ["apptainer", "exec", "--home", os.getcwd(), image, "rloo"]
     sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
     command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program, *arguments]
-    environment = {**os.environ, runtime.MEETING: str(meeting.absolute()), "SUBMITIT_EXECUTOR": "slurm"}
+    files = {runtime.MEETING: str(meeting.absolute()), runtime.FAILED: str(failed.absolute())}
+    environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm"}
     try:
         outcome = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
+        why = runtime.why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
     except FileNotFoundError:
         raise UserError("no srun on the PATH of this job's first node") from None
     finally:
         meeting.unlink(missing_ok=True)
+        failed.unlink(missing_ok=True)
     if outcome.returncode != 0:
-        raise UserError(
-            f"one of the {processes} ranks of `rloo {arguments[0]}` on {nodes} nodes failed (exit code "
-            f"{outcome.returncode}); what it said is above or in the log"
-        )
+        raise UserError(f"one of the {processes} ranks on {nodes} nodes failed: {why}")
 
 
 def take_rank() -> None:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline import progress
+from rloo_pipeline import progress, runtime
 from rloo_pipeline.errors import UserError
 
 
@@ -55,16 +56,15 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
     with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:  # torchrun leaves folders of its own behind
+        failed = Path(scratch) / "failed"
         outcome = subprocess.run(
             [*command, "-m", "rloo_pipeline", *arguments],
-            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch},
+            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch, runtime.FAILED: str(failed)},
             check=False,
         )
+        why = runtime.why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
     if outcome.returncode != 0:
-        raise UserError(
-            f"one of the {processes} ranks of `rloo {arguments[0]}` failed (exit code {outcome.returncode}); "
-            "what it said is above or in the log"
-        )
+        raise UserError(f"one of the {processes} ranks failed: {why}")
 
 
 def chip() -> str:

@@ -139,4 +139,6 @@ def test_another_number_of_processes_is_refused(tmp_path, tiny_model) -> None:
     other = Round(run.run, tiny_model, **CHANGES, deepspeed={"processes": 2}).write(2)
     outcome = other.update(2)
     assert outcome.returncode == 1
-    assert "world 1, this run has 2" in outcome.stderr
+    last = outcome.stderr.splitlines()[-1]
+    assert "one of the 2 ranks failed" in last
+    assert "world 1, this run has 2" in last
