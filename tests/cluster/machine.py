@@ -162,6 +162,13 @@ class Cluster(Project):
         """What the command that was started has said."""
         return (self.folder / "snakemake.log").read_text()
 
+    def cancel(self, started: subprocess.Popen[str], job: str, named: str) -> None:
+        """Cancels a job, which must end the run with a line that has its name, and without another try."""
+        ask("scancel", job)
+        assert started.wait(300) == 1
+        assert f"SLURM job {named} was cancelled" in self.said()
+        assert "Trying to restart" not in self.said()
+
     def wait_for(self, started: subprocess.Popen[str], rule: str, seconds: float = 1200) -> tuple[str, str]:
         """Id and node of a rule's job, once it runs."""
 

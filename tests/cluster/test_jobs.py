@@ -28,21 +28,17 @@ def hungry(completions, **_):
 
 def test_a_cancelled_rollout_ends_the_run(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds")
-    cancel(cluster, cluster.start(*GO_ON, "--", "results/mini/policies/00001"), "rollout")
-
-
-def cancel(cluster, started, rule: str) -> None:
-    job, _ = cluster.wait_for(started, rule)
-    ask("scancel", job)
-    assert started.wait(300) == 1
-    assert f"SLURM job {job} ({rule}) was cancelled" in cluster.said()
-    assert "Trying to restart" not in cluster.said()
+    started = cluster.start(*GO_ON, "--", "results/mini/policies/00001")
+    job, _ = cluster.wait_for(started, "rollout")
+    cluster.cancel(started, job, f"{job} (rollout)")
 
 
 def test_a_cancelled_update_is_made_anew_and_one_whose_node_dies_runs_on_another(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
     words = (*GO_ON, "--set-resources", "update:slurm_partition=fragile", "--", "results/mini/policies/00001")
-    cancel(cluster, cluster.start(*words), "update")
+    started = cluster.start(*words)
+    job, _ = cluster.wait_for(started, "update")
+    cluster.cancel(started, job, f"{job} (update)")
     assert not (cluster.folder / "results/mini/policies/00001").exists()
 
     started = cluster.start(*words)

@@ -1,5 +1,6 @@
 """Whole runs on a real SLURM in the real image: the same bytes as on one machine."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -14,11 +15,13 @@ pytestmark = pytest.mark.slow
 RESULTS = ("prompts/**/*", "policies/0000[01]/*", "rounds/00001/**/*.parquet", "evaluation/warmstart/*", "warmstart/*")
 
 
-def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluster, finished) -> None:
+def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluster, finished, image) -> None:
     cluster.finish(cluster.start(rounds=1), 1500)
     for pattern in RESULTS:
         assert cluster.files(pattern) == finished.files(pattern) != {}
-    assert (cluster.folder / "results/mini/report.html").exists()
+    page = (cluster.folder / "results/mini/report.html").read_text()
+    with image.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() in page, "which image it was"
     assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
 
 

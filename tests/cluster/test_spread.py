@@ -53,10 +53,7 @@ def test_a_cancelled_array_that_waits_ends_the_run(cluster, finished) -> None:
     later = ("--set-resources", "score:slurm_extra='--begin=now+900'")
     started = cluster.start(*GO_ON, *later, "--", *SCORES)
     array = cluster.waiting_array(started)
-    ask("scancel", array)
-    assert started.wait(300) == 1
-    assert f"SLURM job {array}_2 (score) was cancelled" in cluster.said()
-    assert "Trying to restart" not in cluster.said()
+    cluster.cancel(started, array, f"{array}_2 (score)")
 
 
 def test_shards_of_a_job_of_two_nodes_run_on_both(cluster, finished) -> None:
