@@ -6,9 +6,11 @@ thing is only ever an equal of what the files would give, never the only copy of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _things: dict[str, tuple[object, Any]] = {}
+_waiting: list[Callable[[], object]] = []
 _on = False
 
 
@@ -41,3 +43,15 @@ def take(name: str, key: object) -> Any | None:
     if known != key:
         raise Unfit(f"another {name}")
     return thing
+
+
+def afterwards(work: Callable[[], object]) -> None:
+    """Has a worker do this when the stage is over and nobody waits; a stage that runs by itself leaves it out."""
+    if _on:
+        _waiting.append(work)
+
+
+def catch_up() -> None:
+    """Does what was left for afterwards."""
+    while _waiting:
+        _waiting.pop(0)()

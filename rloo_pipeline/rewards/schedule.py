@@ -42,10 +42,19 @@ class Crews:
             more = max(0, (limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_worker(self.rewards[main]) for _ in range(more)]
 
+    @property
+    def alive(self) -> bool:
+        """Whether no worker has ended."""
+        return all(worker.process.poll() is None for crew in self.started for worker in crew)
+
     def __enter__(self) -> Crews:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends all workers: those whose work is done by themselves, and the others at once."""
         for worker in self.dismissed:
             worker.end()
         for crew in self.started:

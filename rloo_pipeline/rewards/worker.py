@@ -91,12 +91,24 @@ def _serve(line: Line, desk: int, board: Board, start: Start) -> None:
     make = _Calls(function, start.options, line, board)
     while True:
         work = pick_up(desk, line.receive())
+        _speak_where(start.parent)
         facts = {name: value for name, value in work.facts.items() if name in signature.named}
         todo = _calls(work, facts | start.options)
         if signature.asynchronous:
             make.loop.run(make.beside_each_other(list(todo), work.at_once))
         else:
             make.in_turn(todo)
+
+
+def _speak_where(parent: int) -> None:
+    """Sends what is printed where the parent's words go, which is another log than before if it started this process
+    ahead of the stage.
+    """
+    with suppress(OSError):
+        file = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        for number in (1, 2):
+            os.dup2(file, number)
+        os.close(file)
 
 
 def _calls(work: Work, constants: dict[str, Any]) -> Iterator[Call]:

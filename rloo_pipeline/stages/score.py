@@ -19,6 +19,7 @@ from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.rewards import ahead
 from rloo_pipeline.rewards.schedule import Crews
 from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_with
 from rloo_pipeline.runtime import free_gpu, hold_for_others
@@ -63,13 +64,14 @@ def score(
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
     hold_for_others(sum(reward.gpus for reward in todo))
-    with Crews(todo, config.scoring.workers) as crews:  # they start while the tables are read
+    with ahead.crews(config, todo) as crews:  # they start while the tables are read
         rolled = tables.read(rollouts, "rollouts")
         known = tables.about(rolled)
         about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
         for name, part in given.items():
             tables.check_aligned(rolled, part, f"the scores of {name} alone")
         found = _columns(crews, rolled, PromptSet(prompts / "train"), policy_folder)
+    ahead.start_next(config, todo)
     if only is not None:
         made = _table(rolled, tables.part_schema(only), {only: found[only].scores}, [found[only]])
         tables.write(output, made, made.schema, "part", **about)

@@ -5,7 +5,8 @@ A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS 
 request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
 {"code"}, or nothing where the worker died or is not one for this stage.
 
-Nothing but the standard library is imported, so that a stage whose work a worker does costs next to nothing.
+A stage whose work a worker does costs little more than its interpreter's start: the folder's `bin/rloo` runs this file
+by itself, in one that looks for no packages. So nothing is imported but the standard library, and little of that.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 FOLDER = "RLOO_WORKERS"
+BIN = "bin"
+"""The folder in it with the `rloo` that comes first on the PATH of a run's jobs."""
 ROLES = {
     "probe": "sampler",
     "rollout": "sampler",
@@ -34,35 +36,57 @@ ROLES = {
 """Which worker does a stage: vLLM; a model that is read; a model that is trained; libraries alone."""
 
 
+def main() -> None:
+    """`rloo STAGE …` as jobs call it: by a worker, else by the `rloo` that comes next on the PATH."""
+    code = ask(sys.argv[1:])
+    if code is not None:
+        raise SystemExit(code)
+    own = os.path.join(os.environ.pop(FOLDER, ""), BIN)
+    os.environ["PATH"] = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != own)
+    os.execvp("rloo", ["rloo", *sys.argv[1:]])
+
+
 def ask(words: Sequence[str]) -> int | None:
     """Has a worker run `rloo WORDS`: the exit status, or None where no worker did it."""
     role = ROLES.get(words[0]) if words else None
     if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return None
-    for path in sorted(Path(os.environ[FOLDER]).glob(f"{role}-*.sock")):
-        with path.with_suffix(".lock").open("w") as lock:
+    for name in _listening(os.environ[FOLDER], role):
+        with open(f"{name}.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return _request(path, words)
+                return _request(f"{name}.sock", words)
             except OSError:  # busy, or gone
                 continue
     return None
 
 
-@contextmanager
-def short(path: Path) -> Iterator[str]:
-    """Another name of a socket, since 107 characters are the most that a socket's may have."""
-    folder = os.open(path.parent, os.O_PATH)
+def _listening(folder: str, role: str) -> list[str]:
+    """Paths of the workers of a role, without the end."""
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
+        files = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    return [os.path.join(folder, file[:-5]) for file in files if file.startswith(f"{role}-") and file.endswith(".sock")]
 
 
-def _request(path: Path, words: Sequence[str]) -> int | None:
-    with socket.socket(socket.AF_UNIX) as line, short(path) as name:
-        line.connect(name)
+def _request(path: str, words: Sequence[str]) -> int | None:
+    with socket.socket(socket.AF_UNIX) as line:
+        reach(line.connect, path)
         text = json.dumps({"words": list(words), "folder": os.getcwd(), "started": time.time()})
         socket.send_fds(line, [text.encode() + b"\n"], [2])
         answer = b"".join(iter(lambda: line.recv(4096), b""))
     return int(json.loads(answer)["code"]) if answer else None
+
+
+def reach(use: Callable[[str], object], path: str) -> None:
+    """Has a socket connect or bind by another name of a path, since 107 characters are the most that one may have."""
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        use(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
+
+
+if __name__ == "__main__":
+    main()

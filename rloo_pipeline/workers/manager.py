@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.workers.client import FOLDER
+from rloo_pipeline.workers import client
+from rloo_pipeline.workers.client import BIN, FOLDER
 
 PATIENCE = 60.0
 """Seconds in which a worker, a bare interpreter, starts also where much else is at work."""
@@ -67,6 +69,17 @@ def start(config: Config, cores: int, logs: Path) -> None:
     _wait(started)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
+    _come_first(folder / BIN)
+
+
+def _come_first(folder: Path) -> None:
+    """Makes the `rloo` of this process's children one that asks the workers and starts at once."""
+    folder.mkdir()
+    command = shlex.join([sys.executable, "-IS", client.__file__])
+    file = folder / "rloo"
+    file.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    file.chmod(0o700)
+    os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
 
 
 def _wait(started: Mapping[Path, subprocess.Popen[bytes]]) -> None:

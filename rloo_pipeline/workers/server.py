@@ -35,8 +35,7 @@ def serve(path: Path, controller: int) -> None:
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        with client.short(beside) as name:
-            listener.bind(name)
+        client.reach(listener.bind, str(beside))
         listener.listen(1)
         os.replace(beside, path)  # where there is a socket, somebody listens
         while True:
@@ -44,6 +43,7 @@ def serve(path: Path, controller: int) -> None:
             with line:
                 if not _answer(line):
                     break
+            kept.catch_up()
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
 
 

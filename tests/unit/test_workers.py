@@ -115,6 +115,7 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(subprocess, "Popen", ended)
     monkeypatch.delenv(client.FOLDER, raising=False)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
     manager.start(config(rollout={"shards": 3}), 2, tmp_path / "logs")
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     (folder,) = tmp_path.glob("rloo-workers-*")
@@ -133,14 +134,31 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
 def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(client.FOLDER, raising=False)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
     already = set(psutil.Process().children())
     manager.start(config(), 1, tmp_path / "logs")
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
         assert client.ask(HELP) == 0, "asked at once, and once"
+        by_path(tmp_path, monkeypatch)
     finally:
         for worker in set(psutil.Process().children()) - already:
             worker.kill()
+
+
+def by_path(folder: Path, monkeypatch) -> None:
+    """What a job's shell does with `rloo`: a worker's work where there is one, else the next `rloo` on the PATH."""
+    said = subprocess.run("rloo rollout --help", shell=True, capture_output=True, text=True, check=True)
+    assert "Sample one shard of a round" in said.stderr
+    other = folder / "other"
+    other.mkdir()
+    (other / "rloo").write_text("""#!/bin/sh\necho "$RLOO_WORKERS" "$PATH" "$@"; exit 7\n""")
+    (other / "rloo").chmod(0o700)
+    own, _, rest = os.environ["PATH"].partition(os.pathsep)
+    monkeypatch.setenv("PATH", os.pathsep.join([own, str(other), rest]))
+    said = subprocess.run("rloo report 'two words' -x", shell=True, capture_output=True, text=True, check=False)
+    assert said.returncode == 7
+    assert said.stdout == f" {other}:{rest} report two words -x\n", "no further asking"
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:

@@ -1,0 +1,42 @@
+"""Workers of reward functions that a warm worker (`kept`) starts ahead of the next round, while others train.
+
+They have loaded their function and called it for nothing, as those that a stage starts itself. A stage uses them up, so
+nothing goes from one round to the next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rloo_pipeline import kept
+from rloo_pipeline.provenance import source_digest
+from rloo_pipeline.rewards.schedule import Crews
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Config, Reward
+
+NAME = "reward functions"
+
+
+def crews(config: Config, rewards: Sequence[Reward]) -> Crews:
+    """The workers of these functions: those that were started ahead for them, else new ones."""
+    known, waiting = kept.take(NAME, None) or (None, None)
+    if isinstance(waiting, Crews):
+        if known == _key(config, rewards) and waiting.alive:
+            return waiting
+        waiting.end()
+    return Crews(rewards, config.scoring.workers)
+
+
+def start_next(config: Config, rewards: Sequence[Reward]) -> None:
+    """Starts workers for a stage like this one, as soon as this one is over; none that would hold a GPU meanwhile."""
+    if rewards and not any(reward.gpus for reward in rewards):
+        key = _key(config, rewards)
+        kept.afterwards(lambda: kept.keep(NAME, None, (key, Crews(rewards, config.scoring.workers))))
+
+
+def _key(config: Config, rewards: Sequence[Reward]) -> object:
+    """What decides what such workers are: a function's file may have been changed since."""
+    return os.getcwd(), source_digest("score", config), config.scoring.workers, list(rewards)
