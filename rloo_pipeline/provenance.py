@@ -16,7 +16,10 @@ from rloo_pipeline import references
 from rloo_pipeline.config import STAGES, Config, estimator
 
 PACKAGE = Path(__file__).parent
-WITHOUT_EFFECT = {"config", "config_file", "errors", "progress", "runtime", "provenance", "files", "fence", "kept"}
+WITHOUT_EFFECT = {
+    *("config", "config_file", "errors", "progress", "runtime", "provenance"),
+    *("files", "fence", "kept", "lean"),
+}
 
 
 def source_digest(stage: str, config: Config) -> str:

@@ -1,10 +1,12 @@
 """A small model and a finished run."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from helpers import Project
 
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -34,8 +36,19 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
-    """A project with the finished run `mini`; tests must leave its files as they found them."""
-    project = Project(tmp_path_factory.mktemp("finished") / "project")
-    outcome = project.snakemake("--cores", "2")
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    return project
+    """A project with the finished run `mini`; tests must leave its files as they found them.
+
+    The processes of pytest make it once, and each has a copy of its own.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    made, own = shared / "finished", tmp_path_factory.mktemp("finished") / "project"
+    with FileLock(shared / "finished.lock"):
+        if not made.exists():
+            first = Project(shared / "finished.part")
+            outcome = first.snakemake("--cores", "2")
+            assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+            first.folder.rename(made)
+    shutil.copytree(made, own, symlinks=True)
+    return Project(own)

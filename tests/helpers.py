@@ -1,11 +1,13 @@
 """What tests share: the command `rloo`, configurations, made-up rounds, a copy of the project."""
 
+import json
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -18,6 +20,24 @@ def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]
     """Runs a stage as a person would."""
     command = [sys.executable, "-m", "rloo_pipeline", *(str(word) for word in words)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+IN_TURN = """
+import json, sys
+from rloo_pipeline import cli
+from rloo_pipeline.training.engine import Engine
+
+Engine.close = lambda _: None  # DeepSpeed cannot make another process group in the same process
+for words in json.load(sys.stdin):
+    cli.main(words)
+"""
+
+
+def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
+    """Runs updates one after the other in one process, which imports their libraries once; up to one that fails."""
+    words = [[str(word) for word in call if not str(word).startswith("--log=")] for call in calls]
+    command = [sys.executable, "-c", IN_TURN]
+    return subprocess.run(command, input=json.dumps(words), capture_output=True, text=True, check=False)
 
 
 def merged(base: dict, changes: dict) -> dict:
@@ -77,6 +97,10 @@ class Round:
 
     def update(self, number: int = 1) -> subprocess.CompletedProcess[str]:
         """Makes policy `number`."""
+        return rloo(*self.words(number))
+
+    def words(self, number: int = 1) -> tuple[object, ...]:
+        """The command that makes policy `number`."""
         folder = self.run / "rounds" / f"{number:05d}"
         shards = {
             kind: [self._table(number, kind, shard) for shard in range(2)]
@@ -85,7 +109,7 @@ class Round:
         before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
         policy = self.model if number == 1 else self.policy(number - 1)
         words = [word for kind, files in shards.items() for word in (f"--{kind}", *files)]
-        return rloo(
+        return (
             *("update", "--round", number, "--policy", policy, *before, *words, "--output", self.policy(number)),
             *("--output-trainer", self.run / "trainer" / f"{number:05d}", "--metrics", folder / "metrics.json"),
             *("--events", self.run / "tensorboard" / f"{number:05d}.tfevents"),
@@ -105,6 +129,16 @@ class Round:
 
 
 PARTS = ("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requirements", "containers")
+
+
+# a gate that ends the run `mini` after any round
+STOP = {"cold_start": {"action": "stop", "rounds": 1, "zero_std": 0.01}}
+
+# of a run, what follows on policy 0
+AFTER_SFT = (
+    *("warmstart", "policies/0000[12]", "rounds", "trainer", "tensorboard", "evaluation", "logs"),
+    *("summary.json", "report.html"),
+)
 
 
 class Project:
@@ -128,6 +162,15 @@ class Project:
         path = self.folder / "config" / "test.yaml"
         path.write_text(yaml.safe_dump(mini(**changes)))
         return path
+
+    def take(self, other: "Project", *but: str) -> "Project":
+        """Takes over the run of another project, but for some files and folders, and what Snakemake knows of it."""
+        for part in ("results", ".snakemake"):
+            shutil.copytree(other.folder / part, self.folder / part, symlinks=True)
+        for pattern in but:
+            for found in list((self.folder / "results" / "mini").glob(pattern)):
+                shutil.rmtree(found) if found.is_dir() else found.unlink()
+        return self
 
     def snakemake(self, *words: str, **changes) -> subprocess.CompletedProcess[str]:
         """Runs snakemake as a user would, with the changed configuration."""

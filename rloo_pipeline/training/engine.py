@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import files
+from rloo_pipeline import files, lean
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, room
 from rloo_pipeline.training import policy, ranks
@@ -57,7 +57,7 @@ class Engine:
         if ranks.chip() == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         ranks.alone()
-        import deepspeed
+        deepspeed = lean.deepspeed()
         import torch
 
         from rloo_pipeline.training.logprobs import TokenLogProbs

@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION = "rloo_packed"
 
@@ -181,5 +179,8 @@ def packed_attention(
 
 def register() -> None:
     """Makes the attention known to transformers under the name `ATTENTION`; it makes its own mask, so none is built."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline import lean
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import digest as digest_of
 from rloo_pipeline.files import read_json
@@ -92,6 +93,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
     Raises:
         UserError: no tokenizer, or no end or pad token.
     """
+    lean.before_transformers()
     from transformers import AutoTokenizer
 
     try:
@@ -128,6 +130,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     Raises:
         UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
     """
+    lean.before_transformers()
     import torch
     from transformers import AutoModelForCausalLM
 

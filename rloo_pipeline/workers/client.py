@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 FOLDER = "RLOO_WORKERS"
 BIN = "bin"
-"""The folder in it with the `rloo` that comes first on the PATH of a run's jobs."""
+"""The folder in it with the `rloo` that a run's jobs find on their PATH."""
 ROLES = {
     "probe": "sampler",
     "rollout": "sampler",

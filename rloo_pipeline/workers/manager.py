@@ -69,17 +69,22 @@ def start(config: Config, cores: int, logs: Path) -> None:
     _wait(started)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
-    _come_first(folder / BIN)
+    _take_the_place_of_rloo(folder / BIN)
 
 
-def _come_first(folder: Path) -> None:
-    """Makes the `rloo` of this process's children one that asks the workers and starts at once."""
+def _take_the_place_of_rloo(folder: Path) -> None:
+    """Makes the `rloo` that this process's children find one that asks the workers, and starts at once.
+
+    Whoever has put another one before that of this environment still finds that.
+    """
     folder.mkdir()
     command = shlex.join([sys.executable, "-IS", client.__file__])
     file = folder / "rloo"
     file.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     file.chmod(0o700)
-    os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+    own, path = str(Path(sys.executable).parent), os.environ["PATH"].split(os.pathsep)
+    path.insert(path.index(own) if own in path else 0, str(folder))
+    os.environ["PATH"] = os.pathsep.join(path)
 
 
 def _wait(started: Mapping[Path, subprocess.Popen[bytes]]) -> None:

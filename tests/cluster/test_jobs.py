@@ -1,12 +1,14 @@
 """What SLURM does to a stage's job, and that the run goes on, or ends with a clear line."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, mini
+from helpers import ROOT, STOP, mini
 from machine import GO_ON, SCORES, ask, wait_until
 
 pytestmark = pytest.mark.slow
@@ -103,3 +105,16 @@ def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
     assert "exceeded memory limit" in cluster.logs()
     assert "mem_mb=5000" in cluster.said()
     assert (cluster.folder / SCORES).exists()
+
+
+def test_a_gate_ends_a_run_and_a_second_call_in_the_same_words_makes_its_report(cluster, finished) -> None:
+    """A finished run of two rounds is extended by a third one, which the gate does not let begin."""
+    cluster.take(finished, "report.html")
+    cluster.finish(cluster.start(*GO_ON, rounds=3, gates=STOP))
+    said = cluster.said()
+    assert "ended after round 2 of 3" in said
+    assert re.search(r"Job \d+ has been submitted with SLURM jobid \d+ \(log: \S*/rule_report/", said)
+    run = cluster.folder / "results" / "mini"
+    assert json.loads((run / "stopped.json").read_text())["round"] == 2
+    assert (run / "report.html").exists()
+    assert not (run / "rounds" / "00003").exists()

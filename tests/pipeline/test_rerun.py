@@ -1,10 +1,9 @@
 """Change one thing and read what Snakemake would run."""
 
 import json
-import shutil
 
 import pytest
-from helpers import Project
+from helpers import STOP, Project
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,6 @@ def gates(rounds: range) -> set[str]:
 
 
 SECOND_ROUND = gates(range(1, 2)) | of_rounds(("rollouts", "scores", "reference"), range(2, 3))
-STOP = {"cold_start": {"action": "stop", "rounds": 1, "zero_std": 0.01}}
 
 
 def test_nothing_changed_nothing_runs(finished) -> None:
@@ -110,9 +108,7 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     finished, tmp_path
 ) -> None:
     """A finished run of two rounds is extended by a third one, which the gate does not let begin."""
-    project = Project(tmp_path / "project")
-    for part in ("results", ".snakemake"):
-        shutil.copytree(finished.folder / part, project.folder / part, symlinks=True)
+    project = Project(tmp_path / "project").take(finished)
     kept = project.files("[prt]*/**/*")
     outcome = project.snakemake("--cores", "1", "--retries", "2", rounds=3, gates=STOP)
     said = outcome.stdout + outcome.stderr
@@ -171,21 +167,18 @@ def test_an_edit_of_a_stage_runs_that_stage_on(finished, file, expected) -> None
         path.write_text(before)
 
 
-def test_a_reward_function_of_ones_own_is_watched(finished) -> None:
-    mine = finished.folder / "mine.py"
+def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished)
+    mine = project.folder / "mine.py"
     mine.write_text("def my_reward(completions):\n    return [1.0] * len(completions)\n")
     changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}], "evaluation": {"breakdown": []}}
     scores = "results/mini/rounds/00001/scores/000.parquet"
-    kept = finished.files("rounds/00001/**/*")
-    try:
-        assert finished.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
-        assert finished.planned("--", scores, **changes) == set()
-        mine.write_text(mine.read_text() + "# an edit\n")
-        assert finished.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
-    finally:
-        assert finished.snakemake("--cores", "1", "--", scores).returncode == 0
-    assert finished.files("rounds/00001/**/*") == kept
-    assert finished.snakemake("--cores", "2").returncode == 0
+    assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
+    assert project.planned("--", scores, **changes) == set()
+    mine.write_text(mine.read_text() + "# an edit\n")
+    assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
+    assert project.snakemake("--cores", "1", "--", scores).returncode == 0
+    assert project.files("rounds/00001/**/*") == finished.files("rounds/00001/**/*")
 
 
 def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, tmp_path) -> None:

@@ -7,15 +7,20 @@ from collections import Counter
 
 import psutil
 import pytest
-from helpers import Project
+from helpers import AFTER_SFT, Project
 
 pytestmark = pytest.mark.slow
 
 EVERYTHING = ("warmstart/**/*", "policies/*/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*", "tensorboard/*")
+FIRST_ROUND = (
+    *("warmstart/**/*", "policies/00001/*", "rounds/00001/**/*", "evaluation/warmstart/*"),
+    "tensorboard/00001*",
+)
+TO_FIRST_ROUND = ("policies/00001", "rounds/00001/diagnosis.json", "evaluation/warmstart/summary.json")
 
 
-def same(project: Project, finished: Project) -> None:
-    for pattern in EVERYTHING:
+def same(project: Project, finished: Project, patterns: tuple[str, ...] = EVERYTHING) -> None:
+    for pattern in patterns:
         found = finished.files(pattern)
         assert found
         assert project.files(pattern) == found
@@ -28,19 +33,21 @@ def served(project: Project) -> list[str]:
     return sorted(line.split()[1] for line in lines if line.startswith("rloo ") and line.endswith(": 0"))
 
 
-def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
+def test_a_round_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     times = {"rollout": 4, "score": 4, "reference": 4, "update": 2, "gate": 1, "evaluate": 2, "distance": 1}
     times |= {"probe": 1, "checks": 1}
     assert Counter(served(finished)) >= Counter(times), "every stage that a worker can do was done by one"
-    project = Project(tmp_path / "project")
-    outcome = project.snakemake("--cores", "2", workers="never")
+    project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
+    targets = [f"results/mini/{target}" for target in TO_FIRST_ROUND]
+    outcome = project.snakemake("--cores", "2", "--", *targets, workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert served(project) == []
-    same(project, finished)
+    same(project, finished, FIRST_ROUND)
 
 
 def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished) -> None:
-    project = Project(tmp_path / "project")
+    """They die in the second round, whose update then begins with the trainer state on the disk."""
+    project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     project.environment["TMPDIR"] = str(tmp_path)
     project.configure()
     command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]

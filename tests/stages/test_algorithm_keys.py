@@ -4,7 +4,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import Round, mini
+from helpers import Round, mini, rloo_in_turn
 
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.stages.update import needs_old_pass
@@ -24,9 +24,8 @@ TRL_NAMES = {
 
 def updated(tmp_path, model, rounds=1, **changes) -> Round:
     run = Round(tmp_path / "run", model, **changes)
-    for number in range(1, rounds + 1):
-        outcome = run.write(number).update(number)
-        assert outcome.returncode == 0, outcome.stderr
+    outcome = rloo_in_turn(*(run.write(number).words(number) for number in range(1, rounds + 1)))
+    assert outcome.returncode == 0, outcome.stderr
     return run
 
 
@@ -155,18 +154,26 @@ VARIANTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory, tiny_model) -> dict[str, Round]:
+    """A round by each of them, and by the defaults."""
+    folder = tmp_path_factory.mktemp("variants")
+    runs = {
+        name: Round(folder / name, tiny_model, algorithm=algorithm).write(1)
+        for name, algorithm in {"defaults": {}, **VARIANTS}.items()
+    }
+    outcome = rloo_in_turn(*(run.words() for run in runs.values()))
+    assert outcome.returncode == 0, outcome.stderr
+    return runs
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_each_variant_makes_another_policy_and_finite_metrics(name, tmp_path, tiny_model, baseline) -> None:
-    run = updated(tmp_path, tiny_model, algorithm=VARIANTS[name])
-    weights, plain = run.weights(), baseline.weights()
+def test_each_variant_makes_another_policy_and_finite_metrics(name, variants) -> None:
+    run = variants[name]
+    weights, plain = run.weights(), variants["defaults"].weights()
     assert any((weights[key] != plain[key]).any() for key in weights)
     assert all(value is None or abs(value) < 1e9 for value in metrics(run).values())
     assert run.policy(1).joinpath("model.safetensors").exists()
-
-
-@pytest.fixture(scope="module")
-def baseline(tmp_path_factory, tiny_model) -> Round:
-    return updated(tmp_path_factory.mktemp("baseline"), tiny_model)
 
 
 def test_a_round_of_nothing_but_equal_rewards_leaves_the_policy_as_it_is(tmp_path, tiny_model) -> None:

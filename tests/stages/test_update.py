@@ -1,18 +1,35 @@
 """The update stage, run as a command on made-up rounds: what changes a result, what must not, and what is refused."""
 
+import importlib.util
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import Round
+from helpers import Round, rloo_in_turn
 
 pytestmark = pytest.mark.slow
 
 # Everything about the algorithm that can differ between ways of cutting a batch is on.
 CHANGES = {
     "algorithm": {"steps_per_generation": 2, "num_iterations": 2, "beta": 0.05, "mask_truncated_completions": True}
+}
+
+
+ALONE = {
+    "plain": {},
+    "micro-batches": {"max_tokens_per_micro_batch": 60},
+    "zero-1": {"zero_stage": 1},
+    "checkpointing": {"gradient_checkpointing": True},
+}
+TOGETHER = {
+    "two-ranks": {"processes": 2},
+    "zero-2-two-ranks": {"zero_stage": 2, "processes": 2, "max_tokens_per_micro_batch": 300},
+    "zero-3-two-ranks": {"zero_stage": 3, "processes": 2},
 }
 
 
@@ -24,8 +41,24 @@ def made(tmp_path, tiny_model, name, **changes) -> Round:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory, tiny_model) -> Round:
-    return made(tmp_path_factory.mktemp("update"), tiny_model, "plain")
+def alone(tmp_path_factory, tiny_model) -> dict[str, Round]:
+    """The same update by one process, its steps cut in several ways."""
+    folder = tmp_path_factory.mktemp("update")
+    runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in ALONE.items()}
+    outcome = rloo_in_turn(*(run.write(1).words() for run in runs.values()))
+    assert outcome.returncode == 0, outcome.stderr
+    return runs
+
+
+@pytest.fixture(scope="module")
+def plain(alone) -> Round:
+    return alone["plain"]
+
+
+def copied(run: Round, folder: Path, **changes) -> Round:
+    """A run and what it has made, under another configuration."""
+    shutil.copytree(run.run, folder)
+    return Round(folder, run.model, **CHANGES, **changes)
 
 
 def distance(left: Round, right: Round, start) -> float:
@@ -41,19 +74,9 @@ def distance(left: Round, right: Round, start) -> float:
     return apart / moved
 
 
-@pytest.mark.parametrize(
-    ("name", "deepspeed"),
-    [
-        ("micro-batches", {"max_tokens_per_micro_batch": 60}),
-        ("two-ranks", {"processes": 2}),
-        ("zero-1", {"zero_stage": 1}),
-        ("zero-2-two-ranks", {"zero_stage": 2, "processes": 2, "max_tokens_per_micro_batch": 300}),
-        ("zero-3-two-ranks", {"zero_stage": 3, "processes": 2}),
-        ("checkpointing", {"gradient_checkpointing": True}),
-    ],
-)
-def test_how_a_step_is_cut_changes_nothing_but_rounding(tmp_path, tiny_model, plain, name, deepspeed) -> None:
-    other = made(tmp_path, tiny_model, name, deepspeed=deepspeed)
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER][1:])
+def test_how_a_step_is_cut_changes_nothing_but_rounding(tmp_path, tiny_model, plain, alone, name) -> None:
+    other = alone[name] if name in alone else made(tmp_path, tiny_model, name, deepspeed=TOGETHER[name])
     assert distance(plain, other, tiny_model) < 1e-4
     read = [json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text()) for run in (plain, other)]
     assert read[0] == pytest.approx(read[1], rel=1e-4)
@@ -75,6 +98,18 @@ def test_an_update_leaves_nothing_on_the_node(tmp_path, tiny_model, monkeypatch,
     made(tmp_path, tiny_model, "node", deepspeed={"processes": processes})
     assert set(Path("/dev/shm").glob("*deepspeed*")) == before
     assert list(scratch.iterdir()) == []
+
+
+def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) -> None:
+    run = Round(tmp_path / "run", tiny_model, algorithm={"beta": 0}).write(1)
+    code = "import sys\nfrom rloo_pipeline import cli\ncli.main(sys.argv[1:])\nprint('loaded:', *sys.modules)"
+    words = [str(word) for word in run.words() if not str(word).startswith("--log=")]
+    said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    loaded = {name.split(".")[0] for name in said.partition("loaded:")[2].split()}
+    assert {"deepspeed", "transformers"} <= loaded
+    heavy = {"mlflow", "sklearn", "scipy", "vllm"}
+    assert not loaded & heavy
+    assert all(importlib.util.find_spec(name) for name in heavy), "there they are"
 
 
 def test_the_table_says_what_the_update_used(plain) -> None:
@@ -101,8 +136,9 @@ def test_the_policy_is_an_ordinary_folder(plain) -> None:
 def test_a_lora_policy_is_a_peft_adapter_and_goes_on(tmp_path, tiny_model) -> None:
     from peft import AutoPeftModelForCausalLM
 
-    run = made(tmp_path, tiny_model, "lora", update={"lora": {"r": 4}})
-    assert run.write(2).update(2).returncode == 0
+    run = Round(tmp_path / "lora", tiny_model, **CHANGES, update={"lora": {"r": 4}})
+    outcome = rloo_in_turn(*(run.write(number).words(number) for number in (1, 2)))
+    assert outcome.returncode == 0, outcome.stderr
     model = AutoPeftModelForCausalLM.from_pretrained(run.policy(2))
     assert model.peft_config["default"].r == 4
     first, second = run.weights(1), run.weights(2)
@@ -119,8 +155,8 @@ def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) 
     assert [row["advantage"] for row in table] == pytest.approx([row["reward"] or 0.0 for row in table])
 
 
-def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:
-    run = made(tmp_path, tiny_model, "state").write(2)
+def test_a_changed_trainer_state_is_refused(tmp_path, plain) -> None:
+    run = copied(plain, tmp_path / "state").write(2)
     state = next((run.run / "trainer" / "00001").rglob("*.pt"))
     whole = state.read_bytes()
     for damaged, word in ((whole[:-10], "truncated"), (whole[:-1] + bytes([whole[-1] ^ 1]), "blake3")):
@@ -134,9 +170,8 @@ def test_a_changed_trainer_state_is_refused(tmp_path, tiny_model) -> None:
     assert run.update(2).returncode == 0
 
 
-def test_another_number_of_processes_is_refused(tmp_path, tiny_model) -> None:
-    run = made(tmp_path, tiny_model, "world")
-    other = Round(run.run, tiny_model, **CHANGES, deepspeed={"processes": 2}).write(2)
+def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
+    other = copied(plain, tmp_path / "world", deepspeed={"processes": 2}).write(2)
     outcome = other.update(2)
     assert outcome.returncode == 1
     last = outcome.stderr.splitlines()[-1]

@@ -154,11 +154,12 @@ def by_path(folder: Path, monkeypatch) -> None:
     other.mkdir()
     (other / "rloo").write_text("""#!/bin/sh\necho "$RLOO_WORKERS" "$PATH" "$@"; exit 7\n""")
     (other / "rloo").chmod(0o700)
-    own, _, rest = os.environ["PATH"].partition(os.pathsep)
-    monkeypatch.setenv("PATH", os.pathsep.join([own, str(other), rest]))
+    own = str(Path(os.environ[client.FOLDER]) / client.BIN)
+    assert own in os.environ["PATH"].split(os.pathsep)
+    monkeypatch.setenv("PATH", os.pathsep.join([own, str(other), "/usr/bin", "/bin"]))
     said = subprocess.run("rloo report 'two words' -x", shell=True, capture_output=True, text=True, check=False)
     assert said.returncode == 7
-    assert said.stdout == f" {other}:{rest} report two words -x\n", "no further asking"
+    assert said.stdout == f" {other}:/usr/bin:/bin report two words -x\n", "no further asking"
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:

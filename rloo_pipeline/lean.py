@@ -1,0 +1,43 @@
+"""Imports without packages that they take in where they are installed and that no stage has a use for.
+
+transformers takes in scikit-learn for a curve of assisted generation and SciPy for losses of object detection,
+DeepSpeed takes in MLflow for its tuner: seconds of every stage's start. They do without where they do not find them, so
+they do not find them. What a user's code or a later import asks for is there as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+
+
+def deepspeed() -> ModuleType:
+    """DeepSpeed."""
+    with unseen("mlflow"):
+        return import_module("deepspeed")
+
+
+def before_transformers() -> None:
+    """Has transformers look for what it is not to find, which it does once; before any of its models is imported."""
+    with unseen("sklearn", "scipy"):
+        from transformers.utils import import_utils
+
+        import_utils.is_sklearn_available()
+        import_utils.is_scipy_available()
+
+
+@contextmanager
+def unseen(*names: str) -> Iterator[None]:
+    """A block in which imports do not find these packages, but for those that are imported already."""
+    hidden: dict[str, ModuleType] = {}
+    for name in names:
+        if name not in sys.modules:
+            sys.modules[name] = hidden[name] = None  # type: ignore[assignment]  # the import system: not to be found
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
