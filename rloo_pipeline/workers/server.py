@@ -71,6 +71,7 @@ def _answer(line: socket.socket) -> bool:
     over.set()
     with contextlib.suppress(OSError):
         line.sendall(json.dumps({"code": code}).encode())
+        line.shutdown(socket.SHUT_RDWR)  # the thread still polls it, so closing it would not end it yet
     return code == 0
 
 

@@ -62,6 +62,14 @@ def test_a_worker_gives_the_exit_status_and_starts_anew_after_a_failure(worker) 
     assert worker.poll() is None
 
 
+def test_an_answer_is_there_at_once(worker) -> None:
+    """And not when the worker looks again whether its asker is still there."""
+    assert asked(HELP) == 0
+    began = time.monotonic()
+    assert [client.ask(HELP) for _ in range(4)] == [0] * 4
+    assert time.monotonic() - began < 4 * 0.4
+
+
 def test_a_long_call_comes_in_pieces(worker) -> None:
     """As that of an update with very many shards."""
     assert asked([*HELP, "--prompts", "x" * 1_000_000]) == 0
