@@ -46,12 +46,14 @@ def take(name: str, key: object) -> Any | None:
 
 
 def afterwards(work: Callable[[], object]) -> None:
-    """Has a worker do this when the stage is over and nobody waits; a stage that runs by itself leaves it out."""
+    """Has a worker do this, in place of what was left for afterwards before, when it has nothing else to do; a stage
+    that runs by itself leaves it out.
+    """
     if _on:
-        _waiting.append(work)
+        _waiting[:] = [work]
 
 
 def catch_up() -> None:
     """Does what was left for afterwards."""
     while _waiting:
-        _waiting.pop(0)()
+        _waiting.pop()()

@@ -21,6 +21,11 @@ from pathlib import Path
 from rloo_pipeline import kept, runtime
 from rloo_pipeline.workers import client
 
+CALM = 0.3
+"""Seconds without a request after which a worker does what has time: at once it would be in the way of the next stage's
+start.
+"""
+
 
 def serve(path: Path, controller: int) -> None:
     """Listens on `path` until the process `controller` is gone.
@@ -39,11 +44,12 @@ def serve(path: Path, controller: int) -> None:
         listener.listen(1)
         os.replace(beside, path)  # where there is a socket, somebody listens
         while True:
+            if not select.select([listener], [], [], CALM)[0]:
+                kept.catch_up()
             line, _ = listener.accept()
             with line:
                 if not _answer(line):
                     break
-            kept.catch_up()
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
 
 
