@@ -37,13 +37,13 @@ ROLES = {
 
 
 def main() -> None:
-    """`rloo STAGE …` as jobs call it: by a worker, else by the `rloo` that comes next on the PATH."""
-    code = ask(sys.argv[1:])
+    """`client.py RLOO STAGE …`, as jobs call it: by a worker, else by the program RLOO, which need not ask again."""
+    program, *words = sys.argv[1:]
+    code = ask(words)
     if code is not None:
         raise SystemExit(code)
-    own = os.path.join(os.environ.pop(FOLDER, ""), BIN)
-    os.environ["PATH"] = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != own)
-    os.execvp("rloo", ["rloo", *sys.argv[1:]])
+    os.environ.pop(FOLDER, None)
+    os.execv(program, [program, *words])
 
 
 def ask(words: Sequence[str]) -> int | None:

@@ -78,12 +78,12 @@ def _take_the_place_of_rloo(folder: Path) -> None:
     Whoever has put another one before that of this environment still finds that.
     """
     folder.mkdir()
-    command = shlex.join([sys.executable, "-IS", client.__file__])
+    own, path = Path(sys.executable).parent, os.environ["PATH"].split(os.pathsep)
+    command = shlex.join([sys.executable, "-IS", client.__file__, str(own / "rloo")])
     file = folder / "rloo"
     file.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     file.chmod(0o700)
-    own, path = str(Path(sys.executable).parent), os.environ["PATH"].split(os.pathsep)
-    path.insert(path.index(own) if own in path else 0, str(folder))
+    path.insert(path.index(str(own)) if str(own) in path else 0, str(folder))
     os.environ["PATH"] = os.pathsep.join(path)
 
 
