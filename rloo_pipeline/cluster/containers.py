@@ -65,13 +65,15 @@ def require(name: str) -> None:
         )
 
 
-def prepare(config: Config) -> None:
+def prepare(config: Config, image: str) -> None:
     """Sets what Apptainer reads from the environment of this process, and what the engines do in the image."""
     places = dict(_caches())
     if not Path(os.environ.setdefault("TMPDIR", tempfile.gettempdir())).is_dir():
         del os.environ["TMPDIR"]  # that of the node that submitted
     os.environ.update(places)
     folders = [*places.values(), os.environ.get("TMPDIR"), *_folders(config)]
+    if "://" not in image and not Path(image).resolve().is_relative_to(Path.cwd().resolve()):
+        folders.append(f"{Path(image).resolve()}:{Path(image).resolve()}:ro")  # the report reads which one it was
     binds = [*os.environ.get("APPTAINER_BIND", "").split(","), *filter(None, folders)]
     binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))

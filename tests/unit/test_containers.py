@@ -72,7 +72,7 @@ def test_a_missing_image_is_one_sentence(project) -> None:
 
 
 def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
-    containers.prepare(config())
+    containers.prepare(config(), "images/x.sif")
     for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         folder = os.environ[name]
         assert Path(folder).is_dir()
@@ -92,22 +92,22 @@ def test_what_the_configuration_names_is_bound(project, tmp_path_factory) -> Non
         container={"binds": [str(outside / "more")]},
     )
     os.environ["APPTAINER_BIND"] = "/site"
-    containers.prepare(made)
+    containers.prepare(made, "images/x.sif")
     assert {"/site", *(str(outside / name) for name in ("model", "data", "more", "scratch"))} <= set(binds())
     before = binds()
-    containers.prepare(made)
+    containers.prepare(made, "images/x.sif")
     assert binds() == before, "a job prepares again what it inherits"
 
 
 def test_a_scratch_folder_of_another_node_is_left_out(project, tmp_path) -> None:
     os.environ["TMPDIR"] = str(tmp_path / "of-the-login-node")
-    containers.prepare(config())
+    containers.prepare(config(), "images/x.sif")
     assert "TMPDIR" not in os.environ
     assert not any("of-the-login-node" in bind for bind in binds())
 
 
 def test_gpus_are_asked_for_only_where_there_are_some(project) -> None:
-    containers.prepare(config())
+    containers.prepare(config(), "images/x.sif")
     assert ("APPTAINER_NV" in os.environ) == Path("/dev/nvidiactl").exists()
 
 
@@ -120,3 +120,12 @@ def test_profiles_are_linked_and_none_of_the_users_own_is_touched(tmp_path) -> N
         list(profiles.install(ROOT / "profiles", tmp_path / "own"))
     with pytest.raises(UserError, match="no profiles here"):
         list(profiles.install(tmp_path / "nothing", tmp_path / "own"))
+
+
+def test_an_image_outside_of_the_working_folder_is_seen_from_inside(project, tmp_path_factory) -> None:
+    real = tmp_path_factory.mktemp("images") / "x.sif"
+    real.touch()
+    containers.prepare(config(), "docker://example/image")
+    assert not any("example" in bind for bind in binds())
+    containers.prepare(config(), str(real))
+    assert f"{real}:{real}:ro" in binds()

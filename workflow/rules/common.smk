@@ -37,7 +37,7 @@ try:
         trackers.require(CONFIG.trackers)
     else:
         containers.require(IMAGE)
-        containers.prepare(CONFIG)
+        containers.prepare(CONFIG, IMAGE)
         os.environ[nodes.IMAGE] = IMAGE
 except UserError as error:
     raise WorkflowError(str(error)) from None
