@@ -72,8 +72,8 @@ def prepare(config: Config, image: str) -> None:
         del os.environ["TMPDIR"]  # that of the node that submitted
     os.environ.update(places)
     folders = [*places.values(), os.environ.get("TMPDIR"), *_folders(config)]
-    if "://" not in image and not Path(image).resolve().is_relative_to(Path.cwd().resolve()):
-        folders.append(f"{Path(image).resolve()}:{Path(image).resolve()}:ro")  # the report reads which one it was
+    if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
+        folders.append(f"{file}:{file}:ro")  # the report reads which one it was
     binds = [*os.environ.get("APPTAINER_BIND", "").split(","), *filter(None, folders)]
     binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))

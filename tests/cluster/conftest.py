@@ -1,14 +1,12 @@
 """The test cluster: `make cluster-up` starts it, `make images` builds the image."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
-from helpers import ROOT, Project
+from helpers import ROOT
 from machine import Cluster, missing
 
 from rloo_pipeline.cluster import containers
@@ -29,20 +27,6 @@ def slurm() -> None:
     """The nodes are there."""
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         missing("no SLURM here: run `make cluster-up` (Debian 12, as root)")
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Project:
-    """A project with the finished run `mini`, made without SLURM and image; the processes of pytest share it."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with FileLock(shared / "finished.lock"):
-        project = Project(shared / "finished")
-        if not (project.folder / "results" / "mini" / "report.html").exists():
-            outcome = project.snakemake("--cores", "2")
-            assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    return project
 
 
 @pytest.fixture

@@ -73,15 +73,14 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
     own = Path(sys.executable).parent
     project.environment["PATH"] = os.pathsep.join([str(shim), str(own), os.environ["PATH"]])
     for _ in range(len(STAGES) + 2):
-        outcome = project.snakemake("--cores", "2", "--keep-going", rounds=1)
+        outcome = project.snakemake("--cores", "2", "--keep-going")
         if outcome.returncode == 0:
             break
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     killed = {mark.name.removesuffix(".killed") for mark in marks.glob("*.killed")}
-    assert killed == set(STAGES)
+    assert killed - {"gate"} == set(STAGES), "a gate may be through before it is killed"
     assert not list(project.folder.rglob("*.tmp"))
-    # what a run of one round has in common with one of two
-    for pattern in ("prompts/**/*", "policies/0000[01]/*", "rounds/00001/*/*", "evaluation/warmstart/*", "warmstart/*"):
+    for pattern in ("prompts/**/*", "policies/*/*", "rounds/**/*", "evaluation/**/*", "warmstart/*"):
         assert project.files(pattern) == finished.files(pattern)
 
 
