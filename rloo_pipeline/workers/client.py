@@ -1,27 +1,26 @@
-"""How a stage hands itself to a worker, if there is one that is free; else it does its work itself.
+"""How a stage is handed to a worker, if there is one that is free; else it does its work itself.
 
 A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS names, which belongs to the user alone
 (mode 0700). Whoever holds the lock on ROLE-N.lock may talk to it: the kernel gives it back when a stage is killed. The
 request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
 {"code"}, or nothing where the worker died or is not one for this stage.
 
-A stage whose work a worker does costs little more than its interpreter's start: the folder's `bin/rloo` runs this file
-by itself, in one that looks for no packages. So nothing is imported but the standard library, and little of that.
+`rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
+that. Snakemake's own process does not even start `rloo` for it (`jobs`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
-import sys
+import struct
 import time
 from collections.abc import Callable, Sequence
 
 FOLDER = "RLOO_WORKERS"
-BIN = "bin"
-"""The folder in it with the `rloo` that a run's jobs find on their PATH."""
 ROLES = {
     "probe": "sampler",
     "rollout": "sampler",
@@ -36,28 +35,57 @@ ROLES = {
 """Which worker does a stage: vLLM; a model that is read; a model that is trained; libraries alone."""
 
 
-def main() -> None:
-    """`client.py RLOO STAGE …`, as jobs call it: by a worker, else by the program RLOO, which need not ask again."""
-    program, *words = sys.argv[1:]
-    code = ask(words)
-    if code is not None:
-        raise SystemExit(code)
-    os.environ.pop(FOLDER, None)
-    os.execv(program, [program, *words])
+class Handed:
+    """A stage that a worker does now. Closed before there is an answer, it ends the worker: nobody waits for it."""
+
+    def __init__(self, lock: int, line: socket.socket) -> None:
+        """Args: the descriptor of the worker's lock, and the connection to it with the request sent."""
+        self._lock, self.line = lock, line
+
+    @property
+    def worker(self) -> int:
+        """Its process."""
+        credentials = struct.Struct("3i")  # Linux, unix(7): process, user, group
+        found: int = credentials.unpack(self.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[
+            0
+        ]
+        return found
+
+    def answer(self) -> int | None:
+        """The exit status, once the stage has ended; None where the worker did not do it."""
+        try:
+            said = b"".join(iter(lambda: self.line.recv(4096), b""))
+        except OSError:
+            return None
+        return int(json.loads(said)["code"]) if said else None
+
+    def close(self) -> None:
+        """Another may talk to the worker then."""
+        self.line.close()
+        os.close(self._lock)
 
 
 def ask(words: Sequence[str]) -> int | None:
     """Has a worker run `rloo WORDS`: the exit status, or None where no worker did it."""
+    handed = hand(words)
+    if handed is None:
+        return None
+    with contextlib.closing(handed):
+        return handed.answer()
+
+
+def hand(words: Sequence[str]) -> Handed | None:
+    """Has a worker begin with `rloo WORDS`; None where none is free for that."""
     role = ROLES.get(words[0]) if words else None
     if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return None
     for name in _listening(os.environ[FOLDER], role):
-        with open(f"{name}.lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return _request(f"{name}.sock", words)
-            except OSError:  # busy, or gone
-                continue
+        lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Handed(lock, _request(f"{name}.sock", words))
+        except OSError:  # busy, or gone
+            os.close(lock)
     return None
 
 
@@ -70,13 +98,16 @@ def _listening(folder: str, role: str) -> list[str]:
     return [os.path.join(folder, file[:-5]) for file in files if file.startswith(f"{role}-") and file.endswith(".sock")]
 
 
-def _request(path: str, words: Sequence[str]) -> int | None:
-    with socket.socket(socket.AF_UNIX) as line:
+def _request(path: str, words: Sequence[str]) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX)
+    try:
         reach(line.connect, path)
         text = json.dumps({"words": list(words), "folder": os.getcwd(), "started": time.time()})
         socket.send_fds(line, [text.encode() + b"\n"], [2])
-        answer = b"".join(iter(lambda: line.recv(4096), b""))
-    return int(json.loads(answer)["code"]) if answer else None
+    except OSError:
+        line.close()
+        raise
+    return line
 
 
 def reach(use: Callable[[str], object], path: str) -> None:
@@ -86,7 +117,3 @@ def reach(use: Callable[[str], object], path: str) -> None:
         use(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
     finally:
         os.close(folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.workers import client
-from rloo_pipeline.workers.client import BIN, FOLDER
+from rloo_pipeline.workers import jobs
+from rloo_pipeline.workers.client import FOLDER
 
 PATIENCE = 60.0
 """Seconds in which a worker, a bare interpreter, starts also where much else is at work."""
@@ -69,22 +68,7 @@ def start(config: Config, cores: int, logs: Path) -> None:
     _wait(started)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
-    _take_the_place_of_rloo(folder / BIN)
-
-
-def _take_the_place_of_rloo(folder: Path) -> None:
-    """Makes the `rloo` that this process's children find one that asks the workers, and starts at once.
-
-    Whoever has put another one before that of this environment still finds that.
-    """
-    folder.mkdir()
-    own, path = Path(sys.executable).parent, os.environ["PATH"].split(os.pathsep)
-    command = shlex.join([sys.executable, "-IS", client.__file__, str(own / "rloo")])
-    file = folder / "rloo"
-    file.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    file.chmod(0o700)
-    path.insert(path.index(str(own)) if str(own) in path else 0, str(folder))
-    os.environ["PATH"] = os.pathsep.join(path)
+    jobs.hand_over()
 
 
 def _wait(started: Mapping[Path, subprocess.Popen[bytes]]) -> None:

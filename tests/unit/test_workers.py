@@ -1,11 +1,15 @@
 """A stage asks a worker: what it gets back, and when it is left to do its work itself."""
 
 import fcntl
+import importlib
 import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +18,7 @@ import pytest
 
 from rloo_pipeline import kept
 from rloo_pipeline.config_file import validate
-from rloo_pipeline.workers import client, manager
+from rloo_pipeline.workers import client, jobs, manager
 
 HELP = ["rollout", "--help"]
 
@@ -139,32 +143,77 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     ]
 
 
-def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> None:
+def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch, shell) -> None:
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(client.FOLDER, raising=False)
-    monkeypatch.setenv("PATH", os.environ["PATH"])
     already = set(psutil.Process().children())
     manager.start(config(), 1, tmp_path / "logs")
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
-        assert client.ask(HELP) == 0, "asked at once, and once"
-        by_path(tmp_path, monkeypatch)
+        shell("rloo rollout --help")
+        shell("rloo report --help >" + str(tmp_path / "said"))
     finally:
         for worker in set(psutil.Process().children()) - already:
             worker.kill()
+    assert "usage: rloo report" in (tmp_path / "said").read_text(), "no worker does this"
+    log = (tmp_path / "logs" / "sampler-0.log").read_text()
+    assert log == "rloo rollout --help: 0\n", "asked at once, and once, without a shell"
 
 
-def by_path(folder: Path, monkeypatch) -> None:
-    """What a job's shell does with `rloo`: a worker's work where there is one, else that of this environment's."""
-    said = subprocess.run("rloo rollout --help", shell=True, capture_output=True, text=True, check=True)
-    assert "Sample one shard of a round" in said.stderr
-    said = subprocess.run("rloo report --help", shell=True, capture_output=True, text=True, check=True)
-    assert "usage: rloo report" in said.stdout, "no worker does this"
-    # a controller that another one has started finds both of their folders
-    manager._take_the_place_of_rloo(folder / "second")
-    monkeypatch.setenv(client.FOLDER, str(folder))
-    said = subprocess.run("rloo rollout --help", shell=True, capture_output=True, text=True, check=True, timeout=60)
-    assert "Sample one shard of a round" in said.stdout
+@pytest.fixture
+def shell(monkeypatch):
+    """Snakemake's, as after `hand_over` in a process with the environment's `rloo`."""
+    module = importlib.import_module("snakemake.shell")
+    monkeypatch.setattr(module, "sp", subprocess)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    return module.shell
+
+
+@pytest.fixture
+def silent(tmp_path, monkeypatch):
+    """A sampler's worker that takes requests and says nothing."""
+    monkeypatch.setenv(client.FOLDER, str(tmp_path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        client.reach(listener.bind, str(tmp_path / "sampler-0.sock"))
+        listener.listen(1)
+        yield listener
+
+
+def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell) -> None:
+    """As an interrupt on the terminal: it reaches no worker."""
+    before = set(psutil.Process().children())
+    jobs.hand_over()
+    (signalled,) = set(psutil.Process().children()) - before
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(shell, "rloo rollout --round 1")
+        line, _ = silent.accept()
+        assert b'"--round", "1"' in line.recv(1000)
+        assert not job.done()
+        signalled.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.CalledProcessError, match="SIGINT"):
+            job.result(timeout=30)
+    assert line.recv(1000) == b"", "a worker ends with it"
+    silent.close()
+    assert shell("rloo rollout --help", read=True).startswith("usage: rloo rollout"), "by a shell from then on"
+
+
+def test_the_stage_of_a_worker_that_dies_gets_a_shell(silent, shell, tmp_path) -> None:
+    jobs.hand_over()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(shell, f"rloo rollout --round {tmp_path}")
+        silent.accept()[0].close()
+        with pytest.raises(subprocess.CalledProcessError, match="exit status 2"):
+            job.result(timeout=60)
+
+
+def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeypatch) -> None:
+    other = tmp_path / "bin" / "rloo"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho another\n")
+    other.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{other.parent}{os.pathsep}{os.environ['PATH']}")
+    jobs.hand_over()
+    assert shell("rloo rollout --help", read=True) == "another\n"
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
