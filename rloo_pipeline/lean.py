@@ -1,12 +1,14 @@
-"""Imports without packages that they take in where they are installed and that no stage has a use for.
+"""Imports without what they take in where they find it and no stage has a use for.
 
 transformers takes in scikit-learn for a curve of assisted generation and SciPy for losses of object detection,
 DeepSpeed takes in MLflow for its tuner: seconds of every stage's start. They do without where they do not find them, so
-they do not find them. What a user's code or a later import asks for is there as ever.
+they do not find them. What a user's code or a later import asks for is there as ever. vLLM on CPUs compiles what counts
+the ranks of tokens, which nobody here reads: 3 s of every engine's start, and a C++ compiler on every node.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,15 @@ def before_transformers() -> None:
 
         import_utils.is_sklearn_available()
         import_utils.is_scipy_available()
+
+
+def before_vllm() -> None:
+    """Sets what vLLM is to find in the environment when it is imported."""
+    import torch
+
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 @contextmanager

@@ -44,14 +44,6 @@ check_python() {
         fail "$python has no venv module: install it (Debian and Ubuntu: python3-venv), or name another with PYTHON=..."
 }
 
-check_compiler() { # vLLM compiles some of its kernels on a CPU when it starts.
-    if [ -z "${CXX:-}" ]; then CXX=$(command -v c++ || command -v g++ || true); fi
-    command -v "${CXX%% *}" >/dev/null || fail "no C++ compiler, ${CXX:-c++ or g++}: install g++, or name one with CXX=..."
-    export CXX
-    "$1" -c 'import os, sysconfig as s; open(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
-        fail "$1 has no Python.h: install its headers (Debian and Ubuntu: python3-dev), or name another with PYTHON=..."
-}
-
 whole() { # pip writes RECORD last: did it leave no package half done?
     for package in .venv/lib/python*/site-packages/*.dist-info; do
         [ -e "$package/RECORD" ] || return 1
@@ -93,7 +85,6 @@ case $found in
         if [ -z "$found" ] && [ -z "${PYTHON:-}" ] && usable .venv/bin/python; then python=.venv/bin/python; fi
         ;;
 esac
-if [ "$accelerator" = cpu ]; then check_compiler "$python"; fi
 if [ "$python" != .venv/bin/python ]; then
     check_python
     mkdir -p .venv

@@ -66,7 +66,7 @@ class Vllm(Section):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory that vLLM takes."""
     kv_cache_gib: int = Field(1, ge=1)
-    """Key-value cache in GiB where vLLM runs on CPUs."""
+    """Largest key-value cache in GiB where vLLM runs on CPUs; it takes what 256 sequences at once need."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs that hold one model together."""
     threads: int = Field(1, ge=1)

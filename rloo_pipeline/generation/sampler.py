@@ -8,23 +8,27 @@ nothing is tokenized here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import kept, runtime
+from rloo_pipeline import kept, lean, runtime, shapes
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
 from rloo_pipeline.progress import Counter, counting
+from rloo_pipeline.shapes import Shape
 from rloo_pipeline.training import policy
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 LOGPROBS_MODE = "processed_logprobs"
+AT_ONCE = 256
+"""Sequences that are sampled at once on CPUs, at most."""
+BLOCK = 128
+"""Tokens of a block of the KV cache there."""
 
 
 class Request(NamedTuple):
@@ -79,13 +83,12 @@ class Sampler:
         base = policy.base_of(folder)
         policy.check(base)
         self.max_model_len = _context(base, max_model_len)
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(engine.kv_cache_gib)
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
         adapter: dict[str, Any] = {}
         if policy.is_adapter(folder):
             adapter = {"enable_lora": True, "max_lora_rank": _rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
+        self.cache_bytes = cache_bytes(_shape(base), engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = {
             "model": str(base),
             "dtype": engine.dtype,
@@ -103,14 +106,17 @@ class Sampler:
         runtime.hold_gpu(self)
 
     def _engine(self) -> LLM:
+        lean.before_vllm()
         from vllm import LLM
 
-        return LLM(
-            enforce_eager=not _on_gpu(),
+        on_cpu: dict[str, Any] = {
+            "enforce_eager": True,
             # A prompt split over two steps has its random generator set back, and a CPU's cannot be.
-            enable_chunked_prefill=_on_gpu(),
-            **self.settings,
-        )
+            "enable_chunked_prefill": False,
+            "max_num_seqs": AT_ONCE,
+            "kv_cache_memory_bytes": self.cache_bytes,
+        }
+        return LLM(**({} if _on_gpu() else on_cpu), **self.settings)
 
     def swap(self, folder: Path, max_model_len: int) -> None:
         """Takes the weights of another policy of the same kind, as if the engine had been started with it.
@@ -240,6 +246,30 @@ def _context(folder: Path, needed: int) -> int:
         )
     roomy = -(-needed // 64) * 64
     return roomy if context is None else min(roomy, context)
+
+
+def cache_bytes(shape: Shape | None, dtype: Dtype, most_gib: int, longest: int) -> int:
+    """Size of the KV cache on CPUs, all of which vLLM fills with zeros when it starts: what the sequences at once take
+    where all are `longest`, and a quarter more for prompts that several of them have.
+
+    Args:
+        shape: of the model, None where it is not known.
+        dtype: of the model.
+        most_gib: GiB that it may have.
+        longest: tokens of a prompt and its completion.
+    """
+    most = most_gib * 2**30
+    if shape is None:
+        return most
+    tokens = AT_ONCE * -(-longest // BLOCK) * BLOCK
+    return min(most, tokens * shape.cached(dtype) * 5 // 4)
+
+
+def _shape(folder: Path) -> Shape | None:
+    try:
+        return shapes.read(folder)
+    except UserError:  # no transformer that this program knows the sizes of
+        return None
 
 
 def _rank_at_least(rank: int) -> int:

@@ -10,22 +10,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.insight.shapes import Shape
+from rloo_pipeline.generation.sampler import cache_bytes
+from rloo_pipeline.shapes import BYTES, Shape
 
 Terms = dict[str, float]
 MB, GB, GIB = 1e6, 1e9, 2.0**30
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 PROCESS = {"cpu": 580 * MB, "cuda": 1.0 * GB}
 """An update before it has a model: interpreter, libraries; on GPUs the CUDA context and NCCL's buffers."""
-SAMPLER = {"cpu": 1860 * MB, "cuda": 2.5 * GB}
+SAMPLER = {"cpu": 800 * MB, "cuda": 2.5 * GB}
 """vLLM before it has a model; on GPUs with its graphs and workspaces."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Values that a layer keeps of a token for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """Of these, what stays in float32 in a model of 16 bits: norms."""
-AT_ONCE = 256
-"""Sequences that vLLM samples at once on CPUs, at most; memory of the KV cache is taken as it fills."""
 LOGITS = 2.0
 """Copies of the logits in float32 that are there at once."""
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
@@ -124,11 +122,6 @@ def logits(shape: Shape, work: Work, chip: str) -> float:
     return LOGITS * 4 * min(held, LOGITS_AT_ONCE[chip])
 
 
-def key_values(config: Config, shape: Shape) -> float:
-    """Bytes of the KV cache a token."""
-    return float(2 * shape.layers * shape.key_value * BYTES[config.model.dtype])
-
-
 def rollout(config: Config, shape: Shape, chip: str, card: float | None = None) -> Terms:
     """One rollout, on a CPU or on each of the GPUs that hold the model together.
 
@@ -139,11 +132,8 @@ def rollout(config: Config, shape: Shape, chip: str, card: float | None = None) 
     weights = shape.parameters * BYTES[config.model.dtype] / parallel
     if card is None:
         longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-        sequences = min(
-            AT_ONCE, config.rollout.sampled_prompts * config.rollout.num_generations / config.rollout.shards
-        )
-        filled = sequences * longest * key_values(config, shape)
-        return {"process": SAMPLER[chip], "weights": weights, "KV cache": min(filled, config.vllm.kv_cache_gib * GIB)}
+        cache = cache_bytes(shape, config.model.dtype, config.vllm.kv_cache_gib, longest)
+        return {"process": SAMPLER[chip], "weights": weights, "KV cache": float(cache)}
     rest = card * config.vllm.gpu_memory_utilization - weights - SAMPLER[chip]
     return {"process": SAMPLER[chip], "weights": weights, "KV cache": max(rest, 0.0)}
 

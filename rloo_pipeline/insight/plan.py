@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.insight import memory
-from rloo_pipeline.insight.memory import BYTES, GB
-from rloo_pipeline.insight.shapes import Shape
+from rloo_pipeline.insight.memory import GB
+from rloo_pipeline.shapes import BYTES, Shape
 
 
 class Card(NamedTuple):
@@ -153,7 +153,7 @@ def fits(config: Config, shape: Shape, card: Card) -> Iterator[Fit]:
 def at_once(config: Config, shape: Shape, terms: memory.Terms) -> float:
     """Sequences of full length that the KV cache holds."""
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    return terms["KV cache"] * config.vllm.tensor_parallel_size / (memory.key_values(config, shape) * longest)
+    return terms["KV cache"] * config.vllm.tensor_parallel_size / (shape.cached(config.model.dtype) * longest)
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
@@ -211,7 +211,7 @@ def hours(config: Config, shape: Shape, card: Card) -> dict[str, float]:
     batch = min(BATCH, found["completions a round"] / shards)
     batch = max(1.0, min(batch, at_once(config, shape, memory.rollout(config, shape, "cuda", card.gigabytes * GB))))
     context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
-    read = shape.parameters * size + batch * context * memory.key_values(config, shape)
+    read = shape.parameters * size + batch * context * shape.cached(config.model.dtype)
     seconds = {
         "rollout": found["completion tokens"] / batch * read / (card.bandwidth * 1e12 * DECODING)
         + STARTS["rollout"] * shards * config.rounds * parallel,

@@ -56,7 +56,8 @@ def _look(config: Config, project: Path, profile: Path | None, with_image: bool)
 
 def _needed(config: Config) -> float:
     """Bytes that the run will write, as `rloo plan` counts them; 0 where the model's size is not known."""
-    from rloo_pipeline.insight import plan, shapes
+    from rloo_pipeline import shapes
+    from rloo_pipeline.insight import plan
 
     try:
         shape = shapes.of_model(config)

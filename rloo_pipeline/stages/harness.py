@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import lean
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json, write_json
@@ -31,7 +32,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     section = section_of(config)
     policy.check(folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    lean.before_vllm()
     load_tasks(section)
     import lm_eval
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from rloo_pipeline import shapes
 from rloo_pipeline.config import Config
-from rloo_pipeline.insight import memory, plan, shapes
+from rloo_pipeline.insight import memory, plan
 from rloo_pipeline.insight.memory import GB
 
 

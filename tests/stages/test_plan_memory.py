@@ -8,9 +8,9 @@ import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline import tables
+from rloo_pipeline import shapes, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.insight import memory, shapes
+from rloo_pipeline.insight import memory
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,11 @@ import pytest
 from helpers import ROOT, Project, mini, rloo
 from rich.console import Console
 
+from rloo_pipeline import shapes
 from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.insight import memory, plan, shapes
+from rloo_pipeline.insight import memory, plan
 from rloo_pipeline.stages.plan import plan_run
 
 QWEN3_4B = {

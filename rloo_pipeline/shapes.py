@@ -15,6 +15,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
 
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 
 class Shape(NamedTuple):
     """What memory and work depend on."""
@@ -31,6 +33,10 @@ class Shape(NamedTuple):
     """Tied ones once."""
     source: str = ""
     """Where it was read."""
+
+    def cached(self, dtype: str) -> int:
+        """Bytes of the KV cache a token."""
+        return 2 * self.layers * self.key_value * BYTES[dtype]
 
 
 def of_model(config: Config) -> Shape:
