@@ -12,8 +12,9 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files, lean
@@ -54,10 +55,8 @@ class Engine:
 
     def __init__(self, folder: Path, settings: Settings, seed: int) -> None:
         """Loads the policy in `folder`. Everything random in it (adapter weights, dropout) comes from `seed`."""
-        if ranks.chip() == "cpu":
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        deepspeed = libraries()
         ranks.alone()
-        deepspeed = lean.deepspeed()
         import torch
 
         from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -239,6 +238,16 @@ class Engine:
         import torch
 
         torch.distributed.barrier()
+
+
+def libraries() -> ModuleType:
+    """DeepSpeed, once all is imported that engines are made of: seconds of work, which a worker does ahead."""
+    if ranks.chip() == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    deepspeed = lean.deepspeed()
+    lean.before_transformers()
+    import_module("transformers.modeling_utils")
+    return deepspeed
 
 
 def of_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:

@@ -1,7 +1,7 @@
 """The workers of one Snakemake process: how many of which role, started with it and ended with it.
 
 They are processes of the machine that Snakemake runs on, so they are of use where its jobs are too. Each is a bare
-interpreter until a stage asks it for something.
+interpreter until a stage asks it for something; one that will train imports its libraries meanwhile.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.workers import jobs
+from rloo_pipeline.workers import client, jobs
 from rloo_pipeline.workers.client import FOLDER
 
 PATIENCE = 60.0
 """Seconds in which a worker, a bare interpreter, starts also where much else is at work."""
 
 
-def wanted(config: Config, cores: int) -> Mapping[str, int]:
-    """How many workers of each role can be busy at once; none where the engines would share a GPU.
+def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
+    """How many workers of each role that has one of these stages can be busy at once; none where the engines would
+    share a GPU.
 
     An update of several processes has none: its ranks are started by torchrun.
     """
@@ -41,14 +42,18 @@ def wanted(config: Config, cores: int) -> Mapping[str, int]:
     }
     if config.deepspeed.processes == 1:
         roles["trainer"] = 1
-    return roles
+    needed = {client.ROLES[stage] for stage in stages & client.ROLES.keys()}
+    return {role: count for role, count in roles.items() if role in needed}
 
 
-def start(config: Config, cores: int, logs: Path) -> None:
-    """Starts the workers and tells this process's children of them; what they say goes to a file each in `logs`."""
-    roles = wanted(config, cores)
+def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> None:
+    """Starts the workers for these stages and hands the jobs of this process to them; what they say goes to a file each
+    in `logs`.
+    """
+    roles = wanted(config, cores, stages)
     if not roles:
         return
+    ahead = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     started: dict[Path, subprocess.Popen[bytes]] = {}
@@ -57,6 +62,8 @@ def start(config: Config, cores: int, logs: Path) -> None:
             name = f"{role}-{number}"
             socket = folder / f"{name}.sock"
             command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(socket)]
+            if role in ahead:
+                command += ["--ahead", str(config.deepspeed.threads)]
             with (logs / f"{name}.log").open("a") as log:
                 started[socket] = subprocess.Popen(
                     [*command, "--controller", str(os.getpid())],

@@ -27,15 +27,19 @@ start.
 """
 
 
-def serve(path: Path, controller: int) -> None:
+def serve(path: Path, controller: int, ahead: int | None = None) -> None:
     """Listens on `path` until the process `controller` is gone.
 
     Args:
         path: socket in a folder that nobody else can enter.
         controller: number of the process that the worker works for.
+        ahead: CPU threads of the engine whose libraries are imported before a stage asks, None for none.
     """
     _end_with(controller, path.parent)
     kept.start()
+    if ahead:
+        runtime.use_threads(ahead)
+        kept.afterwards(_import_ahead)
     path.unlink(missing_ok=True)
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)
@@ -51,6 +55,13 @@ def serve(path: Path, controller: int) -> None:
                 if not _answer(line):
                     break
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+
+
+def _import_ahead() -> None:
+    """The libraries of trainers and readers, while the first sampler starts."""
+    from rloo_pipeline.training import engine
+
+    engine.libraries()
 
 
 def _answer(line: socket.socket) -> bool:

@@ -21,6 +21,7 @@ from rloo_pipeline.config_file import validate
 from rloo_pipeline.workers import client, jobs, manager
 
 HELP = ["rollout", "--help"]
+ALL = client.ROLES.keys()
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", ended)
     monkeypatch.delenv(client.FOLDER, raising=False)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    manager.start(config(rollout={"shards": 3}), 2, tmp_path / "logs")
+    manager.start(config(rollout={"shards": 3}), 2, tmp_path / "logs", ALL)
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     (folder,) = tmp_path.glob("rloo-workers-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -147,7 +148,7 @@ def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch, shell
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(client.FOLDER, raising=False)
     already = set(psutil.Process().children())
-    manager.start(config(), 1, tmp_path / "logs")
+    manager.start(config(), 1, tmp_path / "logs", {"rollout"})
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
         shell("rloo rollout --help")
@@ -201,7 +202,9 @@ def test_the_stage_of_a_worker_that_dies_gets_a_shell(silent, shell, tmp_path) -
     jobs.hand_over()
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(shell, f"rloo rollout --round {tmp_path}")
-        silent.accept()[0].close()
+        line, _ = silent.accept()
+        assert line.recv(1000)
+        line.close()
         with pytest.raises(subprocess.CalledProcessError, match="exit status 2"):
             job.result(timeout=60)
 
@@ -217,9 +220,10 @@ def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeyp
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
-    assert manager.wanted(config(workers="never"), 2) == {}
-    assert "trainer" not in manager.wanted(config(deepspeed={"processes": 2}), 2)
-    assert manager.wanted(config(algorithm={"beta": 0}), 2)["reader"] == 1
+    assert manager.wanted(config(workers="never"), 2, ALL) == {}
+    assert "trainer" not in manager.wanted(config(deepspeed={"processes": 2}), 2, ALL)
+    assert manager.wanted(config(algorithm={"beta": 0}), 2, ALL)["reader"] == 1
+    assert manager.wanted(config(), 2, {"report", "gate"}) == {"clerk": 2}, "those that have something to do"
 
 
 def test_a_stage_by_itself_keeps_nothing() -> None:

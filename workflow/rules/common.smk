@@ -192,7 +192,9 @@ onstart:
         write_config()
         stopping.forget(Path(RUN), CONFIG.rounds)
     if workflow.is_main_process and workflow.local_exec and IN_PLACE and not SEVERAL_NODES:
-        manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers")
+        rules = {job.rule for job in workflow.dag.needrun_jobs()}
+        stages = {rule.shellcmd.split()[1] for rule in rules if rule.shellcmd}
+        manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers", stages)
 
 
 # insight/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.
