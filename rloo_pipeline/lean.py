@@ -2,8 +2,9 @@
 
 transformers takes in scikit-learn for a curve of assisted generation and SciPy for losses of object detection,
 DeepSpeed takes in MLflow for its tuner: seconds of every stage's start. They do without where they do not find them, so
-they do not find them. What a user's code or a later import asks for is there as ever. vLLM on CPUs compiles what counts
-the ranks of tokens, which nobody here reads: 3 s of every engine's start, and a C++ compiler on every node.
+they do not find them. What a user's code or a later import asks for is there as ever. vLLM compares each sampled
+token with its whole vocabulary for a rank that nobody here reads, and has PyTorch compile that: 3 s of every engine's
+start, and a C++ compiler on every node.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def deepspeed() -> ModuleType:
@@ -38,6 +43,18 @@ def before_vllm() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if not torch.cuda.is_available():
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+def vllm() -> ModuleType:
+    """vLLM, with ranks of 0."""
+    before_vllm()
+    import_module("vllm.v1.sample.sampler").batched_count_greater_than = _no_ranks  # type: ignore[attr-defined]
+    return import_module("vllm")
+
+
+def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
+    """Args: [tokens, vocabulary], and the log-probs [tokens, 1] to be ranked among them."""
+    return logps.new_zeros(logps.shape[0]).long()
 
 
 @contextmanager

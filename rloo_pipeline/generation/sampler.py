@@ -106,9 +106,7 @@ class Sampler:
         runtime.hold_gpu(self)
 
     def _engine(self) -> LLM:
-        lean.before_vllm()
-        from vllm import LLM
-
+        vllm = lean.vllm()
         on_cpu: dict[str, Any] = {
             "enforce_eager": True,
             # A prompt split over two steps has its random generator set back, and a CPU's cannot be.
@@ -116,7 +114,8 @@ class Sampler:
             "max_num_seqs": AT_ONCE,
             "kv_cache_memory_bytes": self.cache_bytes,
         }
-        return LLM(**({} if _on_gpu() else on_cpu), **self.settings)
+        engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
+        return engine
 
     def swap(self, folder: Path, max_model_len: int) -> None:
         """Takes the weights of another policy of the same kind, as if the engine had been started with it.

@@ -69,9 +69,8 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         record, steps = _train(config, round_, engine, sequences, batch, counter)
     seconds = time.monotonic() - began
     carried = _carry_on(config, carried, batch, record, sampled.rolled)
-    engine.save_policy(outputs.policy)
-    made = policy.digest(outputs.policy) if engine.rank.first else ""
-    engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=made)
+    with engine.new_policy(outputs.policy) as made:
+        engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=made)
     if engine.rank.first:
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
         metrics |= update_metrics(

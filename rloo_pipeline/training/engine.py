@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -158,6 +159,14 @@ class Engine:
 
     def save_policy(self, target: Path) -> None:
         """Writes the policy as Hugging Face (or PEFT) files; every rank takes part, the first one writes."""
+        with self.new_policy(target):
+            pass
+
+    @contextmanager
+    def new_policy(self, target: Path) -> Iterator[str]:
+        """A block that begins with the policy's digest ("" on ranks that write nothing) and at whose end it is at its
+        place: the disk takes the weights meanwhile.
+        """
         weights = self._weights()
         if self.rank.first:
             with files.new_folder(target) as beside:
@@ -166,6 +175,10 @@ class Engine:
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
                     self.model.save_pretrained(beside, state_dict=weights)
+                files.hurry(beside)
+                yield policy.digest(beside)
+        else:
+            yield ""
         self._barrier()
 
     def _weights(self) -> dict[str, Tensor]:
@@ -194,6 +207,7 @@ class Engine:
                 )
                 self._barrier()
                 if self.rank.first:
+                    files.hurry(beside)
                     files.write_json(beside / CARRIED, carried)
                     files.write_manifest(beside, world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
                     files.put_folder(beside, target)
@@ -307,7 +321,7 @@ def _keep_grad_norm(engine: Engine) -> None:
 
 
 def _save_by_content(state_dict: object, path: str) -> None:
-    """torch.save whose bytes follow from the values alone.
+    """torch.save whose bytes follow from the values alone, without checksums, which the manifest has better ones of.
 
     A pickle says of an equal string or tuple whether it is the same object as one before it; that differs between a
     trainer that went on and one that was loaded.
@@ -319,6 +333,7 @@ def _save_by_content(state_dict: object, path: str) -> None:
             super().__init__(*args, **kwargs)
             self.fast = True
 
+    torch.serialization.set_crc32_options(False)
     torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
 
 
