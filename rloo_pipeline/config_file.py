@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,13 @@ def load(path: Path) -> Config:
     Raises:
         UserError: the file is missing, not YAML, or a key in it is unknown, missing or out of range.
     """
-    return validate(_read(path), str(path))
+    return _config_in(_text(path), str(path))
+
+
+@lru_cache(maxsize=1)
+def _config_in(text: str, origin: str) -> Config:
+    """A worker reads the same one for stage after stage."""
+    return validate(_parsed(text, origin), origin)
 
 
 def load_rewards(path: Path, run: Config) -> list[Reward]:
@@ -44,7 +51,7 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     Raises:
         UserError: the file is missing, not YAML, or a key in it is unknown, missing or out of range.
     """
-    raw = _read(path)
+    raw = _parsed(_text(path), str(path))
     if not isinstance(raw, Mapping):
         raise UserError(f"{path}: must be a mapping with a list `rewards`")
     try:
@@ -75,14 +82,19 @@ def reward_from_words(function: str, options: str, timeout: float, batch: str) -
         raise UserError(f"rloo reward-test: {_first_problem(error)}") from None
 
 
-def _read(path: Path) -> Any:
-    """What a YAML file holds."""
+def _text(path: Path) -> str:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such configuration file") from None
+
+
+def _parsed(text: str, origin: str) -> Any:
+    """What the text of a YAML file holds."""
+    try:
+        return yaml.load(text, Loader=_LOADER)
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def validate(raw: object, origin: str) -> Config:

@@ -1,10 +1,10 @@
 """Imports without what they take in where they find it and no stage has a use for.
 
 transformers takes in scikit-learn for a curve of assisted generation and SciPy for losses of object detection,
-DeepSpeed takes in MLflow for its tuner: seconds of every stage's start. They do without where they do not find them, so
-they do not find them. What a user's code or a later import asks for is there as ever. vLLM compares each sampled
-token with its whole vocabulary for a rank that nobody here reads, and has PyTorch compile that: 3 s of every engine's
-start, and a C++ compiler on every node.
+DeepSpeed takes in MLflow for its tuner, pyarrow takes in pandas before its first array: seconds of every stage's start.
+They do without where they do not find them, so they do not find them. What a user's code or a later import asks for is
+there as ever. vLLM compares each sampled token with its whole vocabulary for a rank that nobody here reads, and has
+PyTorch compile that: 3 s of every engine's start, and a C++ compiler on every node.
 """
 
 from __future__ import annotations
@@ -34,6 +34,25 @@ def before_transformers() -> None:
 
         import_utils.is_sklearn_available()
         import_utils.is_scipy_available()
+
+
+def before_arrow() -> None:
+    """Has pyarrow look for pandas, which it does at its first array; where somebody converts, it looks again."""
+    import pyarrow
+
+    class Hides:
+        """A finder: of what is None in sys.modules, as `unseen` has it, compiled code would take the None."""
+
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "pandas":
+                raise ModuleNotFoundError(name)
+
+    sys.meta_path.insert(0, Hides)
+    try:
+        pyarrow.array([0])
+    finally:
+        sys.meta_path.remove(Hides)
 
 
 def before_vllm() -> None:

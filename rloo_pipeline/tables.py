@@ -13,9 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rloo_pipeline import __version__
+from rloo_pipeline import __version__, lean
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_file
+
+lean.before_arrow()
 
 SCHEMA_VERSION = "2"
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
@@ -109,6 +111,12 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Tabl
 def about(table: pa.Table) -> dict[str, str]:
     """What a table's footer says it is of."""
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+
+
+def lengths(column: pa.ChunkedArray) -> list[int]:
+    """Of the lists in a column, row by row."""
+    found: list[int] = column.combine_chunks().value_lengths().to_pylist()
+    return found
 
 
 def read_all(paths: Sequence[Path], kind: str) -> pa.Table:

@@ -33,8 +33,8 @@ def crews(config: Config, rewards: Sequence[Reward]) -> Crews:
 def start_next(config: Config, rewards: Sequence[Reward]) -> None:
     """Starts workers for a stage like this one, as soon as this one is over; none that would hold a GPU meanwhile."""
     if rewards and not any(reward.gpus for reward in rewards):
-        key = _key(config, rewards)
-        kept.afterwards(lambda: kept.keep(NAME, None, (key, Crews(rewards, config.scoring.workers))))
+        # the key first: a file that is changed in between makes them others than it says
+        kept.afterwards(lambda: kept.keep(NAME, None, (_key(config, rewards), Crews(rewards, config.scoring.workers))))
 
 
 def _key(config: Config, rewards: Sequence[Reward]) -> object:

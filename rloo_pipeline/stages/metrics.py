@@ -45,7 +45,7 @@ def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
 
 def length_metrics(rolled: pa.Table) -> Metrics:
     """Lengths of completions, all and those that ended by themselves, and the share that did not."""
-    lengths = [len(ids) for ids in rolled["completion_ids"].to_pylist()]
+    lengths = tables.lengths(rolled["completion_ids"])
     reasons = rolled["finish_reason"].to_pylist()
     ended = [length for length, reason in zip(lengths, reasons, strict=True) if reason == "stop"]
     return {

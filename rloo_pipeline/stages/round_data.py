@@ -70,7 +70,7 @@ def completions_of(config: Config, found: Tables) -> Completions:
 
     from rloo_pipeline.training.batch import Completions
 
-    lengths = torch.tensor([len(ids) for ids in found.rolled["completion_ids"].to_pylist()])
+    lengths = torch.tensor(tables.lengths(found.rolled["completion_ids"]))
     sampling = None if config.rollout.cut_by else _padded(found.rolled["sampling_logps"])
     return Completions(
         scores=_scores(found.scored),
@@ -93,5 +93,6 @@ def _padded(column: pa.ChunkedArray) -> Tensor:
     """Lists of different lengths as [rows, longest] float32, 0 behind the end."""
     import torch
 
-    rows = [torch.tensor(row, dtype=torch.float32) for row in column.to_pylist()]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor(tables.lengths(column))
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
+    return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(column.combine_chunks().flatten().to_numpy()))

@@ -194,7 +194,7 @@ def _carry_on(config: Config, carried: Carried, batch: Batch, record: Record, ro
     beta = carried.beta
     if section.target is not None and kl is not None:
         beta = steered(batch.beta, kl, section.target, section.gain)
-    tokens = sum(len(ids) for name in ("prompt_ids", "completion_ids") for ids in rolled[name].to_pylist())
+    tokens = sum(sum(tables.lengths(rolled[name])) for name in ("prompt_ids", "completion_ids"))
     return carried._replace(beta=beta, num_tokens=carried.num_tokens + tokens)
 
 

@@ -106,30 +106,31 @@ def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]])
     prompt).
     """
     longest = max(len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True))
-    layout = torch.zeros((len(prompts), longest), dtype=torch.long)
-    row: list[int] = []
-    positions, back, predicting = [], [], []
+    # plain integers: tensors of a few of them each would cost more than all the rest
+    row, positions, back, layout, predicting = list[int](), list[int](), list[int](), list[int](), list[int]()
     start = 0
     for number, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
         length, end, first = len(prompt), len(prompt) + len(ids), number * longest
         if number == 0 or prompt != prompts[number - 1]:
             start = len(row)
             row += prompt
-            positions.append(torch.arange(length))
-            back.append(torch.arange(first, first + length))
-        own = torch.arange(len(row), len(row) + len(ids))
-        layout[number, :length] = torch.arange(start, start + length)
-        layout[number, length:end] = own
-        positions.append(torch.arange(length, end))
-        back.append(torch.arange(first + length, first + end))
-        predicting += [torch.tensor([start + length - 1]), own[:-1]]
+            positions += range(length)
+            back += range(first, first + length)
+        own = len(row)
         row += ids
+        positions += range(length, end)
+        back += range(first + length, first + end)
+        layout += range(start, start + length)
+        layout += range(own, len(row))
+        layout += [0] * (longest - end)
+        predicting.append(start + length - 1)
+        predicting += range(own, len(row) - 1)
     return Pack(
         input_ids=torch.tensor(row).unsqueeze(0),
-        position_ids=torch.cat(positions).unsqueeze(0),
-        layout=layout,
-        back=torch.cat(back),
-        predicting=torch.cat(predicting),
+        position_ids=torch.tensor(positions).unsqueeze(0),
+        layout=torch.tensor(layout).view(len(prompts), longest),
+        back=torch.tensor(back),
+        predicting=torch.tensor(predicting),
         targets=torch.tensor([token for ids in completions for token in ids]),
         completion_lengths=torch.tensor([len(ids) for ids in completions]),
     )

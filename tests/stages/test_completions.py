@@ -1,9 +1,15 @@
 """Completions are what vLLM itself gives: tokens, log-probs, and the text to the last character."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from rloo_pipeline.demo.text_model import text_qwen3
-from rloo_pipeline.generation.sampler import Decoding, Engine, Request, Sampler
+from rloo_pipeline.generation.sampler import AT_ONCE, BLOCK, Decoding, Engine, Request, Sampler, cache_bytes
+from rloo_pipeline.shapes import Shape
 
 pytestmark = pytest.mark.slow
 
@@ -43,3 +49,34 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
     ]
     assert {one.finish_reason for one in made} == {"stop", "length"}
     assert any("\ufffd" in one.text for one in made), "else the prompts are no test of broken characters"
+
+
+SAMPLE = """
+import sys
+from pathlib import Path
+from rloo_pipeline.generation.sampler import Decoding, Engine, Request, Sampler
+sampler = Sampler(Path(sys.argv[1]), Engine("float32", False, 0.5, 1, 1), 128, 0)
+assert len(sampler.sample([Request([5, 6], 1)], Decoding(1.0, 1.0, 0, None, 4), "completions")) == 1
+"""
+
+
+def test_no_compiler_is_needed_to_sample(sampler, tmp_path) -> None:
+    """vLLM would have one compile what nobody reads, as soon as it samples the first token."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "lscpu").symlink_to(shutil.which("lscpu"))
+    without = {"PATH": str(programs), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "TORCHDYNAMO_DISABLE")}
+    command = [sys.executable, "-c", SAMPLE, sampler.settings["model"]]
+    outcome = subprocess.run(command, env=environment | without, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:
+    shape = Shape(hidden=64, layers=2, heads=64, key_value=32, intermediate=128, vocabulary=100, parameters=0)
+    assert shape.cached("float32") == 2 * 2 * 32 * 4
+    needed = AT_ONCE * 2 * BLOCK * shape.cached("float32")
+    assert needed < cache_bytes(shape, "float32", 1, BLOCK + 1) < 2 * needed
+    assert cache_bytes(shape, "float32", 1, 10**6) == 2**30, "no more than the configuration gives it"
+    assert cache_bytes(None, "float32", 3, 100) == 3 * 2**30

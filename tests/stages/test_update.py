@@ -107,7 +107,7 @@ def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) 
     said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
     loaded = {name.split(".")[0] for name in said.partition("loaded:")[2].split()}
     assert {"deepspeed", "transformers"} <= loaded
-    heavy = {"mlflow", "sklearn", "scipy", "vllm"}
+    heavy = {"mlflow", "sklearn", "scipy", "pandas", "vllm"}
     assert not loaded & heavy
     assert all(importlib.util.find_spec(name) for name in heavy), "there they are"
 
