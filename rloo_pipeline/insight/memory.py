@@ -16,7 +16,7 @@ from rloo_pipeline.shapes import BYTES, Shape
 Terms = dict[str, float]
 MB, GB, GIB = 1e6, 1e9, 2.0**30
 
-PROCESS = {"cpu": 520 * MB, "cuda": 1.0 * GB}
+PROCESS = {"cpu": 540 * MB, "cuda": 1.0 * GB}
 """An update before it has a model: interpreter, libraries; on GPUs the CUDA context and NCCL's buffers."""
 SAMPLER = {"cpu": 800 * MB, "cuda": 2.5 * GB}
 """vLLM before it has a model; on GPUs with its graphs and workspaces."""
