@@ -55,18 +55,9 @@ def before_arrow() -> None:
         sys.meta_path.remove(Hides)
 
 
-def before_vllm() -> None:
-    """Sets what vLLM is to find in the environment when it is imported."""
-    import torch
-
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-
 def vllm() -> ModuleType:
-    """vLLM, with ranks of 0."""
-    before_vllm()
+    """vLLM in this process, with ranks of 0."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import_module("vllm.v1.sample.sampler").batched_count_greater_than = _no_ranks  # type: ignore[attr-defined]
     return import_module("vllm")
 

@@ -32,7 +32,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     section = section_of(config)
     policy.check(folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
-    lean.before_vllm()
+    lean.vllm()
     load_tasks(section)
     import lm_eval
 
