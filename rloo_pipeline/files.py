@@ -10,10 +10,9 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +97,20 @@ def put_folder(beside: Path, path: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def hurry(folder: Path) -> None:
-    """Has the disk begin with a folder's files while this process goes on; `put_folder` waits for the end of that."""
+@contextmanager
+def hurried(folder: Path) -> Iterator[None]:
+    """A block in which the disk takes what a folder's files have by now.
 
-    def begin(file: Path) -> None:
-        with suppress(OSError):  # whatever it is, put_folder meets it too
-            _sync(file)
+    Raises:
+        OSError: at the end of the block, where it does not; the kernel says so once, so `put_folder` would not hear it.
+    """
+    from concurrent.futures import ThreadPoolExecutor
 
-    for file in folder.rglob("*"):
-        if file.is_file():
-            threading.Thread(target=begin, args=(file,), daemon=True).start()
+    with ThreadPoolExecutor(4) as pool:
+        taken = [pool.submit(_sync, file) for file in folder.rglob("*") if file.is_file()]
+        yield
+    for one in taken:
+        one.result()
 
 
 def _share(path: Path) -> None:

@@ -175,8 +175,8 @@ class Engine:
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
                     self.model.save_pretrained(beside, state_dict=weights)
-                files.hurry(beside)
-                yield policy.digest(beside)
+                with files.hurried(beside):
+                    yield policy.digest(beside)
         else:
             yield ""
         self._barrier()
@@ -207,9 +207,11 @@ class Engine:
                 )
                 self._barrier()
                 if self.rank.first:
-                    files.hurry(beside)
-                    files.write_json(beside / CARRIED, carried)
-                    files.write_manifest(beside, world=self.rank.world, zero_stage=self.settings.zero_stage, **about)
+                    with files.hurried(beside):
+                        files.write_json(beside / CARRIED, carried)
+                        files.write_manifest(
+                            beside, world=self.rank.world, zero_stage=self.settings.zero_stage, **about
+                        )
                     files.put_folder(beside, target)
         finally:
             if self.rank.first:

@@ -45,6 +45,13 @@ def worker(tmp_path, monkeypatch, controller):
         process.kill()
 
 
+def test_a_trainer_imports_its_libraries_before_it_is_asked(tmp_path, controller) -> None:
+    words = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--ahead", "1"]
+    with subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *words], stderr=subprocess.DEVNULL) as process:
+        until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text())
+        process.kill()
+
+
 def until(there) -> None:
     deadline = time.monotonic() + 30
     while not there():
