@@ -70,7 +70,7 @@ class Job:
         return code
 
     def _ended_by(self) -> int | None:
-        """Waits for the answer: None, or the negative signal that came before it."""
+        """Waits for the answer: None, or a failure if what signals are for ended before it, however it did."""
         handle = os.pidfd_open(self._signalled.pid)
         try:
             ready = select.poll()
@@ -79,4 +79,4 @@ class Job:
             ended = handle in dict(ready.poll())
         finally:
             os.close(handle)
-        return self._signalled.wait() if ended else None
+        return (self._signalled.wait() or 1) if ended else None

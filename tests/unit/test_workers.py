@@ -158,7 +158,9 @@ def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch, shell
     manager.start(config(), 1, tmp_path / "logs", {"rollout"})
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
-        shell("rloo rollout --help")
+        with monkeypatch.context() as without:
+            without.setenv("PATH", "/usr/bin:/bin")  # there is no `rloo` for a shell
+            shell("rloo rollout --help")
         shell("rloo report --help >" + str(tmp_path / "said"))
     finally:
         for worker in set(psutil.Process().children()) - already:
@@ -187,7 +189,7 @@ def silent(tmp_path, monkeypatch):
         yield listener
 
 
-def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell) -> None:
+def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell, monkeypatch) -> None:
     """As an interrupt on the terminal: it reaches no worker."""
     before = set(psutil.Process().children())
     jobs.hand_over()
@@ -202,7 +204,8 @@ def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell) -> N
             job.result(timeout=30)
     assert line.recv(1000) == b"", "a worker ends with it"
     silent.close()
-    assert shell("rloo rollout --help", read=True).startswith("usage: rloo rollout"), "by a shell from then on"
+    monkeypatch.setattr(client, "hand", lambda _: pytest.fail("nothing is handed over from then on"))
+    shell("rloo rollout --help")
 
 
 def test_the_stage_of_a_worker_that_dies_gets_a_shell(silent, shell, tmp_path) -> None:
@@ -216,14 +219,24 @@ def test_the_stage_of_a_worker_that_dies_gets_a_shell(silent, shell, tmp_path) -
             job.result(timeout=60)
 
 
+@pytest.mark.usefixtures("silent")
+def test_a_job_without_an_answer_is_no_success() -> None:
+    """Whatever the process that stands for signals ended by: here by itself, with 0."""
+    with subprocess.Popen(["true"]) as ended:
+        handed = client.hand(["rollout"])
+        assert jobs.Job(handed, ended, "false", {}).wait() == 1
+
+
 def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeypatch) -> None:
     other = tmp_path / "bin" / "rloo"
     other.parent.mkdir()
-    other.write_text("#!/bin/sh\necho another\n")
+    other.write_text(f"#!/bin/sh\necho another >{tmp_path / 'said'}\n")
     other.chmod(0o700)
     monkeypatch.setenv("PATH", f"{other.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(client, "hand", lambda _: pytest.fail("handed over"))
     jobs.hand_over()
-    assert shell("rloo rollout --help", read=True) == "another\n"
+    shell("rloo rollout --help")
+    assert (tmp_path / "said").read_text() == "another\n"
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
