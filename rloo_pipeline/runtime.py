@@ -72,11 +72,17 @@ def use_threads(count: int) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+JOBS = {
+    progress.STYLE: "lines",  # the bars of several jobs on one terminal would overwrite each other
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # large pages, since engines take and give back memory all the time
+}
+"""Environment of Snakemake's jobs, as far as the user has none of these."""
+
+
 def prepare_jobs() -> None:
-    """What Snakemake's jobs inherit: `rloo` is that of this interpreter's environment, whether or not it is activated,
-    and progress comes in lines, since the bars of several jobs on one terminal would overwrite each other.
-    """
-    os.environ.setdefault(progress.STYLE, "lines")
+    """What Snakemake's jobs inherit: JOBS, and an `rloo` of this interpreter's environment, activated or not."""
+    for name, value in JOBS.items():
+        os.environ.setdefault(name, value)
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if own not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([own, path])

@@ -3,7 +3,7 @@
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rloo_pipeline.training import packing
+from rloo_pipeline.training import attention
 
 VOCABULARY = 97
 SIZES = {
@@ -15,13 +15,13 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "pad_token_id": 0,
-    "attn_implementation": packing.ATTENTION,
+    "attn_implementation": attention.NAME,
 }
 
 
 def qwen3(tied: bool = True, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
     """Always the same one."""
-    packing.register()
+    attention.register()
     torch.manual_seed(0)
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)).to(dtype)
 

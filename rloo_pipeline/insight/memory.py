@@ -16,12 +16,14 @@ from rloo_pipeline.shapes import BYTES, Shape
 Terms = dict[str, float]
 MB, GB, GIB = 1e6, 1e9, 2.0**30
 
-PROCESS = {"cpu": 540 * MB, "cuda": 1.0 * GB}
+PROCESS = {"cpu": 430 * MB, "cuda": 1.0 * GB}
 """An update before it has a model: interpreter, libraries; on GPUs the CUDA context and NCCL's buffers."""
 SAMPLER = {"cpu": 800 * MB, "cuda": 2.5 * GB}
 """vLLM before it has a model; on GPUs with its graphs and workspaces."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Values that a layer keeps of a token for the backward pass, as multiples of its widths."""
+KEPT_OF_OURS = {"hidden": 5.5, "heads": 9.0, "key_value": 7.0, "intermediate": 3.6}
+"""The same in float32 on CPUs, where `training/layers.py` computes it."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """Of these, what stays in float32 in a model of 16 bits: norms."""
 LOGITS = 2.0
@@ -74,7 +76,7 @@ def update(config: Config, shape: Shape, chip: str, work: Work | None = None, fi
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
     master = 8 if half else (4 if stage else 0)
     gradients, optimizer = learned * size * split["grads"], learned * (8 + master) * split["adam"]
-    forward = {"activations": activations(config, shape, work), "logits": logits(shape, work, chip)}
+    forward = {"activations": activations(config, shape, work, chip), "logits": logits(shape, work, chip)}
     left = 0.0 if work.several else total(forward)
     if first:
         optimizer = max(0.0, gradients + optimizer - left)
@@ -91,7 +93,7 @@ def update(config: Config, shape: Shape, chip: str, work: Work | None = None, fi
 def reference(config: Config, shape: Shape, chip: str, work: Work | None = None) -> Terms:
     """Log-probs without gradients: weights, one layer's activations, logits."""
     work = work or work_of(config)
-    one = _of_a_layer(config, shape)
+    one = _of_a_layer(config, shape, chip)
     return {
         "process": PROCESS[chip],
         "weights": float(shape.parameters * BYTES[config.model.dtype]),
@@ -100,19 +102,20 @@ def reference(config: Config, shape: Shape, chip: str, work: Work | None = None)
     }
 
 
-def activations(config: Config, shape: Shape, work: Work) -> float:
+def activations(config: Config, shape: Shape, work: Work, chip: str) -> float:
     """What the backward pass needs of the layers; with checkpointing the inputs of all layers and one layer whole."""
-    one = _of_a_layer(config, shape)
+    one = _of_a_layer(config, shape, chip)
     if config.deepspeed.gradient_checkpointing:
         return work.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + one)
     return work.tokens * shape.layers * one
 
 
-def _of_a_layer(config: Config, shape: Shape) -> float:
+def _of_a_layer(config: Config, shape: Shape, chip: str) -> float:
     """Bytes that a layer keeps of one token."""
     size = BYTES[config.model.dtype]
     widths = shape._asdict()
-    kept = sum(float(times * widths[name]) for name, times in KEPT.items()) * size
+    values = KEPT_OF_OURS if chip == "cpu" and size == 4 else KEPT
+    kept = sum(float(times * widths[name]) for name, times in values.items()) * size
     return kept + sum(float(times * widths[name]) for name, times in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 

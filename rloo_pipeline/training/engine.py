@@ -75,6 +75,7 @@ class Engine:
             betas=settings.adam_betas,
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
+            fused=True,
         )
         deepspeed.init_distributed(dist_backend="nccl" if ranks.chip() == "cuda" else "gloo")
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=_deepspeed_config(settings))

@@ -27,6 +27,8 @@ the loss. The loss of some sequences together is the sum of their losses."""
 
 ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 """Logits held at once, by kind of device: 128 MB and 1 GB in float32, and as much again while they are worked on."""
+IN_CACHE, ROWS = 2**18, 256
+"""Of these, a CPU works on what its cache holds at a time, 1 MB; but on so many tokens that products are not slow."""
 
 
 class Job(NamedTuple):
@@ -113,9 +115,9 @@ class _Projection:
         self.hidden, self.weight, self.bias, self.job = hidden.detach(), weight.detach(), bias, job
         vocabulary = len(weight)
         self.limit = max(1, ELEMENTS.get(hidden.device.type, ELEMENTS["cuda"]) // vocabulary)
-        room = (min(len(hidden), self.limit), vocabulary)
-        self.logits = hidden.new_empty(room, dtype=torch.float32)
-        self.probs: Tensor | None = None
+        self.step = min(self.limit, max(ROWS, IN_CACHE // vocabulary)) if hidden.device.type == "cpu" else self.limit
+        self.logits = hidden.new_empty((min(len(hidden), self.step), vocabulary), dtype=torch.float32)
+        self.probs = self.sums = self.logits[:0]
         self.d_hidden: Tensor | None = None
         self.d_weight: Tensor | None = None
         self.d_bias: Tensor | None = None
@@ -123,15 +125,16 @@ class _Projection:
     def logps(self) -> Tensor:
         """[completion tokens] float32."""
         found = self.hidden.new_empty(len(self.hidden), dtype=torch.float32)
-        for start in range(0, len(found), self.limit):
-            part = slice(start, min(start + self.limit, len(found)))
+        for part in self._parts(slice(0, len(found))):
             logits = self._logits(part)
             found[part] = self._of_targets(logits, part) - logits.logsumexp(-1)
         return found
 
     def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
         """The loss of all sequences; its gradients are left in d_hidden, d_weight and d_bias."""
-        self.probs = torch.empty_like(self.logits)
+        held = min(len(self.hidden), self.limit)
+        self.probs = self.logits.new_empty(held, len(self.weight))
+        self.sums = self.logits.new_empty(held, 1)
         self.d_hidden = torch.zeros_like(self.hidden)
         if for_weight:
             self.d_weight = torch.zeros_like(self.weight, dtype=torch.float32)
@@ -140,21 +143,26 @@ class _Projection:
         total = self.hidden.new_zeros((), dtype=torch.float32)
         lengths = self.job.pack.completion_lengths.tolist()
         for sequences, tokens in _groups(lengths, self.limit):
-            parts = [
-                slice(start, min(start + self.limit, tokens.stop))
-                for start in range(tokens.start, tokens.stop, self.limit)
-            ]
-            seen = [self._see(part) for part in parts]
+            parts, start = self._parts(tokens), tokens.start
+            whole = tokens.stop - start <= self.limit
+            seen = [self._see(part, part.start - start if whole else 0) for part in parts]
             loss, gradient = self._gradient(sequences, *(torch.cat(values) for values in zip(*seen, strict=True)))
             total += loss
             if gradient.any():
                 for part in parts:
-                    if len(parts) > 1:
-                        self._see(part)
-                    self._push(part, gradient[part.start - tokens.start : part.stop - tokens.start])
+                    if not whole:
+                        self._see(part, 0)
+                    own = gradient[part.start - start : part.stop - start]
+                    self._push(part, part.start - start if whole else 0, own)
         self.d_weight = None if self.d_weight is None else self.d_weight.to(self.weight.dtype)
         self.d_bias = None if self.d_bias is None or self.bias is None else self.d_bias.to(self.bias.dtype)
         return total
+
+    def _parts(self, tokens: slice) -> list[slice]:
+        """Cut into what is worked on at a time."""
+        return [
+            slice(start, min(start + self.step, tokens.stop)) for start in range(tokens.start, tokens.stop, self.step)
+        ]
 
     def _logits(self, part: slice) -> Tensor:
         """Of some tokens, divided by the temperature, float32, in the buffer for them."""
@@ -170,17 +178,19 @@ class _Projection:
     def _of_targets(self, values: Tensor, part: slice) -> Tensor:
         return values.gather(-1, self.job.pack.targets[part].unsqueeze(-1)).squeeze(-1)
 
-    def _see(self, part: slice) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of some tokens; their probabilities are left in the buffer for them."""
-        assert self.probs is not None
+    def _see(self, part: slice, place: int) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of some tokens; exp(z − max z) and its sum are left at a place of their buffers."""
         logits = self._logits(part)
         logits -= logits.amax(-1, keepdim=True)
-        probs = torch.exp(logits, out=self.probs[: len(logits)])
-        total = probs.sum(-1, keepdim=True)
-        probs /= total
-        log_total = total.squeeze(-1).log()
-        mean = torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).flatten()
-        return self._of_targets(logits, part) - log_total, log_total - mean
+        probs = torch.exp(logits, out=self.probs[place : place + len(logits)])
+        total = torch.sum(probs, -1, keepdim=True, out=self.sums[place : place + len(logits)]).squeeze(-1)
+        log_total = total.log()
+        at_targets = self._of_targets(logits, part)
+        if logits.numel() <= IN_CACHE:
+            mean = logits.mul_(probs).sum(-1)
+        else:
+            mean = torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).flatten()
+        return at_targets - log_total, log_total - mean / total
 
     def _gradient(self, sequences: range, logps: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of some sequences, and what it gives by each log-prob."""
@@ -194,14 +204,14 @@ class _Projection:
             (gradient,) = torch.autograd.grad(loss, leaf)
         return loss.detach(), gradient
 
-    def _push(self, part: slice, gradient: Tensor) -> None:
-        """Takes some tokens' gradient on to hidden states and weights; their probabilities are used up."""
-        assert self.probs is not None
+    def _push(self, part: slice, place: int, gradient: Tensor) -> None:
+        """Takes some tokens' gradient on to hidden states and weights; what was left of them is used up."""
         assert self.d_hidden is not None
         hidden, scale = self.hidden[part], gradient / self.job.temperature
-        at_logits = self.probs[: len(hidden)]
-        at_logits *= -scale.unsqueeze(-1)
-        at_logits.scatter_add_(-1, self.job.pack.targets[part].unsqueeze(-1), scale.unsqueeze(-1))
+        scale = scale.unsqueeze(-1)
+        at_logits = self.probs[place : place + len(hidden)]
+        at_logits *= -scale / self.sums[place : place + len(hidden)]
+        at_logits.scatter_add_(-1, self.job.pack.targets[part].unsqueeze(-1), scale)
         if self.d_bias is not None:
             self.d_bias += at_logits.sum(0)
         at_logits = at_logits.to(self.weight.dtype)

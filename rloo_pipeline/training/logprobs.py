@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.training import head
+from rloo_pipeline.training import head, layers
 from rloo_pipeline.training.head import LossOf
 from rloo_pipeline.training.packing import Pack
 
@@ -18,11 +18,13 @@ class TokenLogProbs(nn.Module):
     """A causal language model seen as a function from packs to log-probs of completion tokens, or to a loss of them."""
 
     def __init__(self, model: nn.Module, temperature: float, whole: bool = False) -> None:
-        """Takes the model as it is; `whole` makes all logits at once, as any other implementation would."""
+        """Takes the model as it is; `whole` computes its layers and all logits as any other implementation would."""
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.parts = None if whole else head.attach(model)
+        if not whole:
+            layers.install(model)
 
     def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Tensor:
         """Log-prob of each completion token, [completion tokens] float32; with `loss_of` the loss, a scalar."""
@@ -32,8 +34,8 @@ class TokenLogProbs(nn.Module):
                 return logps
             padded, mask = pack.unpack(logps)
             return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
-        layers, projection = self.parts
-        hidden = layers(**pack.inputs(), use_cache=False).last_hidden_state[0, pack.predicting]
+        decoder, projection = self.parts
+        hidden = decoder(**pack.inputs(), use_cache=False).last_hidden_state.squeeze(0).index_select(0, pack.predicting)
         found: Tensor = projection(hidden, head.Job(pack, self.temperature, loss_of))
         return found
 

@@ -1,22 +1,20 @@
-"""Packing: sequences of different lengths in one row without padding, and attention that keeps them apart.
+"""Packing: sequences of different lengths in one row without padding.
 
 Samples of one prompt stand behind it and share it: every layer but attention works on the flat row, where a prompt is
-once. In attention each sequence is laid out whole, prompt and completion, short ones filled up at the end; under a
-causal mask no real token sees what is filled in, so no mask is needed and the result is that of each sequence alone.
-Gradients of a shared prompt's keys and values add up over the sequences that saw them, which is what they would do if
-each had its own.
+once. `attention` keeps the sequences apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-ATTENTION = "rloo_packed"
+from rloo_pipeline.training.attention import Layout, lay_out
 
 
 class Pack(NamedTuple):
@@ -26,10 +24,8 @@ class Pack(NamedTuple):
     """[1, tokens]"""
     position_ids: Tensor
     """[1, tokens], from 0 in each sequence"""
-    layout: Tensor
-    """[sequences, longest sequence], the place in the row of each token of a sequence; 0 where it is filled up"""
-    back: Tensor
-    """[tokens], the place of each token of the row in the flattened layout; of a shared one its first"""
+    layout: Layout
+    """of the sequences, for attention"""
     predicting: Tensor
     """[completion tokens], the places in the row whose logits predict a completion token"""
     targets: Tensor
@@ -39,16 +35,15 @@ class Pack(NamedTuple):
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
-        return Pack(*(tensor.to(device, non_blocking=True) for tensor in self))
+        ids, positions, layout, *others = self
+        moved = (tensor.to(device, non_blocking=True) for tensor in others)
+        return Pack(
+            ids.to(device, non_blocking=True), positions.to(device, non_blocking=True), layout.to(device), *moved
+        )
 
-    def inputs(self) -> dict[str, Tensor]:
+    def inputs(self) -> dict[str, Any]:
         """What the model's layers are called with."""
-        return {
-            "input_ids": self.input_ids,
-            "position_ids": self.position_ids,
-            "layout": self.layout,
-            "back": self.back,
-        }
+        return {"input_ids": self.input_ids, "position_ids": self.position_ids, "layout": self.layout}
 
     def unpack(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Values of the completion tokens, [completion tokens], as [sequences, longest] and the bool mask of real
@@ -103,85 +98,33 @@ class Sequences(NamedTuple):
 
 def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
     """Packs sequences; prompts and completions must not be empty (the first completion token is predicted from the
-    prompt).
+    prompt). The last token of a completion is predicted, and predicts nothing: it is not in the row.
     """
-    longest = max(len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True))
-    # plain integers: tensors of a few of them each would cost more than all the rest
-    row, positions, back, layout, predicting = list[int](), list[int](), list[int](), list[int](), list[int]()
-    start = 0
-    for number, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
-        length, end, first = len(prompt), len(prompt) + len(ids), number * longest
-        if number == 0 or prompt != prompts[number - 1]:
-            start = len(row)
-            row += prompt
-            positions += range(length)
-            back += range(first, first + length)
-        own = len(row)
-        row += ids
-        positions += range(length, end)
-        back += range(first + length, first + end)
-        layout += range(start, start + length)
-        layout += range(own, len(row))
-        layout += [0] * (longest - end)
-        predicting.append(start + length - 1)
-        predicting += range(own, len(row) - 1)
+    shares = torch.tensor([False, *(before == prompt for before, prompt in pairwise(prompts))])
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    lengths = torch.tensor([len(ids) for ids in completions])
+    # in the row: each completion but its last token, before it its prompt where that is not the one before
+    new, seen = prompt_lengths.where(~shares, 0), lengths - 1
+    own = (new + seen).cumsum(0) - seen
+    first = (own - new).where(~shares, 0).cummax(0).values
+    parts = (
+        (ids[:-1],) if shared else (prompt, ids[:-1])
+        for shared, prompt, ids in zip(shares.tolist(), prompts, completions, strict=True)
+    )
+    row = _flat(chain.from_iterable(parts))
+    positions = torch.arange(len(row)) - (own - prompt_lengths).repeat_interleave(new + seen)
+    of_token = torch.arange(len(lengths)).repeat_interleave(lengths)
+    step = torch.arange(len(of_token)) - (lengths.cumsum(0) - lengths)[of_token]
     return Pack(
-        input_ids=torch.tensor(row).unsqueeze(0),
-        position_ids=torch.tensor(positions).unsqueeze(0),
-        layout=torch.tensor(layout).view(len(prompts), longest),
-        back=torch.tensor(back),
-        predicting=torch.tensor(predicting),
-        targets=torch.tensor([token for ids in completions for token in ids]),
-        completion_lengths=torch.tensor([len(ids) for ids in completions]),
+        input_ids=row.unsqueeze(0),
+        position_ids=positions.unsqueeze(0),
+        layout=lay_out(first, prompt_lengths, own, seen),
+        predicting=torch.where(step == 0, (first + prompt_lengths)[of_token], own[of_token] + step) - 1,
+        targets=_flat(completions),
+        completion_lengths=lengths,
     )
 
 
-def packed_attention(
-    module: torch.nn.Module,  # noqa: ARG001
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    layout: Tensor | None = None,
-    back: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Causal attention within each sequence of a pack, in the form that transformers' AttentionInterface asks for.
-
-    Args:
-        query: [1, heads, tokens, head_dim]; key and value: [1, key-value heads, tokens, head_dim].
-        layout, back: of the pack; without them the row is one sequence.
-
-    Returns:
-        [1, tokens, heads, head_dim].
-    """
-    if layout is None or back is None:
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-        return out.transpose(1, 2).contiguous(), None
-    places = layout.flatten()
-
-    def side_by_side(heads: Tensor) -> Tensor:
-        flat = heads[0].transpose(0, 1)
-        return flat.index_select(0, places).view(*layout.shape, *flat.shape[1:]).transpose(1, 2)
-
-    out = scaled_dot_product_attention(
-        side_by_side(query),
-        side_by_side(key),
-        side_by_side(value),
-        dropout_p=dropout,
-        is_causal=True,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, back).unsqueeze(0), None
-
-
-def register() -> None:
-    """Makes the attention known to transformers under the name `ATTENTION`; it makes its own mask, so none is built."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
-
-    AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
+def _flat(parts: Iterable[Sequence[int]]) -> Tensor:
+    """All in one, by way of an array, since a tensor takes in a list slowly."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(parts), np.int64))

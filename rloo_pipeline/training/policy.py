@@ -134,19 +134,19 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rloo_pipeline.training import packing
+    from rloo_pipeline.training import attention
 
     base = base_of(folder)
     check(folder)
     check(base)
-    packing.register()
+    attention.register()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             base,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
-            attn_implementation=packing.ATTENTION,
+            attn_implementation=attention.NAME,
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UserError(

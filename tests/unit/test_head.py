@@ -5,7 +5,7 @@ import torch
 from models import SIZES, gradient, qwen3
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rloo_pipeline.training import head, packing
+from rloo_pipeline.training import attention, head, packing
 from rloo_pipeline.training.logprobs import TokenLogProbs
 
 LENGTHS = [7, 1, 12, 5]
@@ -83,14 +83,14 @@ def test_a_bias_of_the_projection_has_its_gradient(monkeypatch) -> None:
         model.lm_head = torch.nn.Linear(32, 97, bias=True)
         return model
 
-    packing.register()
+    attention.register()
     monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * 8)
     whole, parts = found(biased(), whole=True), found(biased(), whole=False)
     assert (parts[2] - whole[2]).norm() < 1e-6 * whole[2].norm()
 
 
 def test_logits_that_are_more_than_a_projection_are_made_whole() -> None:
-    packing.register()
+    attention.register()
     model = Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=30.0))
     assert head.attach(model) is None
     assert head.attach(qwen3(dtype=torch.float16)) is None

@@ -28,7 +28,7 @@ def loss(_, logps, mask, __):
 def test_a_shared_prompt_gives_the_log_probs_and_gradient_of_prompts_of_ones_own() -> None:
     module = TokenLogProbs(qwen3(), 1.0)
     pack = packing.pack(PROMPTS, COMPLETIONS)
-    assert pack.input_ids.shape[1] == 9 + 4 + 9 + sum(map(len, COMPLETIONS))
+    assert pack.input_ids.shape[1] == 9 + 4 + 9 + sum(len(ids) - 1 for ids in COMPLETIONS)
     module(pack, loss).backward()
     together = gradient(module.model)
     singles = [packing.pack([p], [c]) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]

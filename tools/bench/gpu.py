@@ -144,11 +144,11 @@ def plain(task: Task, _: Path) -> list[float]:
     """Our step on PyTorch alone: seconds of each."""
     import torch
 
-    from rloo_pipeline.training import packing
+    from rloo_pipeline.training import attention
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
-    packing.register()
-    module = TokenLogProbs(model(SIZES[task.size], task.device, task.dtype, packing.ATTENTION), 1.0)
+    attention.register()
+    module = TokenLogProbs(model(SIZES[task.size], task.device, task.dtype, attention.NAME), 1.0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=0.0, fused=task.device == "cuda")
     sequences, rows, most, loss_of = _ours(task)
 

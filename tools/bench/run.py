@@ -26,6 +26,8 @@ import whole
 from rich.console import Console
 from rich.table import Table
 
+from rloo_pipeline import runtime
+
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "results" / "bench" / "bench.json"
 STORED = Path(__file__).with_name("stored.json")
@@ -57,7 +59,8 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
 
 def _step(side: str, name: str, folder: Path, repeats: int) -> dict[str, list[float]]:
     command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **threads, **(runtime.JOBS if side == "ours" else {})}
     outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if outcome.returncode:
         raise SystemExit(outcome.stderr[-3000:])
