@@ -123,8 +123,8 @@ def packed_attention(
 
 def _flash(query: Tensor) -> bool:
     """Whether FlashAttention takes it: from Ampere on."""
-    half = query.dtype in {torch.bfloat16, torch.float16}
-    return half and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    fits = query.dtype in {torch.bfloat16, torch.float16} and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    return fits and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _varlen(laid_out: Sequence[Tensor], layout: Layout, scale: float) -> Tensor:
