@@ -112,13 +112,17 @@ def test_another_rotary_embedding_stays_as_it_is(monkeypatch) -> None:
     assert modeling_llama.apply_rotary_pos_emb is interleaved
 
 
-def test_adapters_on_the_projections_are_not_passed_by() -> None:
+@pytest.mark.parametrize("replaced_before", [False, True])
+def test_adapters_on_the_projections_are_not_passed_by(replaced_before) -> None:
     import peft
 
-    config = peft.LoraConfig(target_modules=["gate_proj"], init_lora_weights=False)
-    model = peft.get_peft_model(qwen3(), config)
+    def adapted(base: nn.Module) -> nn.Module:
+        torch.manual_seed(2)
+        return peft.get_peft_model(base, peft.LoraConfig(target_modules=["gate_proj"], init_lora_weights=False))
+
     pack = packing.pack(PROMPTS, COMPLETIONS)
-    plain = TokenLogProbs(model, 1.0, whole=True)(pack)
-    ours = TokenLogProbs(model, 1.0)
-    assert replaced(model) == ["Qwen3RMSNorm"]
-    torch.testing.assert_close(ours(pack), plain, rtol=1e-6, atol=1e-6)
+    plain, base = TokenLogProbs(adapted(qwen3()), 1.0, whole=True)(pack), qwen3()
+    if replaced_before:
+        layers.install(base)
+    ours = TokenLogProbs(adapted(base), 1.0)(pack)
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
