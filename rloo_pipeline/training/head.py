@@ -181,16 +181,16 @@ class _Projection:
     def _see(self, part: slice, place: int) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of some tokens; exp(z − max z) and its sum are left at a place of their buffers."""
         logits = self._logits(part)
-        logits -= logits.amax(-1, keepdim=True)
+        at_targets, largest = self._of_targets(logits, part), logits.amax(-1, keepdim=True)
+        logits -= largest
         probs = torch.exp(logits, out=self.probs[place : place + len(logits)])
         total = torch.sum(probs, -1, keepdim=True, out=self.sums[place : place + len(logits)]).squeeze(-1)
         log_total = total.log()
-        at_targets = self._of_targets(logits, part)
         if logits.numel() <= IN_CACHE:
             mean = logits.mul_(probs).sum(-1)
         else:
             mean = torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).flatten()
-        return at_targets - log_total, log_total - mean / total
+        return at_targets - (largest.squeeze(-1) + log_total), log_total - mean / total
 
     def _gradient(self, sequences: range, logps: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of some sequences, and what it gives by each log-prob."""

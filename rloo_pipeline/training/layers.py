@@ -153,11 +153,14 @@ class _Rotary(torch.autograd.Function):
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(a, b) ↦ (a∘cos_a − b∘sin_a, b∘cos_b + a∘sin_b) in the halves of each head."""
+    """(a, b) ↦ (a∘cos_a − b∘sin_a, b∘cos_b + a∘sin_b) in the halves of each head.
+
+    Products and sums are rounded one by one, not fused, which gives transformers' numbers bit for bit.
+    """
     out = torch.mul(heads, cos, out=torch.empty_like(heads))
     (a, b), (at_a, at_b), (sin_a, sin_b) = (one.chunk(2, -1) for one in (heads, out, sin))
-    at_a.addcmul_(b, sin_a, value=-1)
-    at_b.addcmul_(a, sin_b)
+    at_a.sub_(b * sin_a)
+    at_b.add_(a * sin_b)
     return out
 
 

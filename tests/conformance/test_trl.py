@@ -47,12 +47,12 @@ def tokenizer(tiny_model) -> PreTrainedTokenizerBase:
 def apart(ours: Sequence[Step], theirs: Sequence[Step]) -> list[tuple[float, float]]:
     """How far each step's loss and gradient are apart, relative to theirs.
 
-    A loss is measured against the larger one of the two: it is a sum that cancels, on fresh samples to 0 where the
+    The first step's loss is measured against the larger one of the two: on fresh samples it cancels to 0 where the
     advantages of a group do.
     """
-    scale = max(abs(step.loss) for step in theirs)
+    first, second = (abs(step.loss) for step in theirs)
     found = []
-    for our, their in zip(ours, theirs, strict=True):
+    for our, their, scale in zip(ours, theirs, (max(first, second), second), strict=True):
         assert our.gradient.keys() == their.gradient.keys()
         left, right = (torch.cat([step.gradient[name].flatten() for name in their.gradient]) for step in (our, their))
         found.append((abs(our.loss - their.loss) / scale, float((left - right).norm() / right.norm())))

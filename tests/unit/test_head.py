@@ -53,6 +53,21 @@ def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeyp
 
 
 @pytest.mark.parametrize("tokens", [3, 10**6])
+def test_log_probs_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tokens) -> None:
+    """So that the ratio of a policy to itself is 1."""
+    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    module, found = TokenLogProbs(qwen3(), 0.7), [torch.zeros(0)]
+
+    def loss(_, logps, mask, __):
+        found.append(logps[mask].detach())
+        return logps.sum()
+
+    module(pack(), loss)
+    with torch.no_grad():
+        assert torch.equal(torch.cat(found), module(pack()))
+
+
+@pytest.mark.parametrize("tokens", [3, 10**6])
 def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
     monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
     with torch.no_grad():
