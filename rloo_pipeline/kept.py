@@ -2,15 +2,19 @@
 
 A stage that runs by itself keeps nothing: there `keep` forgets at once, and whoever asks makes the thing anew. A kept
 thing is only ever an equal of what the files would give, never the only copy of anything.
+
+A stage may also say of a policy that it will be at its place soon (`announce`): workers that sample take it meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _things: dict[str, tuple[object, Any]] = {}
 _waiting: list[Callable[[], object]] = []
+_tell: Callable[[Path], object] = lambda _: None  # noqa: E731
 _on = False
 
 
@@ -20,10 +24,10 @@ class Unfit(BaseException):
     """
 
 
-def start() -> None:
-    """From now on this process is a worker."""
-    global _on
-    _on = True
+def start(tell: Callable[[Path], object]) -> None:
+    """From now on this process is a worker, which passes on by `tell` what is announced."""
+    global _on, _tell
+    _on, _tell = True, tell
 
 
 def keep(name: str, key: object, thing: Any) -> bool:
@@ -43,6 +47,16 @@ def take(name: str, key: object) -> Any | None:
     if known != key:
         raise Unfit(f"another {name}")
     return thing
+
+
+def look(name: str) -> tuple[Any, Any] | None:
+    """Key and thing that are kept under this name, and go on being so."""
+    return _things.get(name)
+
+
+def announce(policy: Path) -> None:
+    """Says of a folder that holds a policy, maybe not at its place yet, that it is what comes next."""
+    _tell(policy)
 
 
 def afterwards(work: Callable[[], object]) -> None:

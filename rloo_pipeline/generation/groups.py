@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from rloo_pipeline import kept
 from rloo_pipeline.config import Config, Model, Rollout
 from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Decoding, Engine, Request, Sampler, kind_of
 from rloo_pipeline.seeds import derive
+from rloo_pipeline.training import policy
 
 
 def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
@@ -29,6 +32,37 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
         sampler.swap(folder, needed)
     kept.keep("sampler", key, sampler)
     return sampler
+
+
+def take_ahead(folder: Path) -> bool:
+    """Has the sampler that is kept, if there is one, take a policy's weights before a stage asks for them; whether it
+    did.
+
+    An adapter is left alone: vLLM reads it at its first request, by its path.
+    """
+    found: tuple[tuple[Engine, int, str], Sampler] | None = kept.look("sampler")
+    if found is None:
+        return False
+    (_, _, kind), sampler = found
+    with _by_any_name(folder) as here:
+        if here is None or policy.is_adapter(here) or kind_of(here) != kind:
+            return False
+        sampler.swap(here, 0)
+    return True
+
+
+@contextmanager
+def _by_any_name(folder: Path) -> Iterator[Path | None]:
+    """A path to a folder that stays good while the folder is renamed; None where it is there no more."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{handle}")
+    finally:
+        os.close(handle)
 
 
 def decoding_of(rollout: Rollout) -> Decoding:

@@ -82,6 +82,7 @@ class Sampler:
         policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
+        self.digest = policy.digest(folder)
         self.max_model_len = _context(base, max_model_len)
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
@@ -118,7 +119,8 @@ class Sampler:
         return engine
 
     def swap(self, folder: Path, max_model_len: int) -> None:
-        """Takes the weights of another policy of the same kind, as if the engine had been started with it.
+        """Takes the weights of another policy of the same kind, as if the engine had been started with it. What it
+        holds already, told by the policy's digest, is not read again.
 
         Raises:
             Unfit: the engine was made for less than `max_model_len` tokens, or does not let go of its cache.
@@ -126,20 +128,24 @@ class Sampler:
         if max_model_len > self.max_model_len:
             raise kept.Unfit(f"a context of {self.max_model_len} tokens")
         policy.check(folder)
+        digest = policy.digest(folder)
+        self.settings["model"] = str(policy.base_of(folder))
         if self.llm is None:
-            self.settings["model"] = str(policy.base_of(folder))
             self.lora = None if self.lora is None else _lora_request(folder, 1)
-            return
+        elif digest != self.digest:
+            self._load(self.llm, folder)
+        self.digest = digest
+        if self.llm is not None and not self.llm.reset_prefix_cache():
+            raise kept.Unfit("a cache in use")
+
+    def _load(self, llm: LLM, folder: Path) -> None:
         if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
             old = self.lora.lora_int_id
-            self.llm.llm_engine.remove_lora(old)
+            llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
         else:
-            self.settings["model"] = str(folder)
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            self.llm.apply_model(_repack)
-        if not self.llm.reset_prefix_cache():
-            raise kept.Unfit("a cache in use")
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            llm.apply_model(_repack)
 
     def leave_gpu(self) -> None:
         """Ends the engine; the next completion starts it again."""

@@ -25,7 +25,6 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.stages.metrics import length_metrics
 from rloo_pipeline.stages.probe import joined_table
 from rloo_pipeline.stages.score import score_table
-from rloo_pipeline.training import policy
 
 
 class Outputs(NamedTuple):
@@ -45,7 +44,7 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     longest = settings.max_completion_length or config.rollout.max_completion_length
     decoding = Decoding(settings.temperature, 1.0, 0, None, longest)
     sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
-    digest = policy.digest(policy_folder)
+    digest = sampler.digest
 
     def ask(path: Path, samples: int, how: Decoding, asked: list[dict[str, Any]]) -> pa.Table:
         made = groups.sample_groups(sampler, asked, samples, how, config.seed, ("evaluation",))

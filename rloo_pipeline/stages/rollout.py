@@ -14,7 +14,6 @@ from rloo_pipeline.generation import groups
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import cut, derive, rows_of_round
-from rloo_pipeline.training import policy
 
 
 def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path) -> None:
@@ -39,7 +38,6 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     made = groups.sample_groups(sampler, rows, settings.num_generations, decoding, config.seed, ("round", round_))
     seconds = time.monotonic() - started
     about = groups.facts(config.model, decoding)
-    digest = policy.digest(policy_folder)
     tables.write(
         output,
         made,
@@ -49,7 +47,7 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         round=round_,
         shard=shard,
         seed=config.seed,
-        policy=digest,
+        policy=sampler.digest,
         **about,
     )
     tokens = sum(len(row["completion_ids"]) for row in made)

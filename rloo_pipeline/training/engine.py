@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import files, lean
+from rloo_pipeline import files, kept, lean
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, room
 from rloo_pipeline.training import policy, ranks
@@ -176,6 +176,7 @@ class Engine:
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
                     self.model.save_pretrained(beside, state_dict=weights)
+                kept.announce(beside)
                 with files.hurried(beside):
                     yield policy.digest(beside)
         else:

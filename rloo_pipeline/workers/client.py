@@ -3,7 +3,8 @@
 A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS names, which belongs to the user alone
 (mode 0700). Whoever holds the lock on ROLE-N.lock may talk to it: the kernel gives it back when a stage is killed. The
 request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
-{"code"}, or nothing where the worker died or is not one for this stage.
+{"code"}, or nothing where the worker died or is not one for this stage. Without a lock, and without an answer, a worker
+is told {"ahead"}, the folder of a policy that it is likely to be asked for next.
 
 `rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
 that. Snakemake's own process does not even start `rloo` for it (`jobs`).
@@ -87,6 +88,15 @@ def hand(words: Sequence[str]) -> Handed | None:
         except OSError:  # busy, or gone
             os.close(lock)
     return None
+
+
+def announce(workers: str, policy: str) -> None:
+    """Tells the samplers among the workers of a folder of a policy to come; one that is gone misses nothing."""
+    for name in _listening(workers, "sampler"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1)
+            reach(line.connect, f"{name}.sock")
+            line.sendall(json.dumps({"ahead": os.path.abspath(policy)}).encode() + b"\n")
 
 
 def _listening(folder: str, role: str) -> list[str]:

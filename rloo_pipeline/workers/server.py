@@ -36,7 +36,7 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
         ahead: CPU threads of the engine whose libraries are imported before a stage asks, None for none.
     """
     _end_with(controller, path.parent)
-    kept.start()
+    kept.start(lambda policy: client.announce(str(path.parent), str(policy)))
     if ahead:
         runtime.use_threads(ahead)
         kept.afterwards(_import_ahead)
@@ -45,7 +45,7 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
     beside.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         client.reach(listener.bind, str(beside))
-        listener.listen(1)
+        listener.listen()
         os.replace(beside, path)  # where there is a socket, somebody listens
         while True:
             if not select.select([listener], [], [], CALM)[0]:
@@ -73,6 +73,8 @@ def _answer(line: socket.socket) -> bool:
     if not text:
         return True
     request = json.loads(text)
+    if "ahead" in request:
+        return _take_ahead(Path(request["ahead"]))
     over = threading.Event()
     threading.Thread(target=_end_with_asker, args=(line, over), daemon=True).start()
     os.chdir(request["folder"])
@@ -90,6 +92,19 @@ def _answer(line: socket.socket) -> bool:
         line.sendall(json.dumps({"code": code}).encode())
         line.shutdown(socket.SHUT_RDWR)  # the thread still polls it, so closing it would not end it yet
     return code == 0
+
+
+def _take_ahead(policy: Path) -> bool:
+    """Has the engine that is kept take a policy before a stage asks for it; whether the engine is still fit for use."""
+    from rloo_pipeline.generation import groups
+
+    try:
+        taken = groups.take_ahead(policy)
+    except (kept.Unfit, Exception) as why:
+        print(f"ahead of its stage, {policy}: {why}; this worker starts anew", flush=True)
+        return False
+    print(f"ahead of its stage, {policy}: {'taken' if taken else 'left'}", flush=True)
+    return True
 
 
 def _run(words: list[str], started: float) -> int:

@@ -21,17 +21,23 @@ def same(project: Project, finished: Project) -> None:
         assert project.files(pattern) == found
 
 
+def said(project: Project) -> list[str]:
+    """What the workers said."""
+    logs = (project.folder / "results" / "mini" / "logs" / "workers").glob("*.log")
+    return [line for log in logs for line in log.read_text().splitlines()]
+
+
 def served(project: Project) -> list[str]:
     """The stages that workers ran."""
-    logs = (project.folder / "results" / "mini" / "logs" / "workers").glob("*.log")
-    lines = [line for log in logs for line in log.read_text().splitlines()]
-    return sorted(line.split()[1] for line in lines if line.startswith("rloo ") and line.endswith(": 0"))
+    return sorted(line.split()[1] for line in said(project) if line.startswith("rloo ") and line.endswith(": 0"))
 
 
 def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     times = {"rollout": 4, "score": 4, "reference": 4, "update": 2, "gate": 1, "evaluate": 2, "distance": 1}
     times |= {"probe": 1, "checks": 1}
     assert Counter(served(finished)) >= Counter(times), "every stage that a worker can do was done by one"
+    ahead = [line for line in said(finished) if line.startswith("ahead of its stage")]
+    assert any("/policies/.00001." in line and line.endswith(": taken") for line in ahead), "before the second rollout"
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     outcome = project.snakemake("--cores", "2", workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -1,6 +1,7 @@
 """A sampler that takes another policy's weights samples like one that was started with them; each step of it counts."""
 
 import multiprocessing
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def test_swapped_weights_sample_as_fresh_ones_do(engines, policies) -> None:
     for folder, expected in ((policies[1], second), (policies[0], first), (policies[1], second)):
         sampler.swap(folder, 256)
         assert sampled(sampler) == expected
+
+
+def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tmp_path, monkeypatch) -> None:
+    _, second, sampler = engines
+    sampler.swap(policies[1], 0)
+    with monkeypatch.context() as without:
+        without.setattr(sampler.llm, "collective_rpc", lambda *_, **__: pytest.fail("loaded"))
+        sampler.swap(Path(shutil.copytree(policies[1], tmp_path / "elsewhere")), 256)
+    assert sampled(sampler) == second
 
 
 def test_a_step_of_the_swap_that_is_left_out_shows(engines, policies, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import importlib
+import json
 import os
 import signal
 import socket
@@ -106,6 +107,22 @@ def test_without_a_free_worker_a_stage_does_its_work_itself(worker) -> None:
     worker.kill()
     worker.wait()
     assert client.ask(HELP) is None, "dead"
+
+
+def test_samplers_are_told_of_a_policy_to_come(silent, tmp_path) -> None:
+    client.announce(str(tmp_path), "policy")
+    line, _ = silent.accept()
+    assert json.loads(line.recv(1000)) == {"ahead": str(Path("policy").absolute())}
+    assert line.recv(1000) == b"", "nobody waits for an answer"
+    silent.close()
+    client.announce(str(tmp_path), "policy")
+
+
+def test_a_worker_that_holds_nothing_leaves_a_policy_to_come(worker, tmp_path) -> None:
+    client.announce(os.environ[client.FOLDER], str(tmp_path))
+    assert asked(HELP) == 0
+    worker.kill()
+    assert f"ahead of its stage, {tmp_path}: left" in worker.stdout.read().decode()
 
 
 def test_a_worker_ends_with_its_controller_and_leaves_nothing(worker, controller) -> None:
