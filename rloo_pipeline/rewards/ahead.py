@@ -1,13 +1,13 @@
 """Workers of reward functions that a warm worker (`kept`) starts ahead of the next round, while others train.
 
 They have loaded their function and called it for nothing, as those that a stage starts itself. A stage uses them up, so
-nothing goes from one round to the next.
+nothing goes from one round to the next but how fast a function was, by which calls are handed out and no score changes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rloo_pipeline import kept
@@ -16,6 +16,7 @@ from rloo_pipeline.rewards.schedule import Crews
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Config, Reward
+    from rloo_pipeline.rewards.job import Pace
 
 NAME = "reward functions"
 
@@ -30,11 +31,20 @@ def crews(config: Config, rewards: Sequence[Reward]) -> Crews:
     return Crews(rewards, config.scoring.workers)
 
 
-def start_next(config: Config, rewards: Sequence[Reward]) -> None:
-    """Starts workers for a stage like this one, as soon as this one is over; none that would hold a GPU meanwhile."""
+def start_next(config: Config, rewards: Sequence[Reward], paces: Mapping[str, Pace]) -> None:
+    """Starts workers for a stage like this one, as soon as this one is over; none that would hold a GPU meanwhile.
+
+    Args:
+        config, rewards: the stage's.
+        paces: of the functions in this one, by name.
+    """
+
+    def start() -> None:
+        key = _key(config, rewards)  # first: a file that is changed in between makes them others than it says
+        kept.keep(NAME, None, (key, Crews(rewards, config.scoring.workers, paces)))
+
     if rewards and not any(reward.gpus for reward in rewards):
-        # the key first: a file that is changed in between makes them others than it says
-        kept.afterwards(lambda: kept.keep(NAME, None, (_key(config, rewards), Crews(rewards, config.scoring.workers))))
+        kept.afterwards(start)
 
 
 def _key(config: Config, rewards: Sequence[Reward]) -> object:

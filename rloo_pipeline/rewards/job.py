@@ -28,6 +28,14 @@ MOST_ROWS = 8192
 """Rows that are handed to a worker at once, at most."""
 
 
+class Pace(NamedTuple):
+    """How fast a function is, as far as it is known."""
+
+    rows: int = 0
+    """That were scored."""
+    seconds: float = 0.0
+
+
 class WorkerError(Exception):
     """A traceback from a worker process, for the log."""
 
@@ -64,6 +72,7 @@ class Job:
         samples: Sequence[int],
         advance: Callable[[int], None],
         facts: Mapping[str, Any],
+        earlier: Pace,
     ) -> None:
         count = sum(samples)
         self.reward, self.offered, self.advance, self.facts = reward, offered, advance, dict(facts)
@@ -80,8 +89,8 @@ class Job:
         self.signature: Signature | None = None
         self.late = 0
         self._number = 1
-        self._made = (0, 0.0)
-        """Rows that were scored, and the seconds that it took."""
+        self.pace, self.earlier = Pace(), earlier
+        """On this table, and on another before."""
 
     def learn(self, signature: Signature) -> None:
         """Takes note of what the function takes.
@@ -128,7 +137,7 @@ class Job:
         """How many calls to hand over: about CHUNK_SECONDS of work, and less towards the end, so that all workers end
         at about the same time.
         """
-        rows, seconds = self._made
+        rows, seconds = self.pace if self.pace.rows else self.earlier
         if not rows:
             return 1
         calls_a_second = rows / (len(self.waiting[0].rows) * max(seconds, 1e-9))
@@ -178,7 +187,7 @@ class Job:
         for row, note in done.notes.items():
             self.notes[row] = f"{self.reward.column} {note}"
         made = sum(map(len, done.scores))
-        self._made = self._made[0] + made, self._made[1] + sum(done.seconds)
+        self.pace = Pace(self.pace.rows + made, self.pace.seconds + sum(done.seconds))
         self.advance(made)
 
     def _count_time(self, piece: Piece, seconds: float) -> None:

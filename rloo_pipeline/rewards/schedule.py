@@ -8,12 +8,13 @@ wait more than they compute: they have one worker each, which is not counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards.job import Job
+from rloo_pipeline.rewards.job import Job, Pace
 from rloo_pipeline.rewards.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.rewards.pool import GRACE, Worker, fate
 
@@ -31,10 +32,13 @@ class Crews:
     caller still reads its tables; leaving the block ends them all.
     """
 
-    def __init__(self, rewards: Sequence[Reward], limit: int) -> None:
-        """Starts workers; at most `limit` threads of them will compute at a time."""
+    def __init__(self, rewards: Sequence[Reward], limit: int, paces: Mapping[str, Pace] = MappingProxyType({})) -> None:
+        """Starts workers; at most `limit` threads of them will compute at a time. `paces` of functions, by name, are
+        those of an earlier table.
+        """
         self.limit = limit
         self.rewards = list(rewards)
+        self.paces = dict(paces)
         self.dismissed: list[Worker] = []
         self.started = [[_worker(reward)] for reward in self.rewards]
         main = next((place for place, reward in enumerate(self.rewards) if _most(reward, limit) > 1), None)
@@ -70,6 +74,7 @@ class Crews:
         schedule = Schedule(jobs, self.started, self.limit, self.dismissed)
         while schedule.step():
             pass
+        self.paces = {job.reward.column: job.pace for job in jobs}
 
 
 class Schedule:

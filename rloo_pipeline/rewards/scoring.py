@@ -78,12 +78,15 @@ def score_with(
 ) -> list[Scored]:
     """The same by functions whose workers were started before, which are used up by it."""
     from rloo_pipeline.progress import counting
-    from rloo_pipeline.rewards.job import Job
+    from rloo_pipeline.rewards.job import Job, Pace
 
     own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
     offered = {**batch.columns, **own}
     with counting("scores", len(crews.rewards) * len(batch.completions)) as counter:
-        jobs = [Job(reward, offered, samples, counter.advance, facts) for reward in crews.rewards]
+        jobs = [
+            Job(reward, offered, samples, counter.advance, facts, crews.paces.get(reward.column, Pace()))
+            for reward in crews.rewards
+        ]
         crews.run(jobs)
     found = [Scored(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
     for reward, scored in zip(crews.rewards, found, strict=True):

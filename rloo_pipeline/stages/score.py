@@ -64,21 +64,21 @@ def score(
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
     hold_for_others(sum(reward.gpus for reward in todo))
-    with ahead.crews(config, todo) as crews:  # they start while the tables are read
+    with ahead.crews(config, todo) as crews:  # they start while tables are read, and end while one is written
         rolled = tables.read(rollouts, "rollouts")
         known = tables.about(rolled)
         about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
         for name, part in given.items():
             tables.check_aligned(rolled, part, f"the scores of {name} alone")
         found = _columns(crews, rolled, PromptSet(prompts / "train"), policy_folder)
-    ahead.start_next(config, todo)
-    if only is not None:
-        made = _table(rolled, tables.part_schema(only), {only: found[only].scores}, [found[only]])
-        tables.write(output, made, made.schema, "part", **about)
-        return
-    found |= {name: _read(part, name) for name, part in given.items()}
-    made = _joined(config.rewards, rolled, found)
-    tables.write(output, made, made.schema, "scores", **about)
+        if only is not None:
+            made = _table(rolled, tables.part_schema(only), {only: found[only].scores}, [found[only]])
+            tables.write(output, made, made.schema, "part", **about)
+        else:
+            found |= {name: _read(part, name) for name, part in given.items()}
+            made = _joined(config.rewards, rolled, found)
+            tables.write(output, made, made.schema, "scores", **about)
+    ahead.start_next(config, todo, crews.paces)
 
 
 def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:

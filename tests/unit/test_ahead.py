@@ -9,6 +9,7 @@ from helpers import mini
 from rloo_pipeline import kept
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.rewards import ahead
+from rloo_pipeline.rewards.pool import Worker
 from rloo_pipeline.rewards.schedule import Crews
 from rloo_pipeline.rewards.scoring import Batch, score_with
 
@@ -43,7 +44,7 @@ def stage(config) -> tuple[list[float | None], list[int]]:
         who = processes(crews)
         found, other = score_with(crews, Batch(["p"] * 4, ["c"] * 4, None, {}), [2, 2])
     assert found.scores == other.scores
-    ahead.start_next(config, config.rewards)
+    ahead.start_next(config, config.rewards, crews.paces)
     return found.scores, who
 
 
@@ -67,6 +68,25 @@ def test_a_stage_finds_the_processes_started_ahead_and_none_that_was_called(conf
         again, used = stage(config)
         assert used == ready
         assert again == first == [1, 1, 2, 2]
+
+
+def test_a_function_whose_pace_is_known_gets_all_its_short_calls_at_once(config, monkeypatch) -> None:
+    handed: list[int] = []
+    give = Worker.give
+    monkeypatch.setattr(Worker, "give", lambda self, work: (handed.append(len(work.counts)), give(self, work))[1])
+
+    def scored() -> list[list[float | None]]:
+        with ahead.crews(config, config.rewards[:1]) as crews:
+            found = score_with(crews, Batch(["p"] * 40, ["c"] * 40, None, {}), [2] * 20)
+        ahead.start_next(config, config.rewards[:1], crews.paces)
+        kept.catch_up()
+        return [one.scores for one in found]
+
+    first = scored()
+    assert handed[0] == 1
+    handed.clear()
+    assert scored() == first
+    assert handed == [20]
 
 
 def test_a_changed_function_and_a_dead_process_are_not_used(config) -> None:
