@@ -14,7 +14,7 @@ from typing import Any
 
 _things: dict[str, tuple[object, Any]] = {}
 _waiting: list[Callable[[], object]] = []
-_tell: Callable[[Path], object] = lambda _: None  # noqa: E731
+_tell: Callable[[Path], object] | None = None
 _on = False
 
 
@@ -56,7 +56,8 @@ def look(name: str) -> tuple[Any, Any] | None:
 
 def announce(policy: Path) -> None:
     """Says of a folder that holds a policy, maybe not at its place yet, that it is what comes next."""
-    _tell(policy)
+    if _tell is not None:
+        _tell(policy)
 
 
 def afterwards(work: Callable[[], object]) -> None:
