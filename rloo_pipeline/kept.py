@@ -3,7 +3,8 @@
 A stage that runs by itself keeps nothing: there `keep` forgets at once, and whoever asks makes the thing anew. A kept
 thing is only ever an equal of what the files would give, never the only copy of anything.
 
-A stage may also say of a policy that it will be at its place soon (`announce`): workers that sample take it meanwhile.
+A stage may also say of a policy that it will be at its place soon (`announce`): workers that sample take it meanwhile,
+and begin with what they will be asked for, a step at a time (`meanwhile`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import runtime
+
 _things: dict[str, tuple[object, Any]] = {}
 _waiting: list[Callable[[], object]] = []
+_steps: list[Callable[[], bool]] = []
 _tell: Callable[[Path], object] | None = None
 _on = False
 
@@ -58,6 +62,19 @@ def announce(policy: Path) -> None:
     """Says of a folder that holds a policy, maybe not at its place yet, that it is what comes next."""
     if _tell is not None:
         _tell(policy)
+
+
+def meanwhile(step: Callable[[], bool]) -> None:
+    """Has a worker do a step at a time, until a stage asks it for something or a step says that it was the last."""
+    runtime.begin_ahead()
+    _steps[:] = [step]
+
+
+def go_on() -> bool:
+    """Does a step of what is to be done meanwhile; whether there is more of it."""
+    if _steps and not _steps[0]():
+        _steps.clear()
+    return bool(_steps)
 
 
 def afterwards(work: Callable[[], object]) -> None:

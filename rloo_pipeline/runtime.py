@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -89,15 +90,26 @@ def prepare_jobs() -> None:
 
 
 def begin(moment: float) -> None:
-    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here."""
-    global _began, _cpu_before
-    _began, _cpu_before = moment, _cpu()
+    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here,
+    along with what the worker did for it since the stage before.
+    """
+    global _began, _ahead, _cpu_before
+    _began, _ahead, _cpu_before = _ahead or moment, None, _cpu() if _cpu_after is None else _cpu_after
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): the peak of the resident set begins anew
 
 
+def begin_ahead() -> None:
+    """Says that this worker begins with what a stage will ask for, whose time begins here."""
+    global _ahead
+    _ahead = time.time()
+
+
 _began: float | None = None
+_ahead: float | None = None
 _cpu_before = 0.0
+_cpu_after: float | None = None
+"""At the end of the stage before."""
 
 
 class HoldsGpu(Protocol):
@@ -123,8 +135,6 @@ def free_gpu() -> None:
 
 def seconds_since_start() -> float:
     """Wall seconds since the stage began: since this process did, the interpreter's start and imports included."""
-    import time
-
     import psutil
 
     return float(time.time() - (psutil.Process().create_time() if _began is None else _began))
@@ -138,7 +148,9 @@ def end() -> None:
     if os.environ.get("RANK") in (None, "0") and (used := _used()):
         logging.getLogger("rloo.time").info("used %s", used)
     if not is_rank():
-        spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
+        global _cpu_after
+        _cpu_after = _cpu()
+        spent = (seconds_since_start(), _cpu_after - _cpu_before, _peak_mb())
         logging.getLogger("rloo.time").info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
     sys.stdout.flush()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rloo_pipeline import kept
 from rloo_pipeline.config import Config, Model, Rollout
-from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Decoding, Engine, Request, Sampler, kind_of
+from rloo_pipeline.generation.completions import Decoding, Request
+from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Engine, Sampler, kind_of
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import policy
 
@@ -34,9 +36,19 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     return sampler
 
 
+def expect(requests: Callable[[], list[Request]], decoding: Decoding) -> None:
+    """Says what the kept sampler is likely to be asked for with its next policy; it has the requests by then."""
+
+    def line_up() -> None:
+        if (found := kept.look("sampler")) is not None:
+            found[1].line_up(requests(), decoding)
+
+    kept.afterwards(line_up)
+
+
 def take_ahead(folder: Path) -> bool:
-    """Has the sampler that is kept, if there is one, take a policy's weights before a stage asks for them; whether it
-    did.
+    """Has the sampler that is kept, if there is one, take a policy's weights before a stage asks for them, and begin
+    with what is expected of it; whether it did. A stage that asks for something else gets that.
 
     An adapter is left alone: vLLM reads it at its first request, by its path.
     """
@@ -44,10 +56,12 @@ def take_ahead(folder: Path) -> bool:
     if found is None:
         return False
     (_, _, kind), sampler = found
+    kept.catch_up()
     with _by_any_name(folder) as here:
         if here is None or policy.is_adapter(here) or kind_of(here) != kind:
             return False
         sampler.swap(here, 0)
+    kept.meanwhile(sampler.go_on)
     return True
 
 
@@ -79,6 +93,14 @@ def facts(model: Model, decoding: Decoding) -> dict[str, object]:
     }
 
 
+def requests_of(rows: Sequence[dict[str, Any]], samples: int, seed: int, names: tuple[str | int, ...]) -> list[Request]:
+    """What `sample_groups` asks of the sampler."""
+    return [
+        Request(row["prompt_ids"], derive(seed, *names, row["prompt_id"], sample))
+        for row, sample in product(rows, range(samples))
+    ]
+
+
 def sample_groups(
     sampler: Sampler,
     rows: Sequence[dict[str, Any]],
@@ -96,8 +118,8 @@ def sample_groups(
         decoding: how to sample.
         seed, names: each sample's seed is derived from these, its prompt_id and its number.
     """
-    keys = [(row, sample, derive(seed, *names, row["prompt_id"], sample)) for row in rows for sample in range(samples)]
-    completions = sampler.sample([Request(row["prompt_ids"], own) for row, _, own in keys], decoding, "completions")
+    requests = requests_of(rows, samples, seed, names)
+    completions = sampler.sample(requests, decoding, "completions")
     return [
         {
             "prompt_id": row["prompt_id"],
@@ -107,7 +129,7 @@ def sample_groups(
             "completion": completion.text,
             "sampling_logps": completion.logps,
             "finish_reason": completion.finish_reason,
-            "seed": own,
+            "seed": request.seed,
         }
-        for (row, sample, own), completion in zip(keys, completions, strict=True)
+        for (row, sample), request, completion in zip(product(rows, range(samples)), requests, completions, strict=True)
     ]

@@ -10,54 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import kept, lean, runtime, shapes
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
-from rloo_pipeline.progress import Counter, counting
+from rloo_pipeline.generation.completions import Completion, Decoding, Request, UnderWay, params_of
+from rloo_pipeline.progress import counting
 from rloo_pipeline.shapes import Shape
 from rloo_pipeline.training import policy
 
 if TYPE_CHECKING:
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
 LOGPROBS_MODE = "processed_logprobs"
 AT_ONCE = 256
 """Sequences that are sampled at once on CPUs, at most."""
 BLOCK = 128
 """Tokens of a block of the KV cache there."""
-
-
-class Request(NamedTuple):
-    """One completion to sample."""
-
-    prompt_ids: list[int]
-    seed: int
-
-
-class Completion(NamedTuple):
-    """One sampled completion."""
-
-    ids: list[int]
-    """Its tokens, the end token included where it stopped by itself."""
-    text: str
-    logps: list[float]
-    """Log-prob of each token under the distribution it was sampled from."""
-    finish_reason: str
-    """`stop`, `length` or `abort`."""
-
-
-class Decoding(NamedTuple):
-    """How to sample; 0 as temperature is greedy."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float | None
-    max_completion_length: int
 
 
 class Engine(NamedTuple):
@@ -103,6 +74,11 @@ class Sampler:
             **adapter,
         }
         self.lora = _lora_request(folder, 1) if adapter else None
+        self.under_way: UnderWay | None = None
+        self.seconds = 0.0
+        """What the last sampling took, from its first step, ahead of its stage or not, to its last completion."""
+        self.ahead = False
+        """Whether it had begun before it was asked for."""
         self.llm: LLM | None = self._engine()
         runtime.hold_gpu(self)
 
@@ -120,7 +96,7 @@ class Sampler:
 
     def swap(self, folder: Path, max_model_len: int) -> None:
         """Takes the weights of another policy of the same kind, as if the engine had been started with it. What it
-        holds already, told by the policy's digest, is not read again.
+        holds already, told by the policy's digest, is not read again, and what it has begun with that goes on.
 
         Raises:
             Unfit: the engine was made for less than `max_model_len` tokens, or does not let go of its cache.
@@ -133,10 +109,17 @@ class Sampler:
         if self.llm is None:
             self.lora = None if self.lora is None else _lora_request(folder, 1)
         elif digest != self.digest:
+            if self.begun or self.lora is not None:
+                self._stop()
             self._load(self.llm, folder)
         self.digest = digest
-        if self.llm is not None and not self.llm.reset_prefix_cache():
-            raise kept.Unfit("a cache in use")
+        if self.llm is not None and not self.begun:
+            _forget_prompts(self.llm)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine has begun with what it has to sample."""
+        return self.under_way is not None and self.under_way.began is not None
 
     def _load(self, llm: LLM, folder: Path) -> None:
         if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
@@ -154,80 +137,67 @@ class Sampler:
         if self.llm is None:
             return
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm = None
+        self.llm = self.under_way = None
         gc.collect()
         if _on_gpu():
             import torch
 
             torch.cuda.empty_cache()
 
-    def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
-        """One completion a request, in the order of the requests."""
+    def line_up(self, requests: Sequence[Request], decoding: Decoding) -> UnderWay:
+        """Gives requests to the engine, in place of those that it has; it does not begin with them yet."""
         from vllm import TokensPrompt
 
         self.llm = self.llm or self._engine()
+        if self._stop():
+            _forget_prompts(self.llm)
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
-        params = [self._params(request.seed, decoding) for request in requests]
+        made = UnderWay(requests, decoding, [params_of(request, decoding, self.stop_ids) for request in requests])
+        made.names = self.llm.enqueue(prompts, made.params, lora_request=self.lora, use_tqdm=False)
+        self.under_way = made
+        return made
+
+    def go_on(self) -> bool:
+        """One step of what is under way, if there is anything; whether there is more to do."""
+        asked = self.under_way
+        if self.llm is None or asked is None or asked.finished:
+            return False
+        asked.step(self.llm.llm_engine)
+        return not asked.finished
+
+    def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
+        """One completion a request, in the order of the requests. Where just these are under way, they are brought to
+        their end.
+        """
+        asked = self.under_way
+        if asked is None or (asked.requests, asked.decoding) != (list(requests), decoding):
+            asked = self.line_up(requests, decoding)
+        self.ahead = asked.began is not None
         with counting(what, len(requests)) as counter:
-            outputs = self.llm.generate(prompts, params, use_tqdm=_bar(counter), lora_request=self.lora)
-        tokenizer = self.llm.get_tokenizer()
-        return [_completion(tokenizer, one, output) for one, output in zip(params, outputs, strict=True)]
+            counter.advance(len(asked.done))
+            while not asked.finished:
+                before = len(asked.done)
+                self.go_on()
+                counter.advance(len(asked.done) - before)
+        self.under_way, self.seconds = None, asked.seconds
+        return asked.completions()
 
-    def _params(self, seed: int, decoding: Decoding) -> SamplingParams:
-        from vllm import SamplingParams
-
-        return SamplingParams(
-            temperature=decoding.temperature,
-            top_p=decoding.top_p,
-            top_k=decoding.top_k,
-            min_p=decoding.min_p or 0.0,
-            max_tokens=decoding.max_completion_length,
-            seed=seed,
-            logprobs=0,
-            # Together they spare an object a token, and the text of each token by itself, which nobody reads.
-            flat_logprobs=True,
-            detokenize=False,
-            stop_token_ids=self.stop_ids,
-        )
+    def _stop(self) -> bool:
+        """Gives up what is under way; whether there was something."""
+        begun, self.under_way = self.under_way, None
+        if self.llm is not None and begun is not None:
+            self.llm.llm_engine.abort_request(begun.names, internal=True)
+        return begun is not None
 
 
-def _completion(tokenizer: Any, params: SamplingParams, output: Any) -> Completion:
-    """vLLM's output as ours; with logprobs=0 each place holds exactly the sampled token."""
-    (made,) = output.outputs
-    ids = list(made.token_ids)
-    assert made.logprobs.token_ids == ids
-    text = _text(tokenizer, params, output.prompt_token_ids, made)
-    return Completion(ids, text, made.logprobs.logprobs, made.finish_reason or "abort")
+def _forget_prompts(llm: LLM) -> None:
+    """Empties the cache of prompts' keys and values.
 
-
-def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], made: Any) -> str:
-    """What vLLM's own detokenizer says, letter by letter the same as had it come along with the tokens."""
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
-    request: Any = SimpleNamespace(
-        request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
-    )
-    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
-    detokenizer.update(list(made.token_ids), made.finish_reason == "stop")
-    return str(detokenizer.output_text)
-
-
-def _bar(counter: Counter) -> Any:
-    """A tqdm that never shows itself and tells our counter, since vLLM counts with tqdm."""
-    from tqdm import tqdm
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "delay": float("inf")})
-
-        def refresh(self, *_: Any, **__: Any) -> None:
-            """Stays unseen."""
-
-        def update(self, n: float | None = 1) -> Any:
-            counter.advance(int(n or 0))
-            return super().update(n)
-
-    return Bar
+    Raises:
+        Unfit: the engine does not let go of it.
+    """
+    if not llm.reset_prefix_cache():
+        raise kept.Unfit("a cache in use")
 
 
 def _on_gpu() -> bool:

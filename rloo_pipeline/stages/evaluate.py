@@ -16,7 +16,7 @@ from rloo_pipeline import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.files import write_json
 from rloo_pipeline.generation import groups
-from rloo_pipeline.generation.sampler import Decoding
+from rloo_pipeline.generation.completions import Decoding
 from rloo_pipeline.insight import completions as seen
 from rloo_pipeline.insight.statistics import Estimate, bootstrap, pass_at_ks
 from rloo_pipeline.progress import say

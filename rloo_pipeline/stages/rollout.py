@@ -4,13 +4,15 @@ round).
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from rloo_pipeline import tables
+from rloo_pipeline import kept, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.generation import groups
+from rloo_pipeline.generation.completions import Request
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import cut, derive, rows_of_round
@@ -29,14 +31,11 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
             f"{prompts}: {len(train)} training prompts, a round needs {settings.sampled_prompts}; "
             "lower rollout.generation_batch_size"
         )
-    places = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
-    share = cut(len(places), settings.shards, shard)
-    rows = train.rows(places[share.start : share.stop])
     decoding = groups.decoding_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
-    started = time.monotonic()
+    rows = _prompts(config, train, round_, shard)
     made = groups.sample_groups(sampler, rows, settings.num_generations, decoding, config.seed, ("round", round_))
-    seconds = time.monotonic() - started
+    groups.expect(partial(_requests, config, train, round_ + 1, _first_shard(round_, shard)), decoding)
     about = groups.facts(config.model, decoding)
     tables.write(
         output,
@@ -51,5 +50,30 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         **about,
     )
     tokens = sum(len(row["completion_ids"]) for row in made)
-    said = f"{len(made)} completions, {tokens} tokens, {tokens / seconds:.0f} tokens/s, sampled in {seconds:.2f} s"
-    say(f"round {round_} shard {shard}: {said}")
+    took = f"sampled in {sampler.seconds:.2f} s" + (", begun ahead of the stage" if sampler.ahead else "")
+    speed = f"{tokens / sampler.seconds:.0f} tokens/s"
+    say(f"round {round_} shard {shard}: {len(made)} completions, {tokens} tokens, {speed}, {took}")
+
+
+def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[dict[str, Any]]:
+    """A shard's share of the prompts of a round."""
+    settings = config.rollout
+    places = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
+    share = cut(len(places), settings.shards, shard)
+    return train.rows(places[share.start : share.stop])
+
+
+def _requests(config: Config, train: PromptSet, round_: int, shard: int) -> list[Request]:
+    """What a shard will ask of the sampler."""
+    rows = _prompts(config, train, round_, shard)
+    return groups.requests_of(rows, config.rollout.num_generations, config.seed, ("round", round_))
+
+
+def _first_shard(round_: int, shard: int) -> int:
+    """The first of a round's shards that this worker did, where it is the first that it will be asked for again."""
+    known = kept.look("first shard")
+    if known is None or known[0] != round_:
+        kept.keep("first shard", round_, shard)
+        return shard
+    first: int = known[1]
+    return first

@@ -47,9 +47,7 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
         client.reach(listener.bind, str(beside))
         listener.listen()
         os.replace(beside, path)  # where there is a socket, somebody listens
-        while True:
-            if not select.select([listener], [], [], CALM)[0]:
-                kept.catch_up()
+        while _wait(listener):
             line, _ = listener.accept()
             with line:
                 if not _answer(line):
@@ -62,6 +60,20 @@ def _import_ahead() -> None:
     from rloo_pipeline.training import engine
 
     engine.libraries()
+
+
+def _wait(listener: socket.socket) -> bool:
+    """Until somebody asks, and does meanwhile what there is to do; whether that went well."""
+    try:
+        while not select.select([listener], [], [], 0)[0]:
+            if not kept.go_on():
+                if not select.select([listener], [], [], CALM)[0]:
+                    kept.catch_up()
+                return True
+    except (kept.Unfit, Exception) as why:
+        print(f"ahead of its stage: {why}; this worker starts anew", flush=True)
+        return False
+    return True
 
 
 def _answer(line: socket.socket) -> bool:

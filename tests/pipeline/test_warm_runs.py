@@ -38,6 +38,8 @@ def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     assert Counter(served(finished)) >= Counter(times), "every stage that a worker can do was done by one"
     ahead = [line for line in said(finished) if line.startswith("ahead of its stage")]
     assert any("/policies/.00001." in line and line.endswith(": taken") for line in ahead), "before the second rollout"
+    second = (finished.folder / "results/mini/logs/rollout/00002-000.log").read_text()
+    assert "begun ahead" in second
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     outcome = project.snakemake("--cores", "2", workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

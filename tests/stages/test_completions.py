@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from rloo_pipeline.demo.text_model import text_qwen3
-from rloo_pipeline.generation.sampler import AT_ONCE, BLOCK, Decoding, Engine, Request, Sampler, cache_bytes
+from rloo_pipeline.generation.completions import Decoding, Request
+from rloo_pipeline.generation.sampler import AT_ONCE, BLOCK, Engine, Sampler, cache_bytes
 from rloo_pipeline.shapes import Shape
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,8 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
 SAMPLE = """
 import sys
 from pathlib import Path
-from rloo_pipeline.generation.sampler import Decoding, Engine, Request, Sampler
+from rloo_pipeline.generation.completions import Decoding, Request
+from rloo_pipeline.generation.sampler import Engine, Sampler
 sampler = Sampler(Path(sys.argv[1]), Engine("float32", False, 0.5, 1, 1), 128, 0)
 assert len(sampler.sample([Request([5, 6], 1)], Decoding(1.0, 1.0, 0, None, 4), "completions")) == 1
 """

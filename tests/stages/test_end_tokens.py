@@ -23,7 +23,8 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
 
 
 def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> None:
-    from rloo_pipeline.generation.sampler import Decoding, Engine, Request, Sampler
+    from rloo_pipeline.generation.completions import Decoding, Request
+    from rloo_pipeline.generation.sampler import Engine, Sampler
 
     folder, token = second_end
     sampler = Sampler(folder, Engine("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)

@@ -9,7 +9,8 @@ import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.generation import sampler as sampling
-from rloo_pipeline.generation.sampler import Decoding, Engine, Request, Sampler
+from rloo_pipeline.generation.completions import Decoding, Request
+from rloo_pipeline.generation.sampler import Engine, Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -17,6 +18,7 @@ ENGINE = Engine("float32", False, 0.5, 1, 1)
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 # longer than a block of the cache, and alike, so that the second is served from it
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
+HOW = Decoding(1.0, 1.0, 0, None, 12)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def policies(tmp_path_factory):
 
 
 def sampled(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
-    found = sampler.sample(REQUESTS, Decoding(1.0, 1.0, 0, None, 12), "completions")
+    found = sampler.sample(REQUESTS, HOW, "completions")
     return [(completion.ids, completion.logps) for completion in found]
 
 
@@ -61,6 +63,53 @@ def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tm
         without.setattr(sampler.llm, "collective_rpc", lambda *_, **__: pytest.fail("loaded"))
         sampler.swap(Path(shutil.copytree(policies[1], tmp_path / "elsewhere")), 256)
     assert sampled(sampler) == second
+
+
+def test_what_was_lined_up_before_the_policy_and_begun_ahead_is_what_the_stage_would_get(engines, policies) -> None:
+    _, second, sampler = engines
+    sampler.swap(policies[0], 256)
+    sampler.line_up(REQUESTS, HOW)
+    sampler.swap(policies[1], 0)
+    for _ in range(5):
+        assert sampler.go_on()
+    sampler.swap(policies[1], 256)
+    begun = sampler.under_way
+    assert sampled(sampler) == second
+    assert begun.finished, "and the stage did not begin anew"
+    assert sampler.ahead
+    assert not sampler.go_on()
+    assert sampled(sampler) == second
+    assert not sampler.ahead
+
+
+def test_what_ended_before_the_stage_asks_is_there(engines, policies) -> None:
+    _, second, sampler = engines
+    sampler.swap(policies[1], 256)
+    sampler.line_up(REQUESTS, HOW)
+    while sampler.go_on():
+        pass
+    took = sampler.under_way.seconds
+    sampler.swap(policies[1], 256)
+    assert sampled(sampler) == second
+    assert sampler.seconds == took
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_what_nobody_asks_for_is_given_up(engines, policies, steps) -> None:
+    """Another policy, other prompts, other seeds, another way to sample."""
+    first, second, sampler = engines
+    others = [REQUESTS[:3], [request._replace(seed=9) for request in REQUESTS], REQUESTS[::-1]]
+    for requests, how in [*((other, HOW) for other in others), (REQUESTS, HOW._replace(temperature=0.5))]:
+        sampler.swap(policies[1], 256)
+        sampler.line_up(requests, how)
+        for _ in range(steps):
+            sampler.go_on()
+        assert sampled(sampler) == second
+    sampler.line_up(REQUESTS, HOW)
+    for _ in range(steps):
+        sampler.go_on()
+    sampler.swap(policies[0], 256)
+    assert sampled(sampler) == first
 
 
 def test_a_step_of_the_swap_that_is_left_out_shows(engines, policies, monkeypatch) -> None:

@@ -24,7 +24,8 @@ def main() -> None:
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.model import tiny_qwen3
     from rloo_pipeline.generation import groups
-    from rloo_pipeline.generation.sampler import Decoding, Engine, Sampler
+    from rloo_pipeline.generation.completions import Decoding
+    from rloo_pipeline.generation.sampler import Engine, Sampler
     from rloo_pipeline.seeds import derive
     from rloo_pipeline.training import policy
 
