@@ -3,22 +3,24 @@
 A stage that runs by itself keeps nothing: there `keep` forgets at once, and whoever asks makes the thing anew. A kept
 thing is only ever an equal of what the files would give, never the only copy of anything.
 
-A stage may also say of a policy that it will be at its place soon (`announce`): workers that sample take it meanwhile,
-and begin with what they will be asked for, a step at a time (`meanwhile`).
+A stage may also say what other workers will be asked about next (`announce`): they do ahead what they can of it, some
+of it a step at a time (`meanwhile`), and have it ready for a stage that asks for just that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rloo_pipeline import runtime
 
+Tell = Callable[[str, Mapping[str, str], int | None, Sequence[int]], object]
+"""Passes on what is announced."""
+
 _things: dict[str, tuple[object, Any]] = {}
 _waiting: list[Callable[[], object]] = []
 _steps: list[Callable[[], bool]] = []
-_tell: Callable[[Path], object] | None = None
+_tell: Tell | None = None
 _on = False
 
 
@@ -28,7 +30,7 @@ class Unfit(BaseException):
     """
 
 
-def start(tell: Callable[[Path], object]) -> None:
+def start(tell: Tell) -> None:
     """From now on this process is a worker, which passes on by `tell` what is announced."""
     global _on, _tell
     _on, _tell = True, tell
@@ -58,10 +60,17 @@ def look(name: str) -> tuple[Any, Any] | None:
     return _things.get(name)
 
 
-def announce(policy: Path) -> None:
-    """Says of a folder that holds a policy, maybe not at its place yet, that it is what comes next."""
+def announce(role: str, ahead: Mapping[str, str], shard: int | None = None, files: Sequence[int] = ()) -> None:
+    """Tells workers of a role what they are likely to be asked about next.
+
+    Args:
+        role: theirs.
+        ahead: what it is.
+        shard: of what is told, for the one worker that is asked first about this shard; None for all.
+        files: descriptors of open files that go along.
+    """
     if _tell is not None:
-        _tell(policy)
+        _tell(role, ahead, shard, files)
 
 
 def meanwhile(step: Callable[[], bool]) -> None:

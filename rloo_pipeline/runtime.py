@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -87,6 +88,25 @@ def prepare_jobs() -> None:
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if own not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([own, path])
+
+
+@contextlib.contextmanager
+def outputs_to(file: int) -> Iterator[None]:
+    """A block in which standard output and error go to a descriptor, which is closed, as long as they are not turned
+    elsewhere in it, which `prepare` does.
+    """
+    own = [os.dup(1), os.dup(2)]
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in zip((1, 2), own, strict=True):
+            os.dup2(before, number)
+            os.close(before)
 
 
 def begin(moment: float) -> None:

@@ -7,8 +7,10 @@ Rows are ordered by (prompt, sample): one group is K neighbouring rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,15 +73,45 @@ def completions_schema(functions: Sequence[str]) -> pa.Schema:
     return pa.schema([*ROLLOUTS, *list(scores_schema(functions))[len(KEYS) :]])
 
 
+REPEATED = ("prompt_id", "finish_reason", "error")
+"""Columns that say the same again and again: each word is written once."""
+
+
 def write(
     path: Path, rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, kind: str, **about: object
 ) -> None:
     """Writes a whole table or none; `about` goes into the footer."""
+    save(path, make(rows, schema, kind, **about))
+
+
+def make(rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, kind: str, **about: object) -> pa.Table:
+    """A table as `read` gives it, once it is saved; `about` goes into the footer."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
     facts = {"schema_version": SCHEMA_VERSION, "kind": kind, "package_version": __version__, **about}
-    table = table.cast(schema).replace_schema_metadata({key: str(value) for key, value in facts.items()})
+    return table.cast(schema).replace_schema_metadata({key: str(value) for key, value in facts.items()})
+
+
+def save(path: Path, table: pa.Table) -> None:
+    """Writes a table that `make` made, whole or not at all."""
+    dictionaries = [name for name in REPEATED if name in table.column_names]
     with new_file(path) as beside:
-        pq.write_table(table, beside, compression="zstd", write_page_checksum=True)
+        pq.write_table(table, beside, compression="zstd", write_page_checksum=True, use_dictionary=dictionaries)
+
+
+def in_memory(table: pa.Table) -> BinaryIO:
+    """A file in memory with a table, for `from_memory` of another process; it is gone when nobody has it open."""
+    file = os.fdopen(os.memfd_create("table"), "r+b")
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    file.flush()
+    return file
+
+
+def from_memory(descriptor: int) -> pa.Table:
+    """The table in a file in memory; the descriptor is closed with the table."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return pa.ipc.open_stream(file.read()).read_all()
 
 
 def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -2,6 +2,8 @@
 
 They have loaded their function and called it for nothing, as those that a stage starts itself. A stage uses them up, so
 nothing goes from one round to the next but how fast a function was, by which calls are handed out and no score changes.
+They may have scored a table before the stage that is about it began (`hand_on`); whether it is just that is for the
+stage to see.
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ def start_next(config: Config, rewards: Sequence[Reward], paces: Mapping[str, Pa
 
     if rewards and not any(reward.gpus for reward in rewards):
         kept.afterwards(start)
+
+
+def hand_on(config: Config, crews: Crews) -> None:
+    """Leaves workers that have done their work to the stage that will ask for it."""
+    kept.keep(NAME, None, (_key(config, crews.rewards), crews))
 
 
 def _key(config: Config, rewards: Sequence[Reward]) -> object:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.job import Job, Pace
@@ -39,17 +39,23 @@ class Crews:
         self.limit = limit
         self.rewards = list(rewards)
         self.paces = dict(paces)
+        self.start()
+
+    def start(self) -> None:
+        """Starts workers that have done nothing yet."""
         self.dismissed: list[Worker] = []
+        self.done: Any = None
+        """What came of `run`, where that was ahead of the stage that is to ask for it."""
         self.started = [[_worker(reward)] for reward in self.rewards]
-        main = next((place for place, reward in enumerate(self.rewards) if _most(reward, limit) > 1), None)
+        main = next((place for place, reward in enumerate(self.rewards) if _most(reward, self.limit) > 1), None)
         if main is not None:
-            more = max(0, (limit - len(self.rewards)) // self.rewards[main].threads)
+            more = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_worker(self.rewards[main]) for _ in range(more)]
 
     @property
     def alive(self) -> bool:
-        """Whether no worker has ended."""
-        return all(worker.process.poll() is None for crew in self.started for worker in crew)
+        """Whether no worker has ended before its work was done."""
+        return self.done is not None or all(worker.process.poll() is None for crew in self.started for worker in crew)
 
     def __enter__(self) -> Crews:
         return self

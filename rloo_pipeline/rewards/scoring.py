@@ -70,7 +70,10 @@ def score_all(
     from rloo_pipeline.rewards.schedule import Crews
 
     with Crews(rewards, workers) as crews:
-        return score_with(crews, batch, samples, facts)
+        found = score_with(crews, batch, samples, facts)
+    for reward, scored in zip(rewards, found, strict=True):
+        tell(reward, scored)
+    return found
 
 
 def score_with(
@@ -88,10 +91,7 @@ def score_with(
             for reward in crews.rewards
         ]
         crews.run(jobs)
-    found = [Scored(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
-    for reward, scored in zip(crews.rewards, found, strict=True):
-        tell(reward, scored)
-    return found
+    return [Scored(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
 
 
 def tell(reward: Reward, scored: Scored) -> None:

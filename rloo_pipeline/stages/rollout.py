@@ -37,8 +37,7 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     made = groups.sample_groups(sampler, rows, settings.num_generations, decoding, config.seed, ("round", round_))
     groups.expect(partial(_requests, config, train, round_ + 1, _first_shard(round_, shard)), decoding)
     about = groups.facts(config.model, decoding)
-    tables.write(
-        output,
+    table = tables.make(
         made,
         tables.ROLLOUTS,
         "rollouts",
@@ -49,6 +48,9 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         policy=sampler.digest,
         **about,
     )
+    with tables.in_memory(table) as copy:
+        kept.announce("clerk", {"rollouts": str(output)}, shard, [copy.fileno()])
+    tables.save(output, table)
     tokens = sum(len(row["completion_ids"]) for row in made)
     took = f"sampled in {sampler.seconds:.2f} s" + (", begun ahead of the stage" if sampler.ahead else "")
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"

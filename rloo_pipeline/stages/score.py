@@ -7,23 +7,47 @@ others takes them (`parts`): the table of all is the same as from one job.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline import tables
+from rloo_pipeline import kept, runtime, tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards import ahead
 from rloo_pipeline.rewards.schedule import Crews
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_with
-from rloo_pipeline.runtime import free_gpu, hold_for_others
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_with, tell
 from rloo_pipeline.training import policy
+
+BEFORE = "scoring"
+"""What a worker keeps of the stage that it did last."""
+
+
+class Done(NamedTuple):
+    """What functions made of a table before its stage asked."""
+
+    rolled: pa.Table
+    prompts: pa.Table
+    policy: Path
+    found: list[Scored]
+    said: bytes
+    """By the functions themselves."""
+
+    def is_of(self, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> bool:
+        """Whether the functions would see just the same again."""
+        return (
+            self.policy == policy_folder
+            and tables.about(self.rolled) == tables.about(rolled)  # in a file, fields have metadata of their own
+            and self.rolled.equals(rolled)
+            and self.prompts.equals(prompts.table)
+        )
 
 
 class Column(NamedTuple):
@@ -63,7 +87,7 @@ def score(
     if only is not None and not todo:
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
-    hold_for_others(sum(reward.gpus for reward in todo))
+    runtime.hold_for_others(sum(reward.gpus for reward in todo))
     with ahead.crews(config, todo) as crews:  # they start while tables are read, and end while one is written
         rolled = tables.read(rollouts, "rollouts")
         known = tables.about(rolled)
@@ -79,25 +103,67 @@ def score(
             made = _joined(config.rewards, rolled, found)
             tables.write(output, made, made.schema, "scores", **about)
     ahead.start_next(config, todo, crews.paces)
+    if only is None:
+        kept.keep(BEFORE, None, (config, todo, prompts, policy_folder))
+
+
+def score_ahead(rollouts: int) -> bool:
+    """Scores a table before the stage that is about it asks, as the stage before did; whether it did. What fails is
+    left to the stage, which says so. The stage also gets what functions print.
+
+    Args:
+        rollouts: descriptor of a file in memory with the table.
+    """
+    rolled, before = tables.from_memory(rollouts), kept.look(BEFORE)
+    if before is None:
+        return False
+    config, todo, prompts, policy_folder = before[1]
+    known = PromptSet(prompts / "train")
+    crews = ahead.crews(config, todo)
+    with TemporaryFile() as said:
+        try:
+            with runtime.outputs_to(os.dup(said.fileno())):
+                found = _scored(crews, rolled, known, policy_folder)
+        except UserError:
+            crews.end()
+            return False
+        said.seek(0)
+        crews.done = Done(rolled, known.table, policy_folder, found, said.read())
+    ahead.hand_on(config, crews)
+    return True
 
 
 def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
     """The scores of a table of rollouts by all functions, row by row."""
     if any(reward.gpus for reward in config.rewards):
-        free_gpu()  # where a sampler of this process is on it
+        runtime.free_gpu()  # where a sampler of this process is on it
     with Crews(config.rewards, config.scoring.workers) as crews:
         return _joined(config.rewards, rolled, _columns(crews, rolled, prompts, policy_folder))
 
 
 def _columns(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> dict[str, Column]:
     """What each function that has workers gives, by its name."""
-    facts = {"tokenizer_path": str(policy.base_of(policy_folder))}
-    samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
-    found = score_with(crews, batch_of(rolled, prompts), samples, facts)
+    found = _scored(crews, rolled, prompts, policy_folder)
+    for reward, one in zip(crews.rewards, found, strict=True):
+        tell(reward, one)
     return {
         reward.column: Column(one.scores, one.seconds, _one_text(one.errors, one.notes))
         for reward, one in zip(crews.rewards, found, strict=True)
     }
+
+
+def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> list[Scored]:
+    """What each function gives: found ahead, if it was for just this."""
+    done: Done | None = crews.done
+    if done is not None and done.is_of(rolled, prompts, policy_folder):
+        os.write(2, done.said)
+        return done.found
+    if done is not None:
+        crews.end()
+        crews.start()
+    facts = {"tokenizer_path": str(policy.base_of(policy_folder))}
+    samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
+    return score_with(crews, batch_of(rolled, prompts), samples, facts)
 
 
 def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Column]) -> pa.Table:

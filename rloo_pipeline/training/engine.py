@@ -176,7 +176,7 @@ class Engine:
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
                     self.model.save_pretrained(beside, state_dict=weights)
-                kept.announce(beside)
+                kept.announce("sampler", {"policy": str(beside.absolute())})
                 with files.hurried(beside):
                     yield policy.digest(beside)
         else:

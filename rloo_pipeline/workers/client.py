@@ -4,7 +4,7 @@ A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS 
 (mode 0700). Whoever holds the lock on ROLE-N.lock may talk to it: the kernel gives it back when a stage is killed. The
 request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
 {"code"}, or nothing where the worker died or is not one for this stage. Without a lock, and without an answer, a worker
-is told {"ahead"}, the folder of a policy that it is likely to be asked for next.
+is told {"ahead"}: what it is likely to be asked about next, the folder of a policy or a table in an open file.
 
 `rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
 that. Snakemake's own process does not even start `rloo` for it (`jobs`).
@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 FOLDER = "RLOO_WORKERS"
 ROLES = {
@@ -80,7 +80,7 @@ def hand(words: Sequence[str]) -> Handed | None:
     role = ROLES.get(words[0]) if words else None
     if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return None
-    for name in _listening(os.environ[FOLDER], role):
+    for name in _listening(os.environ[FOLDER], role, _shard(words)):
         lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,22 +90,40 @@ def hand(words: Sequence[str]) -> Handed | None:
     return None
 
 
-def announce(workers: str, policy: str) -> None:
-    """Tells the samplers among the workers of a folder of a policy to come; one that is gone misses nothing."""
-    for name in _listening(workers, "sampler"):
+def announce(
+    workers: str, role: str, ahead: Mapping[str, str], shard: int | None = None, files: Sequence[int] = ()
+) -> None:
+    """Tells workers of what is to come; one that is gone misses nothing.
+
+    Args:
+        workers, role: folder of their sockets, and which of them.
+        ahead: what is told.
+        shard: of what is told, for the one worker that is asked first about this shard; None for all.
+        files: descriptors of open files that go along.
+    """
+    for name in _listening(workers, role, shard or 0)[: None if shard is None else 1]:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
             line.settimeout(1)
             reach(line.connect, f"{name}.sock")
-            line.sendall(json.dumps({"ahead": os.path.abspath(policy)}).encode() + b"\n")
+            socket.send_fds(line, [json.dumps({"ahead": ahead}).encode() + b"\n"], list(files))
 
 
-def _listening(folder: str, role: str) -> list[str]:
-    """Paths of the workers of a role, without the end."""
+def _shard(words: Sequence[str]) -> int:
+    """The shard of the table that a stage writes; 0 where it writes another thing."""
+    output = words[words.index("--output") + 1] if "--output" in words[:-1] else ""
+    name, end = os.path.splitext(os.path.basename(output))
+    return int(name) if end == ".parquet" and name.isdigit() else 0
+
+
+def _listening(folder: str, role: str, shard: int) -> list[str]:
+    """Paths of the workers of a role, without the end; the same one comes first for the same shard in every round."""
     try:
-        files = sorted(os.listdir(folder))
+        files = sorted(file for file in os.listdir(folder) if file.startswith(f"{role}-") and file.endswith(".sock"))
     except FileNotFoundError:
         return []
-    return [os.path.join(folder, file[:-5]) for file in files if file.startswith(f"{role}-") and file.endswith(".sock")]
+    names = [os.path.join(folder, file[:-5]) for file in files]
+    first = shard % len(names) if names else 0
+    return names[first:] + names[:first]
 
 
 def _request(path: str, words: Sequence[str]) -> socket.socket:

@@ -15,7 +15,8 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rloo_pipeline import kept, runtime
@@ -36,7 +37,7 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
         ahead: CPU threads of the engine whose libraries are imported before a stage asks, None for none.
     """
     _end_with(controller, path.parent)
-    kept.start(lambda policy: client.announce(str(path.parent), str(policy)))
+    kept.start(partial(client.announce, str(path.parent)))
     if ahead:
         runtime.use_threads(ahead)
         kept.afterwards(_import_ahead)
@@ -86,13 +87,13 @@ def _answer(line: socket.socket) -> bool:
         return True
     request = json.loads(text)
     if "ahead" in request:
-        return _take_ahead(Path(request["ahead"]))
+        return _do_ahead(request["ahead"], descriptors)
     over = threading.Event()
     threading.Thread(target=_end_with_asker, args=(line, over), daemon=True).start()
     os.chdir(request["folder"])
     called = "rloo " + " ".join(request["words"])[:500]
     try:
-        with _outputs(descriptors[0]):
+        with runtime.outputs_to(descriptors[0]):
             code = _run(request["words"], request["started"])
     except kept.Unfit as why:
         print(f"{called}: left to itself, since this worker holds {why}", flush=True)
@@ -106,16 +107,22 @@ def _answer(line: socket.socket) -> bool:
     return code == 0
 
 
-def _take_ahead(policy: Path) -> bool:
-    """Has the engine that is kept take a policy before a stage asks for it; whether the engine is still fit for use."""
-    from rloo_pipeline.generation import groups
-
+def _do_ahead(what: Mapping[str, str], files: Sequence[int]) -> bool:
+    """Does what can be done of a stage to come; whether what this worker keeps is still fit for use."""
+    called = f"ahead of its stage, {' '.join(what.values())}"
     try:
-        taken = groups.take_ahead(policy)
+        if "policy" in what:
+            from rloo_pipeline.generation import groups
+
+            done = groups.take_ahead(Path(what["policy"]))
+        else:
+            from rloo_pipeline.stages import score
+
+            done = score.score_ahead(files[0])
     except (kept.Unfit, Exception) as why:
-        print(f"ahead of its stage, {policy}: {why}; this worker starts anew", flush=True)
+        print(f"{called}: {why}; this worker starts anew", flush=True)
         return False
-    print(f"ahead of its stage, {policy}: {'taken' if taken else 'left'}", flush=True)
+    print(f"{called}: {'taken' if done else 'left'}", flush=True)
     return True
 
 
@@ -129,23 +136,6 @@ def _run(words: list[str], started: float) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
-
-
-@contextlib.contextmanager
-def _outputs(terminal: int) -> Iterator[None]:
-    """Standard output and error are those of the asker, until the stage turns them to its log."""
-    own = [os.dup(1), os.dup(2)]
-    for number in (1, 2):
-        os.dup2(terminal, number)
-    os.close(terminal)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, before in zip((1, 2), own, strict=True):
-            os.dup2(before, number)
-            os.close(before)
 
 
 def _end_with_asker(line: socket.socket, over: threading.Event) -> None:

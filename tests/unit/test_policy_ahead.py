@@ -107,7 +107,7 @@ def test_an_engine_that_failed_at_it_is_not_used_again(beside, monkeypatch, erro
         raise error
 
     monkeypatch.setattr(groups, "take_ahead", fail)
-    assert not server._take_ahead(beside)
+    assert not server._do_ahead({"policy": str(beside)}, [])
     monkeypatch.setattr(server.select, "select", lambda *_: ([], [], []))
     monkeypatch.setattr(kept, "go_on", fail)
     assert not server._wait(object())

@@ -4,6 +4,7 @@ import fcntl
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -15,9 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+import pyarrow as pa
 import pytest
 
-from rloo_pipeline import kept
+from rloo_pipeline import kept, tables
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.workers import client, jobs, manager
 
@@ -109,20 +111,41 @@ def test_without_a_free_worker_a_stage_does_its_work_itself(worker) -> None:
     assert client.ask(HELP) is None, "dead"
 
 
-def test_samplers_are_told_of_a_policy_to_come(silent, tmp_path) -> None:
-    client.announce(str(tmp_path), "policy")
+def test_samplers_are_told_of_what_is_to_come(silent, tmp_path) -> None:
+    client.announce(str(tmp_path), "sampler", {"policy": "here"})
     line, _ = silent.accept()
-    assert json.loads(line.recv(1000)) == {"ahead": str(Path("policy").absolute())}
+    assert json.loads(line.recv(1000)) == {"ahead": {"policy": "here"}}
     assert line.recv(1000) == b"", "nobody waits for an answer"
+    client.announce(str(tmp_path), "clerk", {"policy": "here"})
+    assert not select.select([silent], [], [], 0)[0], "another role"
     silent.close()
-    client.announce(str(tmp_path), "policy")
+    client.announce(str(tmp_path), "sampler", {"policy": "here"})
 
 
-def test_a_worker_that_holds_nothing_leaves_a_policy_to_come(worker, tmp_path) -> None:
-    client.announce(os.environ[client.FOLDER], str(tmp_path))
+def test_a_worker_that_holds_nothing_leaves_what_is_to_come(worker, tmp_path) -> None:
+    client.announce(os.environ[client.FOLDER], "sampler", {"policy": str(tmp_path)})
+    with tables.in_memory(pa.table({"a": [1]})) as file:
+        client.announce(os.environ[client.FOLDER], "sampler", {"rollouts": "its place"}, 3, [file.fileno()])
     assert asked(HELP) == 0
     worker.kill()
-    assert f"ahead of its stage, {tmp_path}: left" in worker.stdout.read().decode()
+    said = worker.stdout.read().decode()
+    assert f"ahead of its stage, {tmp_path}: left" in said
+    assert "ahead of its stage, its place: left" in said
+
+
+def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
+    for number in range(3):
+        (tmp_path / f"sampler-{number}.sock").touch()
+
+    def order(shard: int) -> list[int]:
+        return [int(name[-1]) for name in client._listening(str(tmp_path), "sampler", shard)]
+
+    assert [order(shard) for shard in range(4)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
+    words = ["rollout", "--round", "00002", "--shard", "004", "--output", "run/rounds/00002/rollouts/004.parquet"]
+    assert client._shard(words) == 4
+    assert client._shard(["score", "--parts", "--output", "run/rounds/00002/scores/012.parquet"]) == 12
+    assert client._shard(["update", "--output", "run/policies/00003", "--metrics", "m"]) == 0
+    assert client._shard(["rollout", "--output"]) == 0
 
 
 def test_a_worker_ends_with_its_controller_and_leaves_nothing(worker, controller) -> None:
