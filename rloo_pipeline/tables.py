@@ -7,6 +7,7 @@ Rows are ordered by (prompt, sample): one group is K neighbouring rows.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,10 +109,12 @@ def in_memory(table: pa.Table) -> BinaryIO:
 
 
 def from_memory(descriptor: int) -> pa.Table:
-    """The table in a file in memory; the descriptor is closed with the table."""
-    with os.fdopen(descriptor, "rb") as file:
-        file.seek(0)
-        return pa.ipc.open_stream(file.read()).read_all()
+    """The table in a file in memory, whose descriptor is closed; the memory is shared and goes with the table."""
+    try:
+        shared = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    return pa.ipc.open_stream(pa.py_buffer(shared)).read_all()
 
 
 def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -46,7 +46,10 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         "policy": digest,
         "dtype": config.model.dtype,
     }
-    tables.write(output, made, tables.REFERENCE, "reference", **about)
+    table = tables.make(made, tables.REFERENCE, "reference", **about)
+    with tables.in_memory(table) as copy:
+        kept.announce("trainer", {"tables": str(output)}, files=[copy.fileno()])
+    tables.save(output, table)
     kept.keep("reference", key, logprobs)
     count = sum(map(len, sequences.completions))
     say(f"reference log-probs of {len(made)} completions, {count} tokens, computed in {seconds:.2f} s")

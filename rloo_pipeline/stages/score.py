@@ -90,17 +90,20 @@ def score(
     runtime.hold_for_others(sum(reward.gpus for reward in todo))
     with ahead.crews(config, todo) as crews:  # they start while tables are read, and end while one is written
         rolled = tables.read(rollouts, "rollouts")
-        known = tables.about(rolled)
-        about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
+        about = _about(rolled)
         for name, part in given.items():
             tables.check_aligned(rolled, part, f"the scores of {name} alone")
-        found = _columns(crews, rolled, PromptSet(prompts / "train"), policy_folder)
+        scored = _scored(crews, rolled, PromptSet(prompts / "train"), policy_folder)
+        found = _columns(todo, scored)
+        for reward, one in zip(todo, scored, strict=True):
+            tell(reward, one)
         if only is not None:
             made = _table(rolled, tables.part_schema(only), {only: found[only].scores}, [found[only]])
             tables.write(output, made, made.schema, "part", **about)
         else:
             found |= {name: _read(part, name) for name, part in given.items()}
             made = _joined(config.rewards, rolled, found)
+            _tell_unscorable(made)
             tables.write(output, made, made.schema, "scores", **about)
     ahead.start_next(config, todo, crews.paces)
     if only is None:
@@ -108,8 +111,8 @@ def score(
 
 
 def score_ahead(rollouts: int) -> bool:
-    """Scores a table before the stage that is about it asks, as the stage before did; whether it did. What fails is
-    left to the stage, which says so. The stage also gets what functions print.
+    """Scores a table before the stage that is about it asks, as the stage before did, and hands it on to the trainer;
+    whether it did. What fails is left to the stage, which says so. The stage also gets what functions print.
 
     Args:
         rollouts: descriptor of a file in memory with the table.
@@ -130,6 +133,13 @@ def score_ahead(rollouts: int) -> bool:
         said.seek(0)
         crews.done = Done(rolled, known.table, policy_folder, found, said.read())
     ahead.hand_on(config, crews)
+    if todo == config.rewards:
+        about = _about(rolled)
+        joined = _joined(todo, rolled, _columns(todo, found))
+        made = tables.make(joined, joined.schema, "scores", **about)
+        with tables.in_memory(rolled) as one, tables.in_memory(made) as other:
+            what = f"scores of round {about['round']}, shard {about['shard']}"
+            kept.announce("trainer", {"tables": what}, files=[one.fileno(), other.fileno()])
     return True
 
 
@@ -138,17 +148,25 @@ def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_fol
     if any(reward.gpus for reward in config.rewards):
         runtime.free_gpu()  # where a sampler of this process is on it
     with Crews(config.rewards, config.scoring.workers) as crews:
-        return _joined(config.rewards, rolled, _columns(crews, rolled, prompts, policy_folder))
-
-
-def _columns(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> dict[str, Column]:
-    """What each function that has workers gives, by its name."""
-    found = _scored(crews, rolled, prompts, policy_folder)
-    for reward, one in zip(crews.rewards, found, strict=True):
+        found = _scored(crews, rolled, prompts, policy_folder)
+    for reward, one in zip(config.rewards, found, strict=True):
         tell(reward, one)
+    made = _joined(config.rewards, rolled, _columns(config.rewards, found))
+    _tell_unscorable(made)
+    return made
+
+
+def _about(rolled: pa.Table) -> dict[str, str]:
+    """What the footer of a table of scores has from that of its rollouts."""
+    known = tables.about(rolled)
+    return {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
+
+
+def _columns(rewards: Sequence[Reward], found: Sequence[Scored]) -> dict[str, Column]:
+    """What each function gave, by its name."""
     return {
         reward.column: Column(one.scores, one.seconds, _one_text(one.errors, one.notes))
-        for reward, one in zip(crews.rewards, found, strict=True)
+        for reward, one in zip(rewards, found, strict=True)
     }
 
 
@@ -170,11 +188,13 @@ def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Col
     """The table of scores: a column a function, in the order of the configuration, and their weighted sum."""
     columns = [found[reward.column] for reward in rewards]
     total = [weighted_sum(rewards, row) for row in zip(*(column.scores for column in columns), strict=True)]
-    nulls = sum(value is None for value in total)
-    if nulls:
-        say(f"{nulls} of {len(total)} completions could not be scored by any reward function")
     scores = {reward.column: column.scores for reward, column in zip(rewards, columns, strict=True)}
     return _table(rolled, tables.scores_schema(list(scores)), {**scores, "reward": total}, columns)
+
+
+def _tell_unscorable(made: pa.Table) -> None:
+    if nulls := made["reward"].null_count:
+        say(f"{nulls} of {len(made)} completions could not be scored by any reward function")
 
 
 def _table(
@@ -188,6 +208,8 @@ def _table(
 
 def _one_text(*columns: list[str | None]) -> list[str | None]:
     """The texts of several columns, row by row."""
+    if not any(map(any, columns)):  # nearly always
+        return [None] * len(columns[0])
     return ["; ".join(filter(None, row)) or None for row in zip(*columns, strict=True)]
 
 

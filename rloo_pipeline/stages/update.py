@@ -1,27 +1,28 @@
 """update: a round's completions, scores and reference log-probs → the next policy, trainer state and metrics.
 
 The mathematics is in `algorithm/`, applied by `training/batch.py` (rewards → advantages over the whole round) and
-`training/objective.py` (loss). Here they are fed: for each of num_iterations passes, the round's groups are shuffled by
-seed and cut into steps_per_generation optimizer steps.
+`training/objective.py` (loss). They are fed in `round_training.py`: for each of num_iterations passes, the round's
+groups are shuffled by seed and cut into steps_per_generation optimizer steps. A worker may have done that before the
+stage asks.
 """
 
 from __future__ import annotations
 
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, kept, tables
-from rloo_pipeline.config import Algorithm, Config
+from rloo_pipeline import files, kept, runtime, tables
+from rloo_pipeline.config import Config
 from rloo_pipeline.insight.events import write_events
-from rloo_pipeline.progress import Counter, counting, say
-from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages import round_data
-from rloo_pipeline.stages.metrics import Metrics, kl_of_completion, sample_metrics, update_metrics
-from rloo_pipeline.stages.round_data import Inputs
+from rloo_pipeline.progress import say
+from rloo_pipeline.seeds import derive
+from rloo_pipeline.stages import round_data, round_training
+from rloo_pipeline.stages.metrics import Metrics, sample_metrics, update_metrics
+from rloo_pipeline.stages.round_data import Inputs, Tables
+from rloo_pipeline.stages.round_training import Trained, knows_ratio
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.engine import Engine, Settings
-from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -29,6 +30,30 @@ if TYPE_CHECKING:
 
     from rloo_pipeline.training.batch import Batch, Carried
     from rloo_pipeline.training.objective import Record
+
+BEFORE, TABLES, AHEAD = "update", "tables", "trained"
+"""What a trainer's worker keeps beside its engine: of the update that it did last, of the tables of the next one, and
+that one if it is done already.
+"""
+
+
+class Done(NamedTuple):
+    """A round that the engine has been trained on, by the stage or before it asked."""
+
+    config: Config
+    round: int
+    sampled: Tables
+    trained: Trained
+    policy: Path
+    made: str
+    """The policy's digest."""
+    writing: ExitStack
+    """At its end the policy is at its place."""
+
+    def is_of(self, config: Config, round_: int, sampled: Tables, policy: Path) -> bool:
+        """Whether the stage would train on just the same."""
+        mine = (self.config, self.round, self.policy.absolute())
+        return mine == (config, round_, policy.absolute()) and self.sampled.equals(sampled)
 
 
 class Outputs(NamedTuple):
@@ -49,47 +74,80 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     """
     import torch
 
-    from rloo_pipeline.training.batch import make_batch
-
     torch.set_num_threads(config.deepspeed.threads)
     sampled = round_data.read(config, inputs)
-    found = sampled.take(round_data.chosen_rows(config, sampled.scored))
-    sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
-    seed = derive(config.seed, "update", round_)
-    engine, carried = _engine(config, round_, start, trainer, seed)
-    torch.manual_seed(seed)  # whatever was random on the way here: kept or loaded, the engine goes on alike
-    passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
-    began = time.monotonic()
-    with counting("update", passes * len(sequences.prompts)) as counter:
-        completions = round_data.completions_of(config, found)
-        if needs_old_pass(config.algorithm):
-            old = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
-            completions = completions._replace(old_logps=old)
-        batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
-        record, steps = _train(config, round_, engine, sequences, batch, counter)
-    seconds = time.monotonic() - began
-    carried = _carry_on(config, carried, batch, record, sampled.rolled)
-    with engine.new_policy(outputs.policy) as made:
-        engine.save_state(outputs.trainer, carried.to_json(), round=round_, policy=made)
+    engine, carried = _engine(config, round_, start, trainer)
+    done: Done | None = kept.take(AHEAD, None)
+    ahead = ", ahead of the stage" if done is not None else ""
+    if done is None:
+        done = _do(config, round_, engine, carried, sampled, outputs.policy)
+    elif not done.is_of(config, round_, sampled, outputs.policy):
+        raise kept.Unfit("a policy that it trained ahead on something else")
+    trained, made = done.trained, done.made
+    with done.writing:
+        engine.save_state(outputs.trainer, trained.carried.to_json(), round=round_, policy=made)
     if engine.rank.first:
+        batch, record = trained.batch, trained.record
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
         metrics |= update_metrics(
-            batch, record, config.algorithm.importance_sampling_level, _knows_ratio(config.algorithm)
+            batch, record, config.algorithm.importance_sampling_level, knows_ratio(config.algorithm)
         )
-        metrics |= _step_metrics(engine, steps) | {"round": round_, "num_tokens": carried.num_tokens}
-        _write(config, round_, found.rolled, batch, record, metrics, outputs, made)
+        metrics |= _step_metrics(engine, trained.steps) | {"round": round_, "num_tokens": trained.carried.num_tokens}
+        _write(config, round_, trained.rolled, batch, record, metrics, outputs, made)
         say(
             f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
-            f"{metrics['step']} optimizer steps so far, trained in {seconds:.2f} s"
+            f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s{ahead}"
         )
-    if not kept.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
+    if kept.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
+        kept.keep(BEFORE, None, (config, round_, outputs))
+    else:
         engine.close()
 
 
-def _engine(config: Config, round_: int, start: Path, trainer: Path | None, seed: int) -> tuple[Engine, Carried]:
+def train_ahead(*files: int) -> bool:
+    """Trains the policy that is kept on the next round before the stage that writes it asks; whether it took the tables
+    for that. It begins with the last one of the round.
+
+    Args:
+        files: descriptors of files in memory with tables that are about to be written.
+    """
+    given = [tables.from_memory(file) for file in files]
+    before, kept_engine = kept.look(BEFORE), kept.look("trainer")
+    if before is None or kept_engine is None:
+        return False
+    from rloo_pipeline.training.batch import Carried
+
+    config, last, outputs = before[1]
+    waiting = kept.look(TABLES)
+    found: dict[tuple[str, int], pa.Table] = waiting[1] if waiting is not None and waiting[0] == last else {}
+    for table in given:
+        known = tables.about(table)
+        if int(known["round"]) == last + 1:
+            found[known["kind"], int(known["shard"])] = table
+    if not kept.keep(TABLES, last, found) or len(found) < config.rollout.shards * len(round_data.kinds(config)):
+        return bool(found)
+    runtime.begin_ahead()
+    sampled = round_data.together(config, found)
+    engine: Engine = kept_engine[1]
+    engine.folder = outputs.policy
+    target = outputs.policy.with_name(f"{last + 1:05d}")
+    carried = Carried.from_json(engine.carried(outputs.trainer))
+    return kept.keep(AHEAD, None, _do(config, last + 1, engine, carried, sampled, target))
+
+
+def _do(config: Config, round_: int, engine: Engine, carried: Carried, sampled: Tables, policy_folder: Path) -> Done:
+    """Trains on a round, and writes the policy's files beside its place."""
+    trained = round_training.train(config, round_, engine, carried, sampled)
+    writing = ExitStack()
+    made = writing.enter_context(engine.new_policy(policy_folder))
+    return Done(config, round_, sampled, trained, policy_folder, made, writing)
+
+
+def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> tuple[Engine, Carried]:
     """The trainer as the round before left it: kept, or from its files."""
     from rloo_pipeline.training.batch import Carried
 
+    seed = derive(config.seed, "update", round_)
     if trainer is None:
         return Engine(start, settings_of(config), seed), Carried()
     digest = policy.digest(start)
@@ -128,54 +186,6 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def _single_step(algorithm: Algorithm) -> bool:
-    """Whether a round is one optimizer step: then that step's own log-probs are those of the policy that sampled."""
-    return algorithm.num_iterations * algorithm.steps_per_generation == 1
-
-
-def needs_old_pass(algorithm: Algorithm) -> bool:
-    """Whether the trainer must compute log-probs before it steps: for a KL in the reward, or where later steps compare
-    with them.
-    """
-    if algorithm.old_logps == "sampler":
-        return False
-    in_reward = algorithm.beta != 0 and algorithm.kl.placement != "loss"
-    compared = algorithm.clip != "none" or algorithm.mismatch.correction != "none"
-    return in_reward or (compared and not _single_step(algorithm))
-
-
-def _knows_ratio(algorithm: Algorithm) -> bool:
-    """Whether the ratios that the steps saw are against the policy that sampled."""
-    return algorithm.old_logps == "sampler" or needs_old_pass(algorithm) or _single_step(algorithm)
-
-
-def _train(
-    config: Config, round_: int, engine: Engine, sequences: Sequences, batch: Batch, counter: Counter
-) -> tuple[Record, list[tuple[float, float]]]:
-    """All optimizer steps of a round: what they saw, and loss and gradient norm of each."""
-    from rloo_pipeline.training.objective import Record, StepLoss
-
-    algorithm, samples = config.algorithm, config.rollout.num_generations
-    groups = len(sequences.prompts) // samples
-    size = groups // algorithm.steps_per_generation
-    record = Record.empty(len(sequences.prompts))
-    steps: list[tuple[float, float]] = []
-    for iteration in range(algorithm.num_iterations):
-        order = permutation(groups, derive(config.seed, "steps", round_, iteration))
-        record.forget_pass()
-        for first in range(0, groups, size):
-            rows = [group * samples + sample for group in order[first : first + size] for sample in range(samples)]
-            loss_of = StepLoss(algorithm, batch, rows, config.rollout.max_completion_length, record, first=not steps)
-            # a masked completion has no gradient, so it need not go through the model
-            kept = [row for row in rows if not batch.masked[row]]
-            counter.advance(len(rows) - len(kept))
-            loss = engine.step(
-                sequences, kept or rows[:1], config.deepspeed.max_tokens_per_micro_batch, loss_of, counter.advance
-            )
-            steps.append((loss, engine.grad_norm))
-    return Record(*(engine.sum_over_ranks(values) for values in record)), steps
-
-
 def _step_metrics(engine: Engine, steps: list[tuple[float, float]]) -> Metrics:
     """Loss and gradient norm as means over the round's optimizer steps."""
     return {
@@ -184,18 +194,6 @@ def _step_metrics(engine: Engine, steps: list[tuple[float, float]]) -> Metrics:
         "grad_norm": sum(norm for _, norm in steps) / len(steps),
         "learning_rate": engine.settings.schedule.rate(engine.step_count - 1),
     }
-
-
-def _carry_on(config: Config, carried: Carried, batch: Batch, record: Record, rolled: pa.Table) -> Carried:
-    """What the next round gets: β steered by this round's KL, and the tokens sampled so far."""
-    from rloo_pipeline.algorithm.kl import steered
-
-    section, kl = config.algorithm.kl, kl_of_completion(batch, record)
-    beta = carried.beta
-    if section.target is not None and kl is not None:
-        beta = steered(batch.beta, kl, section.target, section.gain)
-    tokens = sum(sum(tables.lengths(rolled[name])) for name in ("prompt_ids", "completion_ids"))
-    return carried._replace(beta=beta, num_tokens=carried.num_tokens + tokens)
 
 
 def _write(

@@ -80,6 +80,8 @@ class Engine:
         deepspeed.init_distributed(dist_backend="nccl" if ranks.chip() == "cuda" else "gloo")
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=_deepspeed_config(settings))
         self.device: torch.device = self.engine.device
+        self.saved = False
+        """Whether the policy in `folder`, where it was not loaded from there, was saved by this engine."""
         self.step_count = 0
         self.grad_norm = 0.0
         _keep_grad_norm(self)
@@ -172,7 +174,8 @@ class Engine:
         if self.rank.first:
             with files.new_folder(target) as beside:
                 if self.settings.lora is None:
-                    policy.save(self.model, weights, beside, self.folder)
+                    policy.save(self.model, weights, beside, self.folder, alike=self.saved)
+                    self.saved = True
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
                     self.model.save_pretrained(beside, state_dict=weights)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER = "adapter_config.json"
-INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -161,16 +162,38 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     return model
 
 
-def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, previous: Path) -> None:
+def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, previous: Path, alike: bool) -> None:
     """Writes weights and configuration into the folder `beside`, with tokenizer and generation files of the policy
     before.
 
     The `lm_head.weight` that engines clone out of tied embeddings is left out.
+
+    Args:
+        model, weights: the policy.
+        beside: empty.
+        previous: the policy before.
+        alike: whether that was saved here, of the same model: then only weights differ, and transformers need not make
+            everything else anew, which takes longer than a small model's weights.
     """
     tied = getattr(model.config, "tie_word_embeddings", False)
     kept = {name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")}
-    model.save_pretrained(beside, state_dict=kept)
+    if alike and _lies_in_one_file(kept, previous):
+        from safetensors.torch import save_file
+
+        save_file(kept, beside / WEIGHTS, metadata={"format": "pt"})
+    else:
+        model.save_pretrained(beside, state_dict=kept)
     copy_side_files(previous, beside)
+
+
+def _lies_in_one_file(weights: Mapping[str, Tensor], folder: Path) -> bool:
+    """Whether a policy has these weights under these names in one file, as transformers names and cuts them."""
+    if (folder / INDEX).exists() or not (folder / WEIGHTS).exists():
+        return False
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return set(file.keys()) == weights.keys()
 
 
 def copy_side_files(source: Path, target: Path) -> None:

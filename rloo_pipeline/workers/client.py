@@ -4,7 +4,7 @@ A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS 
 (mode 0700). Whoever holds the lock on ROLE-N.lock may talk to it: the kernel gives it back when a stage is killed. The
 request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
 {"code"}, or nothing where the worker died or is not one for this stage. Without a lock, and without an answer, a worker
-is told {"ahead"}: what it is likely to be asked about next, the folder of a policy or a table in an open file.
+is told {"ahead"}: what it is likely to be asked about next, the folder of a policy or tables in open files.
 
 `rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
 that. Snakemake's own process does not even start `rloo` for it (`jobs`).

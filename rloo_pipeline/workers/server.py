@@ -79,7 +79,7 @@ def _wait(listener: socket.socket) -> bool:
 
 def _answer(line: socket.socket) -> bool:
     """Runs what is asked for; whether it went well."""
-    text, descriptors, *_ = socket.recv_fds(line, 1 << 20, 1)
+    text, descriptors, *_ = socket.recv_fds(line, 1 << 20, 2)
     while text and not text.endswith(b"\n"):  # the words of many shards come in several pieces
         piece = line.recv(1 << 20)
         text = text + piece if piece else b""
@@ -115,10 +115,14 @@ def _do_ahead(what: Mapping[str, str], files: Sequence[int]) -> bool:
             from rloo_pipeline.generation import groups
 
             done = groups.take_ahead(Path(what["policy"]))
-        else:
+        elif "rollouts" in what:
             from rloo_pipeline.stages import score
 
-            done = score.score_ahead(files[0])
+            done = score.score_ahead(*files)
+        else:
+            from rloo_pipeline.stages import update
+
+            done = update.train_ahead(*files)
     except (kept.Unfit, Exception) as why:
         print(f"{called}: {why}; this worker starts anew", flush=True)
         return False

@@ -7,7 +7,7 @@ import pytest
 from helpers import Round, mini, rloo_in_turn
 
 from rloo_pipeline.config_file import validate
-from rloo_pipeline.stages.update import needs_old_pass
+from rloo_pipeline.stages.round_training import needs_old_pass
 
 pytestmark = pytest.mark.slow
 
