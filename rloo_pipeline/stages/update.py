@@ -106,14 +106,14 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
 
 def train_ahead(*files: int) -> bool:
     """Trains the policy that is kept on the next round before the stage that writes it asks; whether it took the tables
-    for that. It begins with the last one of the round.
+    for that. It begins with the last one of the round, and never twice: the policy is another then.
 
     Args:
         files: descriptors of files in memory with tables that are about to be written.
     """
     given = [tables.from_memory(file) for file in files]
     before, kept_engine = kept.look(BEFORE), kept.look("trainer")
-    if before is None or kept_engine is None:
+    if before is None or kept_engine is None or kept.look(AHEAD) is not None:
         return False
     from rloo_pipeline.training.batch import Carried
 

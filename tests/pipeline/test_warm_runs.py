@@ -38,8 +38,12 @@ def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     assert Counter(served(finished)) >= Counter(times), "every stage that a worker can do was done by one"
     ahead = [line for line in said(finished) if line.startswith("ahead of its stage")]
     assert any("/policies/.00001." in line and line.endswith(": taken") for line in ahead), "before the second rollout"
-    second = (finished.folder / "results/mini/logs/rollout/00002-000.log").read_text()
-    assert "begun ahead" in second
+    tables = [line for line in ahead if "scores of round 2" in line or "00002/reference" in line]
+    assert len(tables) == 4, "the tables of both shards"
+    assert all(line.endswith(": taken") for line in tables)
+    assert sum("00002/rollouts" in line and line.endswith(": taken") for line in ahead) == 2, "scored"
+    for log in ("rollout/00002-000", "rollout/00002-001", "update/00002"):
+        assert "ahead of the stage" in (finished.folder / f"results/mini/logs/{log}.log").read_text()
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     outcome = project.snakemake("--cores", "2", workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
