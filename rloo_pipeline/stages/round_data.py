@@ -34,6 +34,8 @@ class Tables(NamedTuple):
 
     def take(self, rows: list[int]) -> Tables:
         """Some of the rows."""
+        if rows == list(range(len(self.rolled))):
+            return self
         reference = None if self.reference is None else self.reference.take(rows)
         return Tables(self.rolled.take(rows), self.scored.take(rows), reference)
 

@@ -106,7 +106,7 @@ def score(
             _tell_unscorable(made)
             tables.write(output, made, made.schema, "scores", **about)
     ahead.start_next(config, todo, crews.paces)
-    if only is None:
+    if only is None and not any(reward.gpus for reward in todo):
         kept.keep(BEFORE, None, (config, todo, prompts, policy_folder))
 
 
@@ -187,7 +187,8 @@ def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: P
 def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Column]) -> pa.Table:
     """The table of scores: a column a function, in the order of the configuration, and their weighted sum."""
     columns = [found[reward.column] for reward in rewards]
-    total = [weighted_sum(rewards, row) for row in zip(*(column.scores for column in columns), strict=True)]
+    weights = [reward.weight for reward in rewards]
+    total = [_sum(weights, row) for row in zip(*(column.scores for column in columns), strict=True)]
     scores = {reward.column: column.scores for reward, column in zip(rewards, columns, strict=True)}
     return _table(rolled, tables.scores_schema(list(scores)), {**scores, "reward": total}, columns)
 
@@ -235,11 +236,11 @@ def weighted_sum(rewards: Sequence[Reward], scores: tuple[float | None, ...]) ->
 
     None when no function of non-zero weight gave a score: the completion is unscorable.
     """
-    given = [
-        reward.weight * value
-        for reward, value in zip(rewards, scores, strict=True)
-        if value is not None and reward.weight != 0
-    ]
+    return _sum([reward.weight for reward in rewards], scores)
+
+
+def _sum(weights: Sequence[float], scores: Sequence[float | None]) -> float | None:
+    given = [weight * value for weight, value in zip(weights, scores, strict=True) if value is not None and weight != 0]
     return sum(given) if given else None
 
 
