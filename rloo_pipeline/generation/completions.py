@@ -63,7 +63,7 @@ class UnderWay:
     def step(self, engine: LLMEngine) -> None:
         """Has the engine do a step, and notes what that has finished."""
         self.began = self.began or time.monotonic()
-        outputs: list[Any] = engine.step()
+        outputs = [output for output in engine.step() if output.finished]
         tokenizer = engine.get_tokenizer()
         for output in outputs:
             self.done.append((int(output.request_id), completion_of(tokenizer, self.params[0], output)))

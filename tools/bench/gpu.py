@@ -89,7 +89,7 @@ class Task(NamedTuple):
     def batch(self) -> tuple[list[list[int]], list[list[int]], list[float]]:
         """Prompts, completions and rewards."""
         vocabulary = SIZES[self.size].vocabulary
-        shape = shapes.Shape(vocabulary, 0, 0, self.prompts, self.prompt_tokens, self.completion_tokens)
+        shape = shapes.Shape(vocabulary, 0, 0, self.prompts, self.prompt_tokens, self.completion_tokens, 1)
         return shapes.batch(shape)
 
     def synchronize(self) -> float:

@@ -19,12 +19,14 @@ class Shape(NamedTuple):
     prompts: int
     prompt_tokens: tuple[int, int]
     completion_tokens: tuple[int, int]
+    steps: int
+    """Of a repetition: a short step by itself says little."""
 
 
 SHAPES = {
     # the vocabulary of Qwen3, and lengths as of GSM8K
-    "large": Shape(151_936, 512, 8, 2, (60, 120), (30, 220)),
-    "small": Shape(512, 64, 4, 48, (10, 20), (8, 40)),
+    "large": Shape(151_936, 512, 8, 2, (60, 120), (30, 220), 1),
+    "small": Shape(512, 64, 4, 48, (10, 20), (8, 40), 7),
 }
 
 
