@@ -45,8 +45,8 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
         # in a process of its own: Linux counts what its parent holds as a child's peak
         maker = [sys.executable, str(Path(__file__).with_name("shapes.py")), name, str(folder / name)]
         subprocess.run(maker, check=True, capture_output=True)
-        steps = repeats * shapes.SHAPES[name].steps
-        ours, theirs = (_step(side, name, folder / name, steps) for side in ("ours", "trl"))
+        count = repeats * shapes.SHAPES[name].steps
+        ours, theirs = (_step(side, name, folder / name, count) for side in ("ours", "trl"))
         suffix = "" if name == "large" else f"_{name}"
         steps = list(zip(theirs["update"], ours["update"], strict=True))
         whole = list(zip(theirs["passes"], ours["passes"], strict=True))
