@@ -37,18 +37,25 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
 
 
 def expect(requests: Callable[[], list[Request]], decoding: Decoding) -> None:
-    """Says what the kept sampler is likely to be asked for with its next policy; it has the requests by then."""
+    """Says what the kept sampler is likely to be asked for with its next policy; it has the requests by then, whatever
+    it is asked for before.
+    """
+    kept.keep("expected", None, (requests, decoding))
+    kept.afterwards(_line_up)
 
-    def line_up() -> None:
-        if (found := kept.look("sampler")) is not None:
-            found[1].line_up(requests(), decoding)
 
-    kept.afterwards(line_up)
+def _line_up() -> None:
+    """Gives the kept sampler what is expected of it, unless it has that."""
+    sampler, expected = kept.look("sampler"), kept.look("expected")
+    if sampler is not None and expected is not None and sampler[1].under_way is None:
+        requests, decoding = expected[1]
+        sampler[1].line_up(requests(), decoding)
 
 
 def take_ahead(folder: Path) -> bool:
     """Has the sampler that is kept, if there is one, take a policy's weights before a stage asks for them, and begin
-    with what is expected of it; whether it did. A stage that asks for something else gets that.
+    with what is expected of it, which is then no longer expected; whether it did. A stage that asks for something else
+    gets that.
 
     An adapter is left alone: vLLM reads it at its first request, by its path.
     """
@@ -56,12 +63,14 @@ def take_ahead(folder: Path) -> bool:
     if found is None:
         return False
     (_, _, kind), sampler = found
-    kept.catch_up()
+    _line_up()
     with _by_any_name(folder) as here:
         if here is None or policy.is_adapter(here) or kind_of(here) != kind:
             return False
         sampler.swap(here, 0)
+    kept.take("expected", None)
     kept.meanwhile(sampler.go_on)
+    kept.go_on()
     return True
 
 

@@ -38,15 +38,18 @@ def done(beside, monkeypatch) -> list[str]:
     def line_up(requests: list[Request], decoding: Decoding) -> None:
         assert decoding == GREEDY
         found.append(f"lined up {len(requests)}")
+        sampler.under_way = requests
 
     def go_on() -> bool:
         found.append("step")
         return found.count("step") < 3
 
     monkeypatch.setattr(kept, "_on", True)
-    kept.keep("sampler", KEY, SimpleNamespace(swap=swap, line_up=line_up, go_on=go_on))
+    sampler = SimpleNamespace(swap=swap, line_up=line_up, go_on=go_on, under_way=None)
+    kept.keep("sampler", KEY, sampler)
     yield found
     kept.take("sampler", KEY)
+    kept.take("expected", None)
     while kept.go_on():
         pass
     kept.catch_up()
@@ -54,7 +57,7 @@ def done(beside, monkeypatch) -> list[str]:
 
 def test_it_is_read_under_whatever_name(beside, done) -> None:
     assert groups.take_ahead(beside)
-    assert done == ["took {}"]
+    assert done == ["took {}", "step"]
     assert kept.look("sampler"), "and the sampler is still there for its stage"
 
 
@@ -70,17 +73,31 @@ def test_one_that_is_gone_of_another_kind_or_an_adapter_is_left(beside, done) ->
 
 
 def test_what_is_expected_is_lined_up_when_there_is_time_or_with_the_policy_at_the_latest(beside, done) -> None:
+    _, sampler = kept.look("sampler")
     groups.expect(lambda: [Request([1], 1)], GREEDY)
     kept.catch_up()
     assert done == ["lined up 1"]
+    sampler.under_way = None  # it was sampled
     groups.expect(lambda: [Request([1], 1), Request([2], 2)], GREEDY)
     assert groups.take_ahead(beside)
-    assert done == ["lined up 1", "lined up 2", "took {}"]
+    assert done == ["lined up 1", "lined up 2", "took {}", "step"]
 
 
-def test_it_goes_on_by_steps_until_a_stage_asks(beside, done) -> None:
+def test_what_an_evaluation_has_replaced_is_lined_up_again_and_after_its_policy_no_more(beside, done) -> None:
+    _, sampler = kept.look("sampler")
+    groups.expect(lambda: [Request([1], 1)], GREEDY)
+    kept.catch_up()
+    sampler.under_way = None
     assert groups.take_ahead(beside)
-    assert kept.go_on()
+    assert done == ["lined up 1", "lined up 1", "took {}", "step"]
+    sampler.under_way = None
+    beside.with_name("00001").rename(beside)
+    assert groups.take_ahead(beside)
+    assert done[4:] == ["took {}", "step"]
+
+
+def test_it_begins_at_once_and_goes_on_by_steps_until_a_stage_asks(beside, done) -> None:
+    assert groups.take_ahead(beside)
     assert done == ["took {}", "step"]
     assert kept.go_on()
     assert not kept.go_on(), "the last step says so"
