@@ -33,6 +33,9 @@ def steps(
 
     Args:
         options: of the section `algorithm`.
+
+    Returns:
+        The steps; their metric `terms` is the sum of what the completions add to the loss, each without its sign.
     """
     algorithm = Algorithm(**options)
     rollout = Rollout(
@@ -56,16 +59,28 @@ def steps(
     made = []
     for number, chosen in enumerate(rows):
         loss_of = StepLoss(algorithm, batch, chosen, LONGEST, Record.empty(len(round_.prompts)), first=number == 0)
-        loss = 0.0
+        loss = terms = 0.0
         for part in (chosen[0::2], chosen[1::2]):
-            share = model(_pack(round_, part), of_rows(part, loss_of))
+            pack = _pack(round_, part)
+            share = model(pack, of_rows(part, loss_of))
             share.backward()
             loss += float(share)
+            terms += _terms(model, pack, part, loss_of)
         gradient = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
-        made.append(Step(list(chosen), loss, gradient, {}))
+        made.append(Step(list(chosen), loss, gradient, {"terms": terms}))
         model.zero_grad()
         shift(model.model, number + 1)
     return made
+
+
+def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_of: StepLoss) -> float:
+    """The sum of what these completions add to the loss, each without its sign."""
+    with torch.no_grad():
+        logps, mask = pack.unpack(model(pack))
+        return sum(
+            abs(float(loss_of([row], logps[[place]], mask[[place]], torch.zeros_like(logps[[place]]))))
+            for place, row in enumerate(rows)
+        )
 
 
 def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:

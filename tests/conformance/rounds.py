@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 GROUPS = 4
 LONGEST = 8
 """max_completion_length."""
-SEED = 16_000
-"""With these draws no loss cancels out so far that float32's rounding shows, and none hangs on one ratio alone."""
+SEED = 17_241
+"""With these draws no loss cancels out so far that float32's rounding shows (a tenth of its terms is left at least,
+which the tests see to), and none hangs on one ratio alone.
+"""
 
 
 class Round(NamedTuple):

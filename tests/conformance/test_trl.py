@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 EQUAL = 1e-5
 DIFFERENT = 1e-3
+LEFT = 0.1
+"""Of a loss's terms, at least: where they cancel further, what is relative to the loss is float32's rounding."""
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,7 @@ def check(case: Case, theirs: Sequence[Step], round_: Round, model, sampler) -> 
     """Our steps equal theirs, and differ with options that make another algorithm."""
     rows, options = [step.rows for step in theirs], {**case.ours, **case.both}
     ours = our_side.steps(model, round_, rows, sampler, **options)
+    assert abs(ours[1].loss) > LEFT * ours[1].metrics["terms"]
     assert equal(ours, theirs), apart(ours, theirs)
     for other in case.unlike:
         assert different(our_side.steps(model, round_, rows, sampler, **merged(options, dict(other))), theirs), other
