@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,15 +44,21 @@ class Decoding(NamedTuple):
 class UnderWay:
     """Requests that an engine has, its only ones. It has not begun with them before the first step is done."""
 
-    def __init__(self, requests: Sequence[Request], decoding: Decoding, params: Sequence[SamplingParams]) -> None:
-        self.requests, self.decoding, self.params = list(requests), decoding, params
-        self.names: list[str] = []
-        """By which the engine knows them."""
-        self.done: list[tuple[int, Completion]] = []
-        """Those that are finished, each with its number, as they ended."""
-        self.began: float | None = None
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        decoding: Decoding,
+        params: Sequence[SamplingParams],
+        names: Sequence[str],
+    ) -> None:
+        """Args: what is asked, what vLLM is told of each, and the names by which it knows them."""
+        self.requests, self.decoding, self.params, self.names = list(requests), decoding, params, list(names)
+        self._places = {name.partition("-")[0]: place for place, name in enumerate(names)}
+        self.done: dict[int, Completion] = {}
+        """Those that are finished, by their places among the requests."""
+        self.begun = False
         self.seconds = 0.0
-        """From the beginning to the end of the last step."""
+        """That its steps took."""
 
     @property
     def finished(self) -> bool:
@@ -62,16 +67,23 @@ class UnderWay:
 
     def step(self, engine: LLMEngine) -> None:
         """Has the engine do a step, and notes what that has finished."""
-        self.began = self.began or time.monotonic()
+        began, self.begun = time.monotonic(), True
         outputs = [output for output in engine.step() if output.finished]
         tokenizer = engine.get_tokenizer()
         for output in outputs:
-            self.done.append((int(output.request_id), completion_of(tokenizer, self.params[0], output)))
-        self.seconds = time.monotonic() - self.began
+            self.done[self._places[output.request_id]] = completion_of(tokenizer, self.params[0], output)
+        self.seconds += time.monotonic() - began
 
-    def completions(self) -> list[Completion]:
-        """In the order of the requests: vLLM numbers them as they come."""
-        return [completion for _, completion in sorted(self.done, key=itemgetter(0))]
+    def next_from(self, first: int, least: int) -> list[Completion]:
+        """The completions from this place on, up to the first that is not finished; none while they are fewer than
+        `least` and others are to come.
+        """
+        end = first
+        while end in self.done:
+            end += 1
+        if end - first < least and not self.finished:
+            return []
+        return [self.done[place] for place in range(first, end)]
 
 
 def params_of(request: Request, decoding: Decoding, stop_ids: list[int]) -> SamplingParams:

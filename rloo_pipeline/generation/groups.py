@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +127,38 @@ def sample_groups(
         decoding: how to sample.
         seed, names: each sample's seed is derived from these, its prompt_id and its number.
     """
+    parts = sample_parts(sampler, rows, samples, decoding, seed, names, 1)
+    return list(chain.from_iterable(parts))
+
+
+def sample_parts(
+    sampler: Sampler,
+    rows: Sequence[dict[str, Any]],
+    samples: int,
+    decoding: Decoding,
+    seed: int,
+    names: tuple[str | int, ...],
+    parts: int,
+) -> Iterator[list[dict[str, Any]]]:
+    """The same in at most so many parts of whole groups, each as soon as it is sampled."""
     requests = requests_of(rows, samples, seed, names)
-    completions = sampler.sample(requests, decoding, "completions")
-    return [
-        {
-            "prompt_id": row["prompt_id"],
-            "sample": sample,
-            "prompt_ids": row["prompt_ids"],
-            "completion_ids": completion.ids,
-            "completion": completion.text,
-            "sampling_logps": completion.logps,
-            "finish_reason": completion.finish_reason,
-            "seed": request.seed,
-        }
-        for (row, sample), request, completion in zip(product(rows, range(samples)), requests, completions, strict=True)
-    ]
+    asked = zip(product(rows, range(samples)), requests, strict=True)
+    part = -(-len(rows) // parts) * samples
+    rest: list[dict[str, Any]] = []
+    for completions in sampler.sample_parts(requests, decoding, "completions", part):
+        rest += [
+            {
+                "prompt_id": row["prompt_id"],
+                "sample": sample,
+                "prompt_ids": row["prompt_ids"],
+                "completion_ids": completion.ids,
+                "completion": completion.text,
+                "sampling_logps": completion.logps,
+                "finish_reason": completion.finish_reason,
+                "seed": request.seed,
+            }
+            for completion, ((row, sample), request) in zip(completions, asked, strict=False)
+        ]
+        whole = len(rest) // samples * samples
+        yield rest[:whole]
+        del rest[:whole]

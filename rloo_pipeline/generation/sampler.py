@@ -8,7 +8,8 @@ nothing is tokenized here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,7 +77,7 @@ class Sampler:
         self.lora = _lora_request(folder, 1) if adapter else None
         self.under_way: UnderWay | None = None
         self.seconds = 0.0
-        """What the last sampling took, from its first step, ahead of its stage or not, to its last completion."""
+        """What the steps of the last sampling took, those ahead of its stage among them."""
         self.ahead = False
         """Whether it had begun before it was asked for."""
         self.llm: LLM | None = self._engine()
@@ -119,7 +120,7 @@ class Sampler:
     @property
     def begun(self) -> bool:
         """Whether the engine has begun with what it has to sample."""
-        return self.under_way is not None and self.under_way.began is not None
+        return self.under_way is not None and self.under_way.begun
 
     def _load(self, llm: LLM, folder: Path) -> None:
         if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
@@ -152,10 +153,10 @@ class Sampler:
         if self._stop():
             _forget_prompts(self.llm)
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
-        made = UnderWay(requests, decoding, [params_of(request, decoding, self.stop_ids) for request in requests])
-        made.names = self.llm.enqueue(prompts, made.params, lora_request=self.lora, use_tqdm=False)
-        self.under_way = made
-        return made
+        params = [params_of(request, decoding, self.stop_ids) for request in requests]
+        names = self.llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
+        self.under_way = UnderWay(requests, decoding, params, names)
+        return self.under_way
 
     def go_on(self) -> bool:
         """One step of what is under way, if there is anything; whether there is more to do."""
@@ -166,21 +167,31 @@ class Sampler:
         return not asked.finished
 
     def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
-        """One completion a request, in the order of the requests. Where just these are under way, they are brought to
-        their end.
+        """One completion a request, in the order of the requests."""
+        return list(chain.from_iterable(self.sample_parts(requests, decoding, what, len(requests))))
+
+    def sample_parts(
+        self, requests: Sequence[Request], decoding: Decoding, what: str, part: int
+    ) -> Iterator[list[Completion]]:
+        """The same in parts, each as soon as it is there: at least `part` of them, and in the end the rest. Where just
+        these requests are under way, they are brought to their end.
         """
         asked = self.under_way
         if asked is None or (asked.requests, asked.decoding) != (list(requests), decoding):
             asked = self.line_up(requests, decoding)
-        self.ahead = asked.began is not None
+        self.ahead = asked.begun
+        given = 0
         with counting(what, len(requests)) as counter:
             counter.advance(len(asked.done))
-            while not asked.finished:
+            while given < len(requests):
                 before = len(asked.done)
                 self.go_on()
                 counter.advance(len(asked.done) - before)
-        self.under_way, self.seconds = None, asked.seconds
-        return asked.completions()
+                self.seconds = asked.seconds
+                if found := asked.next_from(given, part):
+                    given += len(found)
+                    yield found
+        self.under_way = None
 
     def _stop(self) -> bool:
         """Gives up what is under way; whether there was something."""

@@ -65,25 +65,18 @@ class Piece(NamedTuple):
 class Job:
     """All calls of one reward function."""
 
-    def __init__(
-        self,
-        reward: Reward,
-        offered: Mapping[str, list[Any]],
-        samples: Sequence[int],
-        advance: Callable[[int], None],
-        facts: Mapping[str, Any],
-        earlier: Pace,
-    ) -> None:
-        count = sum(samples)
-        self.reward, self.offered, self.advance, self.facts = reward, offered, advance, dict(facts)
+    def __init__(self, reward: Reward, earlier: Pace) -> None:
+        self.reward = reward
         self.who = f"reward '{reward.column}' ({reward.function})"
-        self.scores: Scores = [None] * count
-        self.errors: list[str | None] = [None] * count
+        self.offered: Mapping[str, list[Any]] = {}
+        self.facts: dict[str, Any] = {}
+        self.advance: Callable[[int], object] = int
+        self.scores: Scores = []
+        self.errors: list[str | None] = []
         """Why a row has no score where the function failed; notes: where the function itself said why."""
-        self.notes: list[str | None] = [None] * count
-        self.seconds = [0.0] * count
-        ends = [0, count] if reward.batch == "all" else list(accumulate(samples, initial=0))
-        self.waiting = [Piece(first, end) for first, end in pairwise(ends) if first < end]
+        self.notes: list[str | None] = []
+        self.seconds: list[float] = []
+        self.waiting: list[Piece] = []
         """In the order of the table, so that the first row that fails is the one that is named."""
         self.under_way: dict[int, Piece] = {}
         self.signature: Signature | None = None
@@ -91,6 +84,34 @@ class Job:
         self._number = 1
         self.pace, self.earlier = Pace(), earlier
         """On this table, and on another before."""
+
+    def add(
+        self,
+        offered: Mapping[str, list[Any]],
+        samples: Sequence[int],
+        facts: Mapping[str, Any],
+        advance: Callable[[int], object],
+        last: bool,
+    ) -> None:
+        """Takes in further rows of the table.
+
+        Args:
+            offered: their columns.
+            samples: how many neighbouring rows each prompt has.
+            facts: further arguments, the same for all rows.
+            advance: is told of rows that are done.
+            last: whether these are the last ones; a call with the whole table waits for them.
+        """
+        known = len(self.scores)
+        ends = list(accumulate(samples, initial=known))
+        self.offered = {name: [*self.offered.get(name, []), *values] for name, values in offered.items()}
+        self.facts, self.advance = dict(facts), advance
+        for column in (self.scores, self.errors, self.notes):
+            column.extend([None] * (ends[-1] - known))
+        self.seconds += [0.0] * (ends[-1] - known)
+        if self.reward.batch == "all":
+            ends = [0, ends[-1]] if last else []
+        self.waiting += [Piece(first, end) for first, end in pairwise(ends) if first < end]
 
     def learn(self, signature: Signature) -> None:
         """Takes note of what the function takes.

@@ -46,6 +46,7 @@ class Crews:
         self.dismissed: list[Worker] = []
         self.done: Any = None
         """What came of `run`, where that was ahead of the stage that is to ask for it."""
+        self.jobs = [Job(reward, self.paces.get(reward.column, Pace())) for reward in self.rewards]
         self.started = [[_worker(reward)] for reward in self.rewards]
         main = next((place for place, reward in enumerate(self.rewards) if _most(reward, self.limit) > 1), None)
         if main is not None:
@@ -71,23 +72,30 @@ class Crews:
             for worker in crew:
                 worker.kill()
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Does the functions' jobs, one for each, in their order. Once.
+    def run(self, last: bool = True) -> None:
+        """Does the functions' jobs, in their order, as far as they have rows.
+
+        Args:
+            last: whether there is nothing to do after this.
 
         Raises:
             UserError: a function cannot be loaded or used, or fails.
         """
-        schedule = Schedule(jobs, self.started, self.limit, self.dismissed)
+        schedule = Schedule(self.jobs, self.started, self.limit, self.dismissed if last else None)
         while schedule.step():
             pass
-        self.paces = {job.reward.column: job.pace for job in jobs}
+        self.paces = {job.reward.column: job.pace for job in self.jobs}
 
 
 class Schedule:
     """The workers of each job."""
 
-    def __init__(self, jobs: Sequence[Job], crews: Sequence[list[Worker]], limit: int, dismissed: list[Worker]) -> None:
-        """Args: the jobs, the workers of each, how many may compute, and where workers go whose job is done."""
+    def __init__(
+        self, jobs: Sequence[Job], crews: Sequence[list[Worker]], limit: int, dismissed: list[Worker] | None
+    ) -> None:
+        """Args: the jobs, the workers of each, how many may compute, and where workers go whose job is done; None where
+        they stay.
+        """
         self.limit, self.dismissed = limit, dismissed
         self.crews = dict(zip(jobs, crews, strict=True))
 
@@ -113,10 +121,14 @@ class Schedule:
                 crew.append(_worker(job.reward))
             if not job.waiting and not job.under_way:
                 del self.crews[job]
-                for worker in crew:
-                    worker.dismiss()
-                self.dismissed += crew
-                crew.clear()
+                self._dismiss(crew)
+
+    def _dismiss(self, crew: list[Worker]) -> None:
+        if self.dismissed is not None:
+            for worker in crew:
+                worker.dismiss()
+            self.dismissed += crew
+            crew.clear()
 
     def _needs_one_more(self, job: Job, crew: list[Worker]) -> bool:
         without_work = sum(not worker.calls for worker in crew)

@@ -77,21 +77,29 @@ def score_all(
 
 
 def score_with(
-    crews: Crews, batch: Batch, samples: Sequence[int], facts: Mapping[str, Any] = MappingProxyType({})
+    crews: Crews,
+    batch: Batch,
+    samples: Sequence[int],
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    last: bool = True,
 ) -> list[Scored]:
-    """The same by functions whose workers were started before, which are used up by it."""
+    """The same by functions whose workers were started before: the scores of these rows, after those of rows that the
+    workers had before. With the `last` rows they are used up.
+    """
     from rloo_pipeline.progress import counting
-    from rloo_pipeline.rewards.job import Job, Pace
 
     own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
     offered = {**batch.columns, **own}
     with counting("scores", len(crews.rewards) * len(batch.completions)) as counter:
-        jobs = [
-            Job(reward, offered, samples, counter.advance, facts, crews.paces.get(reward.column, Pace()))
-            for reward in crews.rewards
-        ]
-        crews.run(jobs)
-    return [Scored(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
+        for job in crews.jobs:
+            job.add(offered, samples, facts, counter.advance, last)
+        crews.run(last)
+    return scored_by(crews)
+
+
+def scored_by(crews: Crews) -> list[Scored]:
+    """What functions have made of all rows that their workers had."""
+    return [Scored(job.scores, job.errors, job.notes, job.seconds) for job in crews.jobs]
 
 
 def tell(reward: Reward, scored: Scored) -> None:

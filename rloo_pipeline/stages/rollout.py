@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from rloo_pipeline import kept, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -16,6 +19,10 @@ from rloo_pipeline.generation.completions import Request
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import cut, derive, rows_of_round
+
+
+PARTS = 4
+"""In which completions are handed on while others are sampled."""
 
 
 def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path) -> None:
@@ -34,27 +41,34 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     decoding = groups.decoding_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
     rows = _prompts(config, train, round_, shard)
-    made = groups.sample_groups(sampler, rows, settings.num_generations, decoding, config.seed, ("round", round_))
+    about = {
+        "run": config.run,
+        "round": round_,
+        "shard": shard,
+        "seed": config.seed,
+        "policy": sampler.digest,
+        **groups.facts(config.model, decoding),
+    }
+    samples, names = settings.num_generations, ("round", round_)
+    made = []
+    for part in groups.sample_parts(sampler, rows, samples, decoding, config.seed, names, PARTS):
+        made.append(tables.make(part, tables.ROLLOUTS, "rollouts", **about))
+        _announce(output, shard, made, len(rows) * samples)
     groups.expect(partial(_requests, config, train, round_ + 1, _first_shard(round_, shard)), decoding)
-    about = groups.facts(config.model, decoding)
-    table = tables.make(
-        made,
-        tables.ROLLOUTS,
-        "rollouts",
-        run=config.run,
-        round=round_,
-        shard=shard,
-        seed=config.seed,
-        policy=sampler.digest,
-        **about,
-    )
-    with tables.in_memory(table) as copy:
-        kept.announce("clerk", {"rollouts": str(output)}, shard, [copy.fileno()])
+    table = pa.concat_tables(made).combine_chunks()
     tables.save(output, table)
-    tokens = sum(len(row["completion_ids"]) for row in made)
+    tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
     took = f"sampled in {sampler.seconds:.2f} s" + (", begun ahead of the stage" if sampler.ahead else "")
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
-    say(f"round {round_} shard {shard}: {len(made)} completions, {tokens} tokens, {speed}, {took}")
+    say(f"round {round_} shard {shard}: {len(table)} completions, {tokens} tokens, {speed}, {took}")
+
+
+def _announce(output: Path, shard: int, made: list[pa.Table], count: int) -> None:
+    """Gives the last of these parts of a table, which will have so many rows, to those who score them."""
+    end = sum(map(len, made))
+    with tables.in_memory(made[-1]) as copy:
+        what = {"rollouts": str(output), "rows": f"{end - len(made[-1])} to {end} of {count}"}
+        kept.announce("clerk", what, shard, [copy.fileno()])
 
 
 def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[dict[str, Any]]:

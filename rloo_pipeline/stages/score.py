@@ -23,7 +23,7 @@ from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards import ahead
 from rloo_pipeline.rewards.schedule import Crews
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_with, tell
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_with, scored_by, tell
 from rloo_pipeline.training import policy
 
 BEFORE = "scoring"
@@ -31,21 +31,20 @@ BEFORE = "scoring"
 
 
 class Done(NamedTuple):
-    """What functions made of a table before its stage asked."""
+    """What functions have seen of a table before its stage asked: its first rows, or all of them."""
 
     rolled: pa.Table
     prompts: pa.Table
     policy: Path
-    found: list[Scored]
     said: bytes
     """By the functions themselves."""
 
-    def is_of(self, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> bool:
-        """Whether the functions would see just the same again."""
+    def begins(self, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> bool:
+        """Whether the functions would see just the same again, as far as they have got."""
         return (
             self.policy == policy_folder
             and tables.about(self.rolled) == tables.about(rolled)  # in a file, fields have metadata of their own
-            and self.rolled.equals(rolled)
+            and self.rolled.equals(rolled.slice(0, len(self.rolled)))
             and self.prompts.equals(prompts.table)
         )
 
@@ -110,12 +109,15 @@ def score(
         kept.keep(BEFORE, None, (config, todo, prompts, policy_folder))
 
 
-def score_ahead(rollouts: int) -> bool:
-    """Scores a table before the stage that is about it asks, as the stage before did, and hands it on to the trainer;
-    whether it did. What fails is left to the stage, which says so. The stage also gets what functions print.
+def score_ahead(rollouts: int, first: int, count: int) -> bool:
+    """Scores rows of a table before the stage that is about it asks, as the stage before did, and hands the table on to
+    the trainer when it is whole; whether it did. What fails is left to the stage, which says so. The stage also gets
+    what functions print.
 
     Args:
-        rollouts: descriptor of a file in memory with the table.
+        rollouts: descriptor of a file in memory with the rows.
+        first: the row that they begin with; those before it came before them.
+        count: rows of the whole table.
     """
     rolled, before = tables.from_memory(rollouts), kept.look(BEFORE)
     if before is None:
@@ -123,17 +125,23 @@ def score_ahead(rollouts: int) -> bool:
     config, todo, prompts, policy_folder = before[1]
     known = PromptSet(prompts / "train")
     crews = ahead.crews(config, todo)
+    if first:
+        begun: pa.Table | None = crews.done and crews.done.rolled
+        if begun is None or len(begun) != first or tables.about(begun) != tables.about(rolled):
+            ahead.hand_on(config, crews)
+            return False
+        rolled = pa.concat_tables([begun, rolled])
     with TemporaryFile() as said:
         try:
             with runtime.outputs_to(os.dup(said.fileno())):
-                found = _scored(crews, rolled, known, policy_folder)
+                found = _scored(crews, rolled, known, policy_folder, len(rolled) == count)
         except UserError:
             crews.end()
             return False
         said.seek(0)
-        crews.done = Done(rolled, known.table, policy_folder, found, said.read())
+        crews.done = Done(rolled, known.table, policy_folder, said.read())
     ahead.hand_on(config, crews)
-    if todo == config.rewards:
+    if len(rolled) == count and todo == config.rewards:
         about = _about(rolled)
         joined = _joined(todo, rolled, _columns(todo, found))
         made = tables.make(joined, joined.schema, "scores", **about)
@@ -170,18 +178,25 @@ def _columns(rewards: Sequence[Reward], found: Sequence[Scored]) -> dict[str, Co
     }
 
 
-def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> list[Scored]:
-    """What each function gives: found ahead, if it was for just this."""
+def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path, last: bool = True) -> list[Scored]:
+    """What each function gives: found ahead, as far as it was for just this.
+
+    Args:
+        last: whether the table has no further rows.
+    """
     done: Done | None = crews.done
-    if done is not None and done.is_of(rolled, prompts, policy_folder):
+    rest = rolled
+    if done is not None and done.begins(rolled, prompts, policy_folder):
         os.write(2, done.said)
-        return done.found
-    if done is not None:
+        rest = rolled.slice(len(done.rolled))
+    elif done is not None:
         crews.end()
         crews.start()
+    if not len(rest):
+        return scored_by(crews)
     facts = {"tokenizer_path": str(policy.base_of(policy_folder))}
-    samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
-    return score_with(crews, batch_of(rolled, prompts), samples, facts)
+    samples = [sum(1 for _ in same) for _, same in groupby(rest["prompt_id"].to_pylist())]
+    return score_with(crews, batch_of(rest, prompts), samples, facts, last)
 
 
 def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Column]) -> pa.Table:

@@ -118,7 +118,8 @@ def _do_ahead(what: Mapping[str, str], files: Sequence[int]) -> bool:
         elif "rollouts" in what:
             from rloo_pipeline.stages import score
 
-            done = score.score_ahead(*files)
+            first, *_, count = what["rows"].split()
+            done = score.score_ahead(files[0], int(first), int(count))
         else:
             from rloo_pipeline.stages import update
 

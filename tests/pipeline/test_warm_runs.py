@@ -41,7 +41,9 @@ def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     tables = [line for line in ahead if "scores of round 2" in line or "00002/reference" in line]
     assert len(tables) == 4, "the tables of both shards"
     assert all(line.endswith(": taken") for line in tables)
-    assert sum("00002/rollouts" in line and line.endswith(": taken") for line in ahead) == 2, "scored"
+    rows = [line.partition(".parquet ")[2] for line in ahead if "00002/rollouts" in line]
+    assert all(line.endswith(" of 32: taken") for line in rows), "scored while others were sampled"
+    assert sum(line.endswith(" to 32 of 32: taken") for line in rows) == 2
     for log in ("rollout/00002-000", "rollout/00002-001", "update/00002"):
         assert "ahead of the stage" in (finished.folder / f"results/mini/logs/{log}.log").read_text()
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)

@@ -56,12 +56,13 @@ class Case:
         stage.score(self.config, self.prompts, self.model, self.rollouts[number - 1], output, **changes)
         return tables.read(output, "scores").drop_columns("seconds")
 
-    def ahead(self, number: int) -> bool:
-        """What a sampler's worker has done with a table that it is about to write."""
+    def ahead(self, number: int, first: int = 0, end: int = 32) -> bool:
+        """What a sampler's worker has done with rows of a table that it is about to write."""
         read = tables.read(self.rollouts[number - 1], "rollouts")
         about = {name: value for name, value in tables.about(read).items() if name not in FACTS}
-        with tables.in_memory(tables.make(read.to_pylist(), tables.ROLLOUTS, "rollouts", **about)) as file:
-            return stage.score_ahead(os.dup(file.fileno()))
+        rows = read.to_pylist()[first:end]
+        with tables.in_memory(tables.make(rows, tables.ROLLOUTS, "rollouts", **about)) as file:
+            return stage.score_ahead(os.dup(file.fileno()), first, 32)
 
     def calls(self) -> int:
         """Of the function, so far."""
@@ -94,6 +95,51 @@ def test_what_was_scored_ahead_is_the_stage_s_table_to_the_row(case, capfd) -> N
     assert capfd.readouterr().err.count("seen 4") == 8
     assert case.score(2).equals(expected, check_metadata=True)
     assert case.calls() == before + 2 * each, "it is used once"
+
+
+@pytest.mark.parametrize("known", [12, 28, 32])
+def test_rows_are_scored_while_others_are_sampled_and_none_twice(case, capfd, known) -> None:
+    """By functions that remember, so that the order of their calls shows; the stage does what is left."""
+    case.function.write_text(MINE.replace("return [float(len(ids))", "calls = globals().setdefault('calls', [])\n"
+                                          "    calls += completion_ids\n    return [float(len(calls))"))  # fmt: skip
+    case.score(1)
+    expected = case.score(2)
+    assert len(set(expected["length"].to_pylist())) == 8
+    before = case.calls()
+    capfd.readouterr()
+    for first, end in ((0, 12), (12, 28), (28, 32)):
+        if end <= known:
+            assert case.ahead(2, first, end)
+            assert case.calls() == before + end // 4
+    assert case.score(2).equals(expected, check_metadata=True)
+    assert case.calls() == before + 8
+    assert capfd.readouterr().err.count("seen 4") == 8
+
+
+def test_rows_that_do_not_follow_those_before_them_are_left(case) -> None:
+    case.score(1)
+    expected, before = case.score(2), case.calls()
+    assert not case.ahead(2, 12)
+    assert case.ahead(2, 0, 12)
+    assert not case.ahead(2, 16)
+    assert case.ahead(1, 0, 16), "of another table: it is begun with in its place"
+    assert not case.ahead(2, 16)
+    assert case.calls() == before + 3 + 4
+    assert case.score(2).equals(expected, check_metadata=True)
+    assert case.calls() == before + 7 + 8
+
+
+def test_a_function_of_the_whole_table_waits_for_it(case) -> None:
+    whole = case.config.rewards[0].model_copy(update={"batch": "all"})
+    case.config = case.config.model_copy(update={"rewards": [whole]})
+    case.score(1)
+    expected, before = case.score(2), case.calls()
+    assert case.ahead(2, 0, 16)
+    assert case.calls() == before
+    assert case.ahead(2, 16)
+    assert case.calls() == before + 1
+    assert case.score(2).equals(expected, check_metadata=True)
+    assert case.calls() == before + 1
 
 
 def test_the_first_of_a_worker_is_left(case) -> None:

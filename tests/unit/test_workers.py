@@ -125,12 +125,13 @@ def test_samplers_are_told_of_what_is_to_come(silent, tmp_path) -> None:
 def test_a_worker_that_holds_nothing_leaves_what_is_to_come(worker, tmp_path) -> None:
     client.announce(os.environ[client.FOLDER], "sampler", {"policy": str(tmp_path)})
     with tables.in_memory(pa.table({"a": [1]})) as file:
-        client.announce(os.environ[client.FOLDER], "sampler", {"rollouts": "its place"}, 3, [file.fileno()])
+        rows = {"rollouts": "its place,", "rows": "0 to 1 of 2"}
+        client.announce(os.environ[client.FOLDER], "sampler", rows, 3, [file.fileno()])
     assert asked(HELP) == 0
     worker.kill()
     said = worker.stdout.read().decode()
     assert f"ahead of its stage, {tmp_path}: left" in said
-    assert "ahead of its stage, its place: left" in said
+    assert "ahead of its stage, its place, 0 to 1 of 2: left" in said
 
 
 def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
