@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,29 +45,29 @@ def check(reference: str) -> Path | None:
     path = source_of(reference)
     where, _, name = reference.rpartition(":")
     if path is not None and path.suffix == ".py":
-        names = _defined(path)
+        try:
+            names = _defined(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: not valid Python ({error})") from error
         if name not in names:
             raise UserError(f"'{reference}': {where} has no function {name}{did_you_mean(name, names)}")
     return path
 
 
-def _defined(path: Path) -> set[str]:
-    """Names that a file binds at its top level: functions, classes, imports, assignments."""
+@lru_cache(32)
+def _defined(text: str) -> frozenset[str]:
+    """Names that a file's text binds at its top level: functions, classes, imports, assignments."""
     import ast
 
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid Python ({error})") from error
     names: set[str] = set()
-    for node in tree.body:
+    for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         else:
             names |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
-    return names
+    return frozenset(names)
 
 
 def load(reference: str) -> Callable[..., Any]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import lru_cache
 
 
+@lru_cache(2**17)
 def derive(seed: int, *names: str | int) -> int:
     """A 63-bit seed from the run's seed and the names of what it is for.
 
-    The names are length-prefixed before hashing, so that ("a", "bc") and ("ab", "c") differ.
+    The names are length-prefixed before hashing, so that ("a", "bc") and ("ab", "c") differ. Those of a round are asked
+    for when it is lined up, and again by its stage.
     """
     digest = hashlib.blake2b(digest_size=8)
     for name in (seed, *names):

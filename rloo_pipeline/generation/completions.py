@@ -56,6 +56,8 @@ class UnderWay:
         self._places = {name.partition("-")[0]: place for place, name in enumerate(names)}
         self.done: dict[int, Completion] = {}
         """Those that are finished, by their places among the requests."""
+        self._ready = 0
+        """All before this place are finished."""
         self.begun = False
         self.seconds = 0.0
         """That its steps took."""
@@ -78,12 +80,11 @@ class UnderWay:
         """The completions from this place on, up to the first that is not finished; none while they are fewer than
         `least` and others are to come.
         """
-        end = first
-        while end in self.done:
-            end += 1
-        if end - first < least and not self.finished:
+        while self._ready in self.done:
+            self._ready += 1
+        if self._ready - first < least and not self.finished:
             return []
-        return [self.done[place] for place in range(first, end)]
+        return [self.done[place] for place in range(first, self._ready)]
 
 
 def params_of(request: Request, decoding: Decoding, stop_ids: list[int]) -> SamplingParams:

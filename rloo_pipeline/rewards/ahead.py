@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rloo_pipeline import kept
@@ -25,12 +26,12 @@ NAME = "reward functions"
 
 def crews(config: Config, rewards: Sequence[Reward]) -> Crews:
     """The workers of these functions: those that were started ahead for them, else new ones."""
-    known, waiting = kept.take(NAME, None) or (None, None)
+    waiting, key = kept.take(NAME, None), _key(config, rewards)
     if isinstance(waiting, Crews):
-        if known == _key(config, rewards) and waiting.alive:
+        if waiting.key == key and waiting.alive:
             return waiting
         waiting.end()
-    return Crews(rewards, config.scoring.workers)
+    return _start(key, config, rewards)
 
 
 def start_next(config: Config, rewards: Sequence[Reward], paces: Mapping[str, Pace]) -> None:
@@ -42,16 +43,24 @@ def start_next(config: Config, rewards: Sequence[Reward], paces: Mapping[str, Pa
     """
 
     def start() -> None:
-        key = _key(config, rewards)  # first: a file that is changed in between makes them others than it says
-        kept.keep(NAME, None, (key, Crews(rewards, config.scoring.workers, paces)))
+        # the key first: a file that is changed in between makes them others than it says
+        hand_on(_start(_key(config, rewards), config, rewards, paces))
 
     if rewards and not any(reward.gpus for reward in rewards):
         kept.afterwards(start)
 
 
-def hand_on(config: Config, crews: Crews) -> None:
-    """Leaves workers that have done their work to the stage that will ask for it."""
-    kept.keep(NAME, None, (_key(config, crews.rewards), crews))
+def hand_on(crews: Crews) -> None:
+    """Leaves workers, and what they have done, to whoever asks for it next."""
+    kept.keep(NAME, None, crews)
+
+
+def _start(
+    key: object, config: Config, rewards: Sequence[Reward], paces: Mapping[str, Pace] = MappingProxyType({})
+) -> Crews:
+    crews = Crews(rewards, config.scoring.workers, paces)
+    crews.key = key
+    return crews
 
 
 def _key(config: Config, rewards: Sequence[Reward]) -> object:

@@ -39,6 +39,8 @@ class Crews:
         self.limit = limit
         self.rewards = list(rewards)
         self.paces = dict(paces)
+        self.key: object = None
+        """Which they are, for those who keep them."""
         self.start()
 
     def start(self) -> None:

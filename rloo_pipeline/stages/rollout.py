@@ -20,7 +20,6 @@ from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import cut, derive, rows_of_round
 
-
 PARTS = 4
 """In which completions are handed on while others are sampled."""
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rloo_pipeline import kept, runtime, tables
 from rloo_pipeline.config import Config, Reward
@@ -128,7 +130,7 @@ def score_ahead(rollouts: int, first: int, count: int) -> bool:
     if first:
         begun: pa.Table | None = crews.done and crews.done.rolled
         if begun is None or len(begun) != first or tables.about(begun) != tables.about(rolled):
-            ahead.hand_on(config, crews)
+            ahead.hand_on(crews)
             return False
         rolled = pa.concat_tables([begun, rolled])
     with TemporaryFile() as said:
@@ -140,7 +142,7 @@ def score_ahead(rollouts: int, first: int, count: int) -> bool:
             return False
         said.seek(0)
         crews.done = Done(rolled, known.table, policy_folder, said.read())
-    ahead.hand_on(config, crews)
+    ahead.hand_on(crews)
     if len(rolled) == count and todo == config.rewards:
         about = _about(rolled)
         joined = _joined(todo, rolled, _columns(todo, found))
@@ -202,9 +204,8 @@ def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: P
 def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Column]) -> pa.Table:
     """The table of scores: a column a function, in the order of the configuration, and their weighted sum."""
     columns = [found[reward.column] for reward in rewards]
-    weights = [reward.weight for reward in rewards]
-    total = [_sum(weights, row) for row in zip(*(column.scores for column in columns), strict=True)]
     scores = {reward.column: column.scores for reward, column in zip(rewards, columns, strict=True)}
+    total = pa.array(_totals(rewards, list(scores.values())), from_pandas=True)  # NaN is null
     return _table(rolled, tables.scores_schema(list(scores)), {**scores, "reward": total}, columns)
 
 
@@ -214,10 +215,10 @@ def _tell_unscorable(made: pa.Table) -> None:
 
 
 def _table(
-    rolled: pa.Table, schema: pa.Schema, scores: Mapping[str, list[float | None]], columns: Sequence[Column]
+    rolled: pa.Table, schema: pa.Schema, scores: Mapping[str, list[float | None] | pa.Array], columns: Sequence[Column]
 ) -> pa.Table:
     keys = {"prompt_id": rolled["prompt_id"], "sample": rolled["sample"]}
-    seconds = [sum(row) for row in zip(*(column.seconds for column in columns), strict=True)]
+    seconds = np.sum([column.seconds for column in columns], axis=0)
     errors = _one_text(*(column.errors for column in columns))
     return pa.table({**keys, **scores, "seconds": seconds, "error": errors}, schema=schema)
 
@@ -251,12 +252,21 @@ def weighted_sum(rewards: Sequence[Reward], scores: tuple[float | None, ...]) ->
 
     None when no function of non-zero weight gave a score: the completion is unscorable.
     """
-    return _sum([reward.weight for reward in rewards], scores)
+    (total,) = _totals(rewards, [[value] for value in scores])
+    return None if np.isnan(total) else float(total)
 
 
-def _sum(weights: Sequence[float], scores: Sequence[float | None]) -> float | None:
-    given = [weight * value for weight, value in zip(weights, scores, strict=True) if value is not None and weight != 0]
-    return sum(given) if given else None
+def _totals(rewards: Sequence[Reward], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
+    """The weighted sum of each row, in the order of the functions; NaN where there is none."""
+    total = np.zeros(len(columns[0]))
+    given = np.zeros(len(columns[0]), bool)
+    for reward, column in zip(rewards, columns, strict=True):
+        values = np.array(column, float)  # None is NaN
+        known = ~np.isnan(values) & (reward.weight != 0)
+        total[known] += reward.weight * values[known]
+        given |= known
+    total[~given] = np.nan
+    return total
 
 
 def batch_of(rolled: pa.Table, prompts: PromptSet) -> Batch:
