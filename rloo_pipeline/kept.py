@@ -16,11 +16,14 @@ from rloo_pipeline import runtime
 
 Tell = Callable[[str, Mapping[str, str], int | None, Sequence[int]], object]
 """Passes on what is announced."""
+Own = Callable[[int], Sequence[int]]
+"""Of so many shards, those about which this worker is asked first."""
 
 _things: dict[str, tuple[object, Any]] = {}
 _waiting: list[Callable[[], object]] = []
 _steps: list[Callable[[], bool]] = []
 _tell: Tell | None = None
+_own: Own = range
 _on = False
 
 
@@ -30,10 +33,12 @@ class Unfit(BaseException):
     """
 
 
-def start(tell: Tell) -> None:
-    """From now on this process is a worker, which passes on by `tell` what is announced."""
-    global _on, _tell
-    _on, _tell = True, tell
+def start(tell: Tell, own: Own = range) -> None:
+    """From now on this process is a worker, which passes on by `tell` what is announced, and has its `own` shards; one
+    alone has all.
+    """
+    global _on, _tell, _own
+    _on, _tell, _own = True, tell, own
 
 
 def keep(name: str, key: object, thing: Any) -> bool:
@@ -58,6 +63,11 @@ def take(name: str, key: object) -> Any | None:
 def look(name: str) -> tuple[Any, Any] | None:
     """Key and thing that are kept under this name, and go on being so."""
     return _things.get(name)
+
+
+def own_shards(count: int) -> Sequence[int]:
+    """Of so many shards, those about which this worker is asked first."""
+    return _own(count)
 
 
 def announce(role: str, ahead: Mapping[str, str], shard: int | None = None, files: Sequence[int] = ()) -> None:

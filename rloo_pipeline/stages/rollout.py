@@ -53,7 +53,8 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
     for part in groups.sample_parts(sampler, rows, samples, decoding, config.seed, names, PARTS):
         made.append(tables.make(part, tables.ROLLOUTS, "rollouts", **about))
         _announce(output, shard, made, len(rows) * samples)
-    groups.expect(partial(_requests, config, train, round_ + 1, _first_shard(round_, shard)), decoding)
+    for first in kept.own_shards(settings.shards)[:1]:
+        groups.expect(partial(_requests, config, train, round_ + 1, first), decoding)
     table = pa.concat_tables(made).combine_chunks()
     tables.save(output, table)
     tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
@@ -82,13 +83,3 @@ def _requests(config: Config, train: PromptSet, round_: int, shard: int) -> list
     """What a shard will ask of the sampler."""
     rows = _prompts(config, train, round_, shard)
     return groups.requests_of(rows, config.rollout.num_generations, config.seed, ("round", round_))
-
-
-def _first_shard(round_: int, shard: int) -> int:
-    """The first of a round's shards that this worker did, where it is the first that it will be asked for again."""
-    known = kept.look("first shard")
-    if known is None or known[0] != round_:
-        kept.keep("first shard", round_, shard)
-        return shard
-    first: int = known[1]
-    return first

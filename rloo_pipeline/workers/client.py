@@ -108,6 +108,13 @@ def announce(
             socket.send_fds(line, [json.dumps({"ahead": ahead}).encode() + b"\n"], list(files))
 
 
+def own_shards(path: str | os.PathLike[str], count: int) -> list[int]:
+    """Of so many shards, those for which the worker with this socket is asked first."""
+    folder, name = os.path.split(os.path.splitext(path)[0])
+    names = [os.path.basename(worker) for worker in _listening(folder, name.rpartition("-")[0], 0)]
+    return [shard for shard in range(count) if names and names[shard % len(names)] == name]
+
+
 def _shard(words: Sequence[str]) -> int:
     """The shard of the table that a stage writes; 0 where it writes another thing."""
     output = words[words.index("--output") + 1] if "--output" in words[:-1] else ""

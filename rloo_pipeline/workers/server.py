@@ -37,7 +37,7 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
         ahead: CPU threads of the engine whose libraries are imported before a stage asks, None for none.
     """
     _end_with(controller, path.parent)
-    kept.start(partial(client.announce, str(path.parent)))
+    kept.start(partial(client.announce, str(path.parent)), partial(client.own_shards, path))
     if ahead:
         runtime.use_threads(ahead)
         kept.afterwards(_import_ahead)

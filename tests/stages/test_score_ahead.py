@@ -11,6 +11,7 @@ from helpers import Round, mini
 from rloo_pipeline import kept, tables
 from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.schedule import Crews
 from rloo_pipeline.stages import score as stage
 
 MINE = """
@@ -78,8 +79,8 @@ def case(tmp_path, tiny_model, monkeypatch):
     yield made
     kept.catch_up()
     for _, thing in kept._things.values():
-        if isinstance(thing, tuple) and hasattr(thing[1], "end"):
-            thing[1].end()
+        if isinstance(thing, Crews):
+            thing.end()
 
 
 def test_what_was_scored_ahead_is_the_stage_s_table_to_the_row(case, capfd) -> None:

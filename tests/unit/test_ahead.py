@@ -35,7 +35,7 @@ def config(tmp_path, monkeypatch):
     yield validate(mini(rewards=rewards, scoring={"workers": 1}), "mini")
     kept.catch_up()
     if left := kept.take(ahead.NAME, None):
-        left[1].end()
+        left.end()
 
 
 def stage(config) -> tuple[list[float | None], list[int]]:
@@ -57,7 +57,7 @@ def waiting() -> list[int]:
     kept.catch_up()
     thing = kept.take(ahead.NAME, None)
     kept.keep(ahead.NAME, None, thing)
-    return processes(thing[1])
+    return processes(thing)
 
 
 def test_a_stage_finds_the_processes_started_ahead_and_none_that_was_called(config) -> None:

@@ -142,6 +142,9 @@ def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
         return [int(name[-1]) for name in client._listening(str(tmp_path), "sampler", shard)]
 
     assert [order(shard) for shard in range(4)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
+    own = [client.own_shards(tmp_path / f"sampler-{number}.sock", 5) for number in range(3)]
+    assert own == [[0, 3], [1, 4], [2]]
+    assert client.own_shards(tmp_path / "sampler-2.sock", 2) == []
     words = ["rollout", "--round", "00002", "--shard", "004", "--output", "run/rounds/00002/rollouts/004.parquet"]
     assert client._shard(words) == 4
     assert client._shard(["score", "--parts", "--output", "run/rounds/00002/scores/012.parquet"]) == 12
