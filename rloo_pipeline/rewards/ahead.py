@@ -2,8 +2,8 @@
 
 They have loaded their function and called it for nothing, as those that a stage starts itself. A stage uses them up, so
 nothing goes from one round to the next but how fast a function was, by which calls are handed out and no score changes.
-They may have scored a table before the stage that is about it began (`hand_on`); whether it is just that is for the
-stage to see.
+They may have scored a table, or its first rows, before the stage that is about it began (`hand_on`); whether it is
+just that is for the stage to see.
 """
 
 from __future__ import annotations
