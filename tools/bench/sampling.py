@@ -27,6 +27,7 @@ def main() -> None:
     from rloo_pipeline.generation.completions import Decoding
     from rloo_pipeline.generation.sampler import Engine, Sampler
     from rloo_pipeline.seeds import derive
+    from rloo_pipeline.stages.rollout import PARTS
     from rloo_pipeline.training import policy
 
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
@@ -50,10 +51,11 @@ def main() -> None:
         return time.process_time() - began
 
     def stage() -> float:
+        derive.cache_clear()  # each round has seeds of its own
         began = time.process_time()
-        made = groups.sample_groups(sampler, rows, samples, decoding, 0, ("bench",))
-        table = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-        tables.write(folder / "table.parquet", table, tables.ROLLOUTS, "rollouts", run="bench", round=1)
+        parts = groups.sample_parts(sampler, rows, samples, decoding, 0, ("bench",), PARTS)
+        made = [tables.make(part, tables.ROLLOUTS, "rollouts", run="bench", round=1) for part in parts]
+        tables.save(folder / "table.parquet", pa.concat_tables(made).combine_chunks())
         return time.process_time() - began
 
     bare(), stage()
