@@ -84,7 +84,9 @@ class Engine:
         """Whether the policy in `folder`, where it was not loaded from there, was saved by this engine."""
         self.step_count = 0
         self.grad_norm = 0.0
-        _keep_grad_norm(self)
+        _clip_plainly(self)
+        # one process alone would still copy all gradients to and fro to sum them up
+        self.engine.enable_backward_allreduce = self.rank.world > 1 or settings.zero_stage > 0
         self.engine.checkpoint_engine.save = _save_by_content
         # A state goes with the policy of its manifest, which has the weights; ZeRO 3 and adapters lay them out anew.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
@@ -315,14 +317,20 @@ def _deepspeed_config(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _keep_grad_norm(engine: Engine) -> None:
-    """Remembers the norm that DeepSpeed clips by in plain float32 (ZeRO 0), where it forgets it."""
-    from deepspeed.runtime.utils import clip_grad_norm_
+def _clip_plainly(engine: Engine) -> None:
+    """Has gradients in plain float32 (ZeRO 0) clipped as DeepSpeed does, which is the same on all ranks, but where
+    there is nothing to clip they are left alone, and the norm is remembered.
+    """
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    most = engine.settings.max_grad_norm
 
     def clip() -> None:
-        engine.grad_norm = float(
-            clip_grad_norm_(engine.engine.module.parameters(), max_norm=engine.settings.max_grad_norm)
-        )
+        trained = [parameter for group in engine.engine.optimizer.param_groups for parameter in group["params"]]
+        norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
+        engine.grad_norm = float(norm)
+        if most / (engine.grad_norm + 1e-6) < 1:
+            clip_grads_with_norm_(trained, most, norm)
 
     engine.engine.clip_fp32_gradients = clip
 

@@ -28,7 +28,8 @@ the loss. The loss of some sequences together is the sum of their losses."""
 ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 """Logits held at once, by kind of device: 128 MB and 1 GB in float32, and as much again while they are worked on."""
 IN_CACHE, ROWS = 2**18, 256
-"""Of these, a CPU works on what its cache holds at a time, 1 MB; but on so many tokens that products are not slow."""
+"""Of these, a CPU works on what its cache holds at a time, 1 MB; but products on so many tokens that they are not
+slow."""
 
 
 class Job(NamedTuple):
@@ -115,7 +116,10 @@ class _Projection:
         self.hidden, self.weight, self.bias, self.job = hidden.detach(), weight.detach(), bias, job
         vocabulary = len(weight)
         self.limit = max(1, ELEMENTS.get(hidden.device.type, ELEMENTS["cuda"]) // vocabulary)
-        self.step = min(self.limit, max(ROWS, IN_CACHE // vocabulary)) if hidden.device.type == "cpu" else self.limit
+        self.step = self.few = self.limit
+        if hidden.device.type == "cpu":
+            self.few = max(1, IN_CACHE // vocabulary)
+            self.step = min(self.limit, max(ROWS, self.few))
         self.logits = hidden.new_empty((min(len(hidden), self.step), vocabulary), dtype=torch.float32)
         self.probs = self.sums = self.logits[:0]
         self.d_hidden: Tensor | None = None
@@ -127,7 +131,8 @@ class _Projection:
         found = self.hidden.new_empty(len(self.hidden), dtype=torch.float32)
         for part in self._parts(slice(0, len(found))):
             logits = self._logits(part)
-            found[part] = self._of_targets(logits, part) - logits.logsumexp(-1)
+            normalizers = torch.cat([some.logsumexp(-1) for some in logits.split(self.few)])
+            found[part] = self._of_targets(logits, part) - normalizers
         return found
 
     def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
@@ -181,16 +186,12 @@ class _Projection:
     def _see(self, part: slice, place: int) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of some tokens; exp(z − max z) and its sum are left at a place of their buffers."""
         logits = self._logits(part)
-        at_targets, largest = self._of_targets(logits, part), logits.amax(-1, keepdim=True)
-        logits -= largest
-        probs = torch.exp(logits, out=self.probs[place : place + len(logits)])
-        total = torch.sum(probs, -1, keepdim=True, out=self.sums[place : place + len(logits)]).squeeze(-1)
+        at_targets, these = self._of_targets(logits, part), slice(place, place + len(logits))
+        blocks = zip(*(all_of.split(self.few) for all_of in (logits, self.probs[these], self.sums[these])), strict=True)
+        largest, mean = (torch.cat(values) for values in zip(*(_exponentials(*block) for block in blocks), strict=True))
+        total = self.sums[these].squeeze(-1)
         log_total = total.log()
-        if logits.numel() <= IN_CACHE:
-            mean = logits.mul_(probs).sum(-1)
-        else:
-            mean = torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).flatten()
-        return at_targets - (largest.squeeze(-1) + log_total), log_total - mean / total
+        return at_targets - (largest + log_total), log_total - mean / total
 
     def _gradient(self, sequences: range, logps: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of some sequences, and what it gives by each log-prob."""
@@ -220,6 +221,16 @@ class _Projection:
             self.d_weight.addmm_(at_logits.T, hidden)
         elif self.d_weight is not None:
             self.d_weight += at_logits.T @ hidden
+
+
+def _exponentials(logits: Tensor, probs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """max z and Σ exp(z − max z)·(z − max z) of some tokens; exp(z − max z) and its sum are left in `probs` and `sums`,
+    logits are used up.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    torch.exp(logits.sub_(largest), out=probs)
+    torch.sum(probs, -1, keepdim=True, out=sums)
+    return largest.squeeze(-1), logits.mul_(probs).sum(-1)
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]:

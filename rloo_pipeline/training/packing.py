@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rloo_pipeline.training.attention import Layout, lay_out
+from rloo_pipeline.training.layout import Layout, lay_out
 
 
 class Pack(NamedTuple):

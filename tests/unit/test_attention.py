@@ -9,7 +9,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.training import attention
-from rloo_pipeline.training.attention import Block
+from rloo_pipeline.training.layout import Block, lay_out
 
 PROMPTS = [4, 4, 4, 9, 1]
 COMPLETIONS = [12, 3, 0, 30, 1]
@@ -20,7 +20,7 @@ SEQUENCES = [
     [*range(first, first + prompt), *range(own, own + completion)]
     for first, prompt, own, completion in zip(FIRST, PROMPTS, OWN, COMPLETIONS, strict=True)
 ]
-LAYOUT = attention.lay_out(*(torch.tensor(values) for values in (FIRST, PROMPTS, OWN, COMPLETIONS)))
+LAYOUT = lay_out(*(torch.tensor(values) for values in (FIRST, PROMPTS, OWN, COMPLETIONS)))
 
 
 def heads() -> list[torch.Tensor]:
@@ -57,11 +57,15 @@ def equal(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> b
 
 def test_likes_stand_beside_each_other_the_longest_first() -> None:
     assert LAYOUT.blocks == (Block(1, 39), Block(1, 16), Block(1, 7), Block(1, 4), Block(1, 2))
-    likes = attention.lay_out(*(torch.tensor(values) for values in ([0] * 4, [8] * 4, [8, 16, 23, 24], [8, 7, 1, 6])))
+    likes = lay_out(*(torch.tensor(values) for values in ([0] * 4, [8] * 4, [8, 16, 23, 24], [8, 7, 1, 6])))
     assert likes.blocks == (Block(3, 16), Block(1, 9))
     assert likes.starts.tolist() == [0, 16, 32, 48, 57]
     assert sorted(set(likes.places.tolist())) == list(range(30))
     assert likes.places[likes.back].tolist() == list(range(30))
+    rows = likes.of_heads(2)
+    assert rows.places[rows.back].tolist() == list(range(60))
+    assert sorted([*rows.back.tolist(), *rows.untaken.tolist()]) == list(range(2 * 57))
+    assert rows.places[:34].tolist() == [*range(0, 16 * 2, 2), *range(1, 16 * 2, 2), 0, 2], "head by head"
 
 
 @pytest.mark.parametrize(("short", "scores"), [(128, 2**18), (128, 1), (10, 2**18), (0, 2**18)])

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import shapes
+import step
 import whole
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +47,7 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
         maker = [sys.executable, str(Path(__file__).with_name("shapes.py")), name, str(folder / name)]
         subprocess.run(maker, check=True, capture_output=True)
         count = repeats * shapes.SHAPES[name].steps
-        ours, theirs = (_step(side, name, folder / name, count) for side in ("ours", "trl"))
+        ours, theirs = _in_turns(name, folder / name, count)
         suffix = "" if name == "large" else f"_{name}"
         steps = list(zip(theirs["update"], ours["update"], strict=True))
         whole = list(zip(theirs["passes"], ours["passes"], strict=True))
@@ -58,15 +59,53 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     return found
 
 
-def _step(side: str, name: str, folder: Path, repeats: int) -> dict[str, list[float]]:
-    command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    environment = {**os.environ, **threads, **(runtime.JOBS if side == "ours" else {})}
-    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if outcome.returncode:
-        raise SystemExit(outcome.stderr[-3000:])
-    found: dict[str, list[float]] = json.loads(outcome.stdout.splitlines()[-1])
-    return found
+def _in_turns(name: str, folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Our side's and TRL's steps of a shape, one after the other."""
+    sides = [_Side(side, name, folder, repeats) for side in ("ours", "trl")]
+    for _ in range(1 + repeats):
+        for side in sides:
+            side.take_turn()
+    ours, theirs = (side.result() for side in sides)
+    return ours, theirs
+
+
+class _Side:
+    """A process of step.py."""
+
+    def __init__(self, side: str, name: str, folder: Path, repeats: int) -> None:
+        """Is ready once it is at its first step."""
+        command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- as long as the process
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **threads, **(runtime.JOBS if side == "ours" else {})},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+        )  # fmt: skip
+        self.said = ""
+        self._listen()
+
+    def take_turn(self) -> None:
+        """Lets it do a step; it is at its next one then, or at its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self._listen()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == step.TURN:
+                return
+            self.said = line
+        if self.process.wait():
+            self.errors.seek(0)
+            raise SystemExit(self.errors.read()[-3000:])
+
+    def result(self) -> dict[str, list[float]]:
+        """What it printed last."""
+        found: dict[str, list[float]] = json.loads(self.said)
+        return found
 
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:

@@ -4,7 +4,10 @@
 
 `update` is an optimizer step: loss, gradient, clipping, AdamW. `passes` are the log-probs that come before it, of the
 reference and of the policy that sampled, since the KL is in the reward. The first of each is not counted. Both sides
-have one thread and float32; seconds are of the CPU, which other work on the machine changes little.
+have one thread and float32; seconds are of the CPU.
+
+Before each step and its passes a side says TURN and waits for a line, so that the sides can take turns: what else the
+machine does changes even a CPU's seconds, and comes and goes.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 import shapes
 
 BETA, RATE = 0.05, 1e-6
+TURN = "turn"
 
 
 Seconds = tuple[list[float], list[float]]
@@ -38,6 +42,14 @@ class Place(NamedTuple):
     beta: float = BETA
     clock: Callable[[], float] = time.process_time
     checkpointing: bool = False
+    wait: Callable[[], object] = lambda: None
+    """Before each step."""
+
+
+def wait() -> None:
+    """For one's turn."""
+    print(TURN, flush=True)
+    sys.stdin.readline()
 
 
 def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
@@ -79,6 +91,7 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
     )
     engine = Engine(folder, settings, 0)
     for before in referenced:
+        wait()
         began = time.process_time()
         old = engine.logps(sequences, most, lambda _: None)
         truncated = torch.zeros(len(rows), dtype=torch.bool)
@@ -102,7 +115,7 @@ def trl(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
 
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    return trl_steps(model, shapes.batch(shape), folder.parent / "trl", steps, Place())
+    return trl_steps(model, shapes.batch(shape), folder.parent / "trl", steps, Place(wait=wait))
 
 
 def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) -> Seconds:
@@ -128,6 +141,7 @@ def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) 
             return [prompts[int(text)] for text in given], None, {}
 
         def _generate_and_score_completions(self, given: Any) -> Any:
+            place.wait()
             began = place.clock()
             found = super()._generate_and_score_completions(given)
             self.scored = place.clock()
