@@ -33,12 +33,35 @@ class Unfit(BaseException):
     """
 
 
-def start(tell: Tell, own: Own = range) -> None:
+def start(tell: Tell | None, own: Own = range) -> None:
     """From now on this process is a worker, which passes on by `tell` what is announced, and has its `own` shards; one
     alone has all.
     """
     global _on, _tell, _own
     _on, _tell, _own = True, tell, own
+
+
+def is_on() -> bool:
+    """Whether this process is a worker."""
+    return _on
+
+
+def leave_gpu() -> bool:
+    """Has what is kept leave the GPU to the next stage; whether it is still kept. What cannot leave is thrown away, and
+    all else with it.
+    """
+    try:
+        runtime.free_gpu()
+    except Unfit:
+        import gc
+
+        import torch
+
+        _things.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return False
+    return True
 
 
 def keep(name: str, key: object, thing: Any) -> bool:

@@ -132,11 +132,20 @@ _cpu_after: float | None = None
 """At the end of the stage before."""
 
 
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU; no library is asked."""
+    return Path("/dev/nvidiactl").exists()
+
+
 class HoldsGpu(Protocol):
     """What takes a GPU for itself and can leave it."""
 
     def leave_gpu(self) -> None:
-        """Gives back its memory; it may take it again when it is used again."""
+        """Gives back its memory; it may take it again when it is used again. Nothing where it is on no GPU.
+
+        Raises:
+            Unfit: it cannot, except by its end.
+        """
 
 
 _holders: WeakSet[HoldsGpu] = WeakSet()

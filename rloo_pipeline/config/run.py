@@ -61,7 +61,8 @@ class Config(Section):
     """Policies kept for good: every n-th, and the last."""
     workers: Literal["auto", "always", "never"] = "auto"
     """Whether engines stay alive between rounds where Snakemake and its jobs are on one machine. They change no result
-    and hold memory: sampler, reference and trainer at once. `auto`: where there is no GPU.
+    and hold memory: sampler, reference and trainer at once. `auto`: where there is no GPU; `always`: there too, where
+    they take turns.
     """
     report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
     """Where the metrics of the rounds go besides metrics.json. TensorBoard's files are always written; `wandb` is a

@@ -45,9 +45,9 @@ def expect(requests: Callable[[], list[Request]], decoding: Decoding) -> None:
 
 
 def _line_up() -> None:
-    """Gives the kept sampler what is expected of it, unless it has that."""
+    """Gives the kept sampler what is expected of it, unless it has that, or has left the GPU to others."""
     sampler, expected = kept.look("sampler"), kept.look("expected")
-    if sampler is not None and expected is not None and sampler[1].under_way is None:
+    if sampler is not None and expected is not None and not sampler[1].asleep and sampler[1].under_way is None:
         requests, decoding = expected[1]
         sampler[1].line_up(requests(), decoding)
 

@@ -74,6 +74,10 @@ class Sampler:
             "generation_config": "vllm",
             **adapter,
         }
+        if kept.is_on() and _on_gpu():
+            self.settings["enable_sleep_mode"] = True
+        self.asleep = False
+        """Whether the engine's weights are in the host's memory, and its cache nowhere."""
         self.lora = _lora_request(folder, 1) if adapter else None
         self.under_way: UnderWay | None = None
         self.seconds = 0.0
@@ -104,6 +108,7 @@ class Sampler:
         """
         if max_model_len > self.max_model_len:
             raise kept.Unfit(f"a context of {self.max_model_len} tokens")
+        self._wake()
         policy.check(folder)
         digest = policy.digest(folder)
         self.settings["model"] = str(policy.base_of(folder))
@@ -132,10 +137,15 @@ class Sampler:
             llm.apply_model(_repack)
 
     def leave_gpu(self) -> None:
-        """Ends the engine; the next completion starts it again."""
+        """Lets the engine of a worker sleep, and ends any other; the next completion wakes or starts it again."""
         import gc
 
-        if self.llm is None:
+        if self.llm is None or self.asleep:
+            return
+        if "enable_sleep_mode" in self.settings:
+            self._stop()
+            self.llm.sleep(level=1)
+            self.asleep = True
             return
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = self.under_way = None
@@ -150,6 +160,7 @@ class Sampler:
         from vllm import TokensPrompt
 
         self.llm = self.llm or self._engine()
+        self._wake()
         if self._stop():
             _forget_prompts(self.llm)
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
@@ -192,6 +203,11 @@ class Sampler:
                     given += len(found)
                     yield found
         self.under_way = None
+
+    def _wake(self) -> None:
+        if self.asleep and self.llm is not None:
+            self.llm.wake_up()
+        self.asleep = False
 
     def _stop(self) -> bool:
         """Gives up what is under way; whether there was something."""

@@ -153,6 +153,7 @@ def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> t
     digest = policy.digest(start)
     engine: Engine | None = kept.take("trainer", _state_of(config, round_ - 1, digest, trainer))
     if engine is not None:
+        engine.enter_gpu()
         engine.folder = start
         return engine, Carried.from_json(engine.carried(trainer))
     engine = Engine(start, settings_of(config), seed)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import files, kept, lean
+from rloo_pipeline import files, kept, lean, runtime
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, room
 from rloo_pipeline.training import policy, ranks
@@ -92,6 +92,9 @@ class Engine:
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
         if not self.weights_in_state:
             self.engine.module_state_dict = lambda *_, **__: {}
+        self.away = False
+        """Whether what it holds is in the host's memory, out of a GPU's."""
+        runtime.hold_gpu(self)
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work.
@@ -250,6 +253,43 @@ class Engine:
         """What a saved state carries beside the engine's own."""
         found: JSON = files.read_json(source / CARRIED)
         return found
+
+    def leave_gpu(self) -> None:
+        """Takes weights and optimizer to the host's memory, until `enter_gpu`.
+
+        Raises:
+            Unfit: DeepSpeed cannot move what this optimizer holds (16 bits without ZeRO).
+        """
+        if self.device.type != "cpu" and not self.away:
+            self.move()
+
+    def enter_gpu(self) -> None:
+        """Takes back what left."""
+        if self.away:
+            self.move()
+
+    def move(self) -> None:
+        """Takes weights and optimizer from the engine's device to the host's memory, or back.
+
+        Raises:
+            Unfit: as `leave_gpu`.
+        """
+        import torch
+
+        optimizer, device = self.engine.optimizer, self.device if self.away else torch.device("cpu")
+        if hasattr(optimizer, "offload_states"):
+            if self.away:
+                self.engine.reload_states()
+            else:
+                self.engine.offload_states(pin_memory=torch.cuda.is_available())
+        elif isinstance(optimizer, torch.optim.Optimizer):
+            self.engine.module.to(device)
+            for values in optimizer.state.values():
+                values.update({name: value.to(device) for name, value in values.items() if torch.is_tensor(value)})
+            torch.cuda.empty_cache()
+        else:
+            raise kept.Unfit("an optimizer that cannot leave its GPU")
+        self.away = not self.away
 
     def close(self) -> None:
         """Leaves the process group."""

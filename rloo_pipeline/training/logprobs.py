@@ -39,6 +39,12 @@ class TokenLogProbs(nn.Module):
         found: Tensor = projection(hidden, head.Job(pack, self.temperature, loss_of))
         return found
 
+    def leave_gpu(self) -> None:
+        """Moves the model to the host's memory."""
+        if next(self.parameters()).is_cuda:
+            self.to("cpu")
+            torch.cuda.empty_cache()
+
     def _whole(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-probs, and entropies without gradient, [completion tokens] float32, from all logits."""
         logits = self.model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]

@@ -37,7 +37,9 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
         ahead: CPU threads of the engine whose libraries are imported before a stage asks, None for none.
     """
     _end_with(controller, path.parent)
-    kept.start(partial(client.announce, str(path.parent)), partial(client.own_shards, path))
+    # engines that share a GPU have it for their own stages: nothing is begun ahead
+    tell = None if runtime.has_gpu() else partial(client.announce, str(path.parent))
+    kept.start(tell, partial(client.own_shards, path))
     if ahead:
         runtime.use_threads(ahead)
         kept.afterwards(_import_ahead)
@@ -99,12 +101,13 @@ def _answer(line: socket.socket) -> bool:
         print(f"{called}: left to itself, since this worker holds {why}", flush=True)
         over.set()
         return False
+    fit = code == 0 and (not runtime.has_gpu() or kept.leave_gpu())
     print(f"{called}: {code}", flush=True)
     over.set()
     with contextlib.suppress(OSError):
         line.sendall(json.dumps({"code": code}).encode())
         line.shutdown(socket.SHUT_RDWR)  # the thread still polls it, so closing it would not end it yet
-    return code == 0
+    return fit
 
 
 def _do_ahead(what: Mapping[str, str], files: Sequence[int]) -> bool:

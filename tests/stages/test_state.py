@@ -2,6 +2,7 @@
 
 import pytest
 
+from rloo_pipeline import kept
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.packing import Sequences
@@ -45,3 +46,33 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
     expected = straight._weights()
     for name, values in later._weights().items():
         assert torch.equal(values, expected[name]), name
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "bfloat16")])
+def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stage, dtype) -> None:
+    """On a CPU both places are the host's memory; the calls are those of a GPU."""
+    import torch
+
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    stayed, left = (Engine(tmp_path / "model", settings(zero_stage, dtype), 0) for _ in range(2))
+    for number in range(3):
+        step(stayed, number)
+        step(left, number)
+        left.leave_gpu()
+        assert not left.away, "it is on none"
+        left.move()
+        assert left.away
+        left.enter_gpu()
+        assert not left.away
+    expected = stayed._weights()
+    for name, values in left._weights().items():
+        assert torch.equal(values, expected[name]), name
+
+
+def test_a_trainer_that_cannot_leave_says_so(tmp_path) -> None:
+    """16 bits without ZeRO: DeepSpeed's weights there are views of its own buffers."""
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    engine = Engine(tmp_path / "model", settings(0, "bfloat16"), 0)
+    with pytest.raises(kept.Unfit):
+        engine.move()
+    assert not engine.away

@@ -127,3 +127,27 @@ def test_a_step_of_the_swap_that_is_left_out_shows(engines, policies, monkeypatc
         without.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
         sampler.swap(policies[1], 256)
         assert sampled(sampler) != second, "the cache holds the old policy's prompts"
+
+
+def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines, policies, monkeypatch) -> None:
+    """No GPU here, so vLLM is told to sleep and to wake, and does neither; the rest is real."""
+    _, second, sampler = engines
+    llm, said = sampler.llm, list[str]()
+    monkeypatch.setitem(sampler.settings, "enable_sleep_mode", True)
+    monkeypatch.setattr(llm, "sleep", lambda level: said.append(f"sleep {level}"))
+    monkeypatch.setattr(llm, "wake_up", lambda: said.append("wake"))
+    load = llm.collective_rpc
+    monkeypatch.setattr(llm, "collective_rpc", lambda what, **how: said.append(what) or load(what, **how))
+    sampler.swap(policies[0], 256)
+    sampler.line_up(REQUESTS, HOW)
+    said.clear()
+    for _ in range(2):
+        sampler.leave_gpu()
+    assert said == ["sleep 1"]
+    assert (sampler.llm, sampler.under_way) == (llm, None), "what was lined up would be lost asleep"
+    sampler.swap(policies[1], 256)
+    assert said == ["sleep 1", "wake", "reload_weights"]
+    assert sampled(sampler) == second
+    sampler.leave_gpu()
+    assert sampled(sampler) == second
+    assert said[3:] == ["sleep 1", "wake"]

@@ -19,7 +19,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from rloo_pipeline import kept, tables
+from rloo_pipeline import kept, runtime, tables
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.workers import client, jobs, manager
 
@@ -304,6 +304,29 @@ def test_what_is_kept_under_another_key_is_for_another_process(monkeypatch) -> N
     with pytest.raises(kept.Unfit):
         kept.take("thing", 2)
     assert not isinstance(kept.Unfit(), Exception), "no stage catches it"
+
+
+class Holder:
+    """Something on a GPU, that can leave it or not."""
+
+    def __init__(self, able: bool) -> None:
+        self.able, self.left = able, False
+        runtime.hold_gpu(self)
+
+    def leave_gpu(self) -> None:
+        if not self.able:
+            raise kept.Unfit("an engine")
+        self.left = True
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_what_cannot_leave_a_gpu_is_no_longer_kept(monkeypatch, able) -> None:
+    monkeypatch.setattr(kept, "_on", True)
+    holder = Holder(able)
+    kept.keep("thing", 1, holder)
+    assert kept.leave_gpu() == holder.left == able
+    assert (kept.look("thing") is not None) == able
+    kept._things.clear()
 
 
 def config(**changes):
