@@ -9,19 +9,18 @@ scheduler there is to carry.
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files, kept, lean, runtime
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, room
-from rloo_pipeline.training import policy, ranks
+from rloo_pipeline.training import deepspeed_ways, policy, ranks
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
@@ -62,7 +61,7 @@ class Engine:
 
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
-        _compile_nothing()
+        deepspeed_ways.compile_nothing()
         self.rank = ranks.current()
         self.settings = settings
         self.folder = folder
@@ -78,16 +77,18 @@ class Engine:
             fused=True,
         )
         deepspeed.init_distributed(dist_backend="nccl" if ranks.chip() == "cuda" else "gloo")
-        self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=_deepspeed_config(settings))
+        self.engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=deepspeed_ways.configuration(settings)
+        )
         self.device: torch.device = self.engine.device
         self.saved = False
         """Whether the policy in `folder`, where it was not loaded from there, was saved by this engine."""
         self.step_count = 0
         self.grad_norm = 0.0
-        _clip_plainly(self)
+        deepspeed_ways.clip_plainly(self)
         # one process alone would still copy all gradients to and fro to sum them up
         self.engine.enable_backward_allreduce = self.rank.world > 1 or settings.zero_stage > 0
-        self.engine.checkpoint_engine.save = _save_by_content
+        self.engine.checkpoint_engine.save = deepspeed_ways.save_by_content
         # A state goes with the policy of its manifest, which has the weights; ZeRO 3 and adapters lay them out anew.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
         if not self.weights_in_state:
@@ -336,68 +337,3 @@ def _trainable(folder: Path, settings: Settings) -> Any:
         return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False).train()
     config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump())
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
-
-
-def _deepspeed_config(settings: Settings) -> dict[str, Any]:
-    """DeepSpeed's configuration; the caller's `step()` is the only accumulation boundary."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": settings.max_grad_norm,
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {
-            "stage": settings.zero_stage,
-            "overlap_comm": False,
-            "stage3_gather_16bit_weights_on_model_save": True,
-        },
-        "bf16": {"enabled": settings.dtype == "bfloat16"},
-        "fp16": {"enabled": settings.dtype == "float16"},
-        "steps_per_print": 10**9,
-    }
-
-
-def _clip_plainly(engine: Engine) -> None:
-    """Has gradients in plain float32 (ZeRO 0) clipped as DeepSpeed does, which is the same on all ranks, but where
-    there is nothing to clip they are left alone, and the norm is remembered.
-    """
-    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-
-    most = engine.settings.max_grad_norm
-
-    def clip() -> None:
-        trained = [parameter for group in engine.engine.optimizer.param_groups for parameter in group["params"]]
-        norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
-        engine.grad_norm = float(norm)
-        if most / (engine.grad_norm + 1e-6) < 1:
-            clip_grads_with_norm_(trained, most, norm)
-
-    engine.engine.clip_fp32_gradients = clip
-
-
-def _save_by_content(state_dict: object, path: str) -> None:
-    """torch.save whose bytes follow from the values alone, without checksums, which the manifest has better ones of.
-
-    A pickle says of an equal string or tuple whether it is the same object as one before it; that differs between a
-    trainer that went on and one that was loaded.
-    """
-    import torch
-
-    class Pickler(pickle.Pickler):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.fast = True
-
-    torch.serialization.set_crc32_options(False)
-    torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
-
-
-def _compile_nothing() -> None:
-    """Tells DeepSpeed to leave its compiled operations alone.
-
-    On a CPU it would build one for all-reduces of inference, which training never calls: half a minute of a compiler,
-    and 69 MB of shared memory that no process ever gives back.
-    """
-    from deepspeed import ops
-
-    ops.__compatible_ops__ = {}

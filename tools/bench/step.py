@@ -47,9 +47,10 @@ class Place(NamedTuple):
 
 
 def wait() -> None:
-    """For one's turn."""
+    """For one's turn; there is none where nobody is left to give it."""
     print(TURN, flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        raise SystemExit("step.py: nobody says whose turn it is")
 
 
 def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:

@@ -1,0 +1,77 @@
+"""How DeepSpeed is told to work: its configuration, how gradients are clipped, the bytes of a saved state, and what is
+not to be compiled.
+"""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rloo_pipeline.training.engine import Engine, Settings
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """DeepSpeed's configuration; the caller's `step()` is the only accumulation boundary."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": settings.zero_stage,
+            "overlap_comm": False,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        "fp16": {"enabled": settings.dtype == "float16"},
+        "steps_per_print": 10**9,
+    }
+
+
+def clip_plainly(engine: Engine) -> None:
+    """Has gradients in plain float32 (ZeRO 0) clipped as DeepSpeed does, which is the same on all ranks, but where
+    there is nothing to clip they are left alone, and the norm is remembered.
+    """
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    most = engine.settings.max_grad_norm
+
+    def clip() -> None:
+        trained = [parameter for group in engine.engine.optimizer.param_groups for parameter in group["params"]]
+        norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
+        engine.grad_norm = float(norm)
+        if most / (engine.grad_norm + 1e-6) < 1:
+            clip_grads_with_norm_(trained, most, norm)
+
+    engine.engine.clip_fp32_gradients = clip
+
+
+def save_by_content(state_dict: object, path: str) -> None:
+    """torch.save whose bytes follow from the values alone, without checksums, which the manifest has better ones of.
+
+    A pickle says of an equal string or tuple whether it is the same object as one before it; that differs between a
+    trainer that went on and one that was loaded.
+    """
+    import torch
+
+    class Pickler(pickle.Pickler):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.fast = True
+
+    torch.serialization.set_crc32_options(False)
+    torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
+
+
+def compile_nothing() -> None:
+    """Tells DeepSpeed to leave its compiled operations alone.
+
+    On a CPU it would build one for all-reduces of inference, which training never calls: half a minute of a compiler,
+    and 69 MB of shared memory that no process ever gives back.
+    """
+    from deepspeed import ops
+
+    ops.__compatible_ops__ = {}
