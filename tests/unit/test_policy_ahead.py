@@ -45,7 +45,7 @@ def done(beside, monkeypatch) -> list[str]:
         return found.count("step") < 3
 
     monkeypatch.setattr(kept, "_on", True)
-    sampler = SimpleNamespace(swap=swap, line_up=line_up, go_on=go_on, under_way=None)
+    sampler = SimpleNamespace(swap=swap, line_up=line_up, go_on=go_on, under_way=None, asleep=False)
     kept.keep("sampler", KEY, sampler)
     yield found
     kept.take("sampler", KEY)
@@ -160,7 +160,8 @@ def test_requests_that_name_an_adapter_do_not_outlive_it(tmp_path, monkeypatch) 
     llm = SimpleNamespace(llm_engine=engine, reset_prefix_cache=lambda: True)
     llm.enqueue = lambda *_, lora_request, **__: [lined_up.append(lora_request) or str(len(lined_up))]
     sampler = object.__new__(Sampler)
-    vars(sampler).update(llm=llm, lora="old", under_way=None, digest="old", settings={}, max_model_len=64, stop_ids=[])
+    held = {"lora": "old", "digest": "old", "under_way": None, "asleep": False}
+    vars(sampler).update(llm=llm, settings={}, max_model_len=64, stop_ids=[], **held)
     monkeypatch.setattr(sampler, "_load", lambda *_: setattr(sampler, "lora", "new"))
     whole = SimpleNamespace(check=lambda _: None, digest=str, base_of=lambda folder: folder)
     monkeypatch.setattr("rloo_pipeline.generation.sampler.policy", whole)
