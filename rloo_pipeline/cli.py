@@ -220,7 +220,7 @@ def _profiles(arguments: argparse.Namespace) -> None:
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.workers import server
 
-    server.serve(arguments.socket, arguments.controller, arguments.ahead)
+    server.serve(main, arguments.socket, arguments.controller, arguments.ahead)
 
 
 @cache

@@ -22,7 +22,8 @@ from rloo_pipeline.files import read_json, write_json
 from rloo_pipeline.insight import completions as seen
 from rloo_pipeline.insight.warmstart_checks.evidence import Evidence
 from rloo_pipeline.insight.warmstart_checks.groups import mixing_of
-from rloo_pipeline.insight.warmstart_checks.registry import judge, threshold
+from rloo_pipeline.insight.warmstart_checks.registry import threshold
+from rloo_pipeline.insight.warmstart_checks.verdicts import judge
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.demonstrations import demonstrations

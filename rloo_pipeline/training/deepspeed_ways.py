@@ -9,44 +9,42 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rloo_pipeline.training.engine import Engine, Settings
+    from deepspeed import DeepSpeedEngine
 
 
-def configuration(settings: Settings) -> dict[str, Any]:
+def configuration(dtype: str, zero_stage: int, max_grad_norm: float) -> dict[str, Any]:
     """DeepSpeed's configuration; the caller's `step()` is the only accumulation boundary."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": settings.max_grad_norm,
+        "gradient_clipping": max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": settings.zero_stage,
+            "stage": zero_stage,
             "overlap_comm": False,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
-        "bf16": {"enabled": settings.dtype == "bfloat16"},
-        "fp16": {"enabled": settings.dtype == "float16"},
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "fp16": {"enabled": dtype == "float16"},
         "steps_per_print": 10**9,
     }
 
 
-def clip_plainly(engine: Engine) -> None:
+def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
     """Has gradients in plain float32 (ZeRO 0) clipped as DeepSpeed does, which is the same on all ranks, but where
-    there is nothing to clip they are left alone, and the norm is remembered.
+    there is nothing to clip they are left alone, and DeepSpeed remembers the norm as it does with ZeRO.
     """
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-    most = engine.settings.max_grad_norm
-
     def clip() -> None:
-        trained = [parameter for group in engine.engine.optimizer.param_groups for parameter in group["params"]]
+        trained = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
         norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
-        engine.grad_norm = float(norm)
-        if most / (engine.grad_norm + 1e-6) < 1:
-            clip_grads_with_norm_(trained, most, norm)
+        engine._global_grad_norm = float(norm)
+        if max_grad_norm / (engine._global_grad_norm + 1e-6) < 1:
+            clip_grads_with_norm_(trained, max_grad_norm, norm)
 
-    engine.engine.clip_fp32_gradients = clip
+    engine.clip_fp32_gradients = clip
 
 
 def save_by_content(state_dict: object, path: str) -> None:

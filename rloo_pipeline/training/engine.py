@@ -78,14 +78,16 @@ class Engine:
         )
         deepspeed.init_distributed(dist_backend="nccl" if ranks.chip() == "cuda" else "gloo")
         self.engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=deepspeed_ways.configuration(settings)
+            model=module,
+            optimizer=optimizer,
+            config=deepspeed_ways.configuration(settings.dtype, settings.zero_stage, settings.max_grad_norm),
         )
         self.device: torch.device = self.engine.device
         self.saved = False
         """Whether the policy in `folder`, where it was not loaded from there, was saved by this engine."""
         self.step_count = 0
         self.grad_norm = 0.0
-        deepspeed_ways.clip_plainly(self)
+        deepspeed_ways.clip_plainly(self.engine, settings.max_grad_norm)
         # one process alone would still copy all gradients to and fro to sum them up
         self.engine.enable_backward_allreduce = self.rank.world > 1 or settings.zero_stage > 0
         self.engine.checkpoint_engine.save = deepspeed_ways.save_by_content
@@ -152,7 +154,7 @@ class Engine:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.schedule.rate(self.step_count)
         self.engine.step()
-        self.grad_norm = float(self.engine.get_global_grad_norm() or self.grad_norm)
+        self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
         self.step_count += 1
         return float(self.sum_over_ranks(total))
 

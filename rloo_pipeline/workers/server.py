@@ -15,7 +15,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +28,11 @@ start.
 """
 
 
-def serve(path: Path, controller: int, ahead: int | None = None) -> None:
+def serve(run: Callable[[list[str]], None], path: Path, controller: int, ahead: int | None = None) -> None:
     """Listens on `path` until the process `controller` is gone.
 
     Args:
+        run: does what the words after `rloo` say, and exits as the command does.
         path: socket in a folder that nobody else can enter.
         controller: number of the process that the worker works for.
         ahead: CPU threads of the engine whose libraries are imported before a stage asks, None for none.
@@ -53,7 +54,7 @@ def serve(path: Path, controller: int, ahead: int | None = None) -> None:
         while _wait(listener):
             line, _ = listener.accept()
             with line:
-                if not _answer(line):
+                if not _answer(line, run):
                     break
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
 
@@ -79,7 +80,7 @@ def _wait(listener: socket.socket) -> bool:
     return True
 
 
-def _answer(line: socket.socket) -> bool:
+def _answer(line: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs what is asked for; whether it went well."""
     text, descriptors, *_ = socket.recv_fds(line, 1 << 20, 2)
     while text and not text.endswith(b"\n"):  # the words of many shards come in several pieces
@@ -96,7 +97,8 @@ def _answer(line: socket.socket) -> bool:
     called = "rloo " + " ".join(request["words"])[:500]
     try:
         with runtime.outputs_to(descriptors[0]):
-            code = _run(request["words"], request["started"])
+            runtime.begin(request["started"])
+            code = _status(run, request["words"])
     except kept.Unfit as why:
         print(f"{called}: left to itself, since this worker holds {why}", flush=True)
         over.set()
@@ -134,13 +136,10 @@ def _do_ahead(what: Mapping[str, str], files: Sequence[int]) -> bool:
     return True
 
 
-def _run(words: list[str], started: float) -> int:
+def _status(run: Callable[[list[str]], None], words: list[str]) -> int:
     """The exit status of `rloo WORDS`."""
-    from rloo_pipeline import cli
-
-    runtime.begin(started)
     try:
-        cli.main(words)
+        run(words)
     except SystemExit as end:
         return int(end.code or 0)
     return 0

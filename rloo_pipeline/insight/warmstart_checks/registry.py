@@ -1,4 +1,4 @@
-"""What a check is: one number, its limits, a verdict and one sentence.
+"""What a check is: a number that is bad above or below its limits, and a sentence for either case.
 
 A check is a plain function from `Evidence` to a `Measure`, or None where it does not apply, under `@check(name)`. The
 name is also the key of its limits in the configuration (`checks.limits`).
@@ -6,7 +6,7 @@ name is also the key of its limits in the configuration (`checks.limits`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from rloo_pipeline.insight.warmstart_checks.evidence import Evidence
@@ -53,48 +53,6 @@ def check(
         return function
 
     return register
-
-
-def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[str]) -> list[dict[str, Any]]:
-    """Every check that applies, as checks.json has it: value, limits, verdict, advice.
-
-    Args:
-        evidence: of the trial.
-        limits: by name of the check, in the order in which they are shown.
-        accepted: checks whose failure does not stop the run; they stay marked.
-    """
-    from rloo_pipeline.insight.warmstart_checks import engines, groups, samples, tokens  # noqa: F401, they register
-
-    found = []
-    for name in limits:
-        one = CHECKS[name]
-        measure = one.measure(evidence)
-        if measure is None:
-            continue
-        warn, fail = limits[one.name]
-        verdict = verdict_of(measure.value, warn, fail, one.bad)
-        found.append(
-            {
-                "name": one.name,
-                "value": measure.value,
-                "shown": measure.shown,
-                "limits": {"warn": warn, "fail": fail, "bad": one.bad},
-                "verdict": verdict,
-                "accepted": verdict == "fail" and one.name in accepted,
-                "asks_for_sft": one.sft and verdict != "pass",
-                "advice": measure.meaning if verdict == "pass" else measure.cure,
-            }
-        )
-    return found
-
-
-def verdict_of(value: float | None, warn: float | None, fail: float | None, bad: Side) -> str:
-    """pass, warn or fail; a value that does not exist is worse than any limit."""
-
-    def beyond(limit: float | None) -> bool:
-        return limit is not None and (value is None or (value > limit if bad == "above" else value < limit))
-
-    return "fail" if beyond(fail) else "warn" if beyond(warn) else "pass"
 
 
 def threshold(limits: Mapping[str, Any]) -> str:

@@ -1,0 +1,50 @@
+"""Imports point one way: no module of the package leads back to itself, not by an import inside a function either."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import rloo_pipeline
+
+PACKAGE = Path(rloo_pipeline.__file__).parent
+MODULES = {
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in PACKAGE.rglob("*.py")
+}
+
+
+def imports(text: str) -> set[str]:
+    """Modules of the package that a text names in its imports, at whatever depth. The package itself hands names on and
+    is none.
+    """
+    named = set[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            named |= inside & MODULES.keys() or {node.module}
+    return (named & MODULES.keys()) - {rloo_pipeline.__name__}
+
+
+def order(graph: dict[str, set[str]]) -> list[str]:
+    """Modules, each behind all that it imports."""
+    return list(TopologicalSorter(graph).static_order())
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    graph = {name: imports(file.read_text()) - {name} for name, file in MODULES.items()}
+    assert sum(map(len, graph.values())) > len(MODULES), "imports are found"
+    found = order(graph)
+    assert found.index("rloo_pipeline.config.run") < found.index("rloo_pipeline.cli")
+
+
+def test_a_circle_would_be_seen() -> None:
+    def back() -> str:
+        return "def late():\n    from rloo_pipeline import files\n"
+
+    assert imports(back()) == {"rloo_pipeline.files"}
+    with pytest.raises(CycleError):
+        order({"rloo_pipeline.files": {"rloo_pipeline.errors"}, "rloo_pipeline.errors": imports(back())})
