@@ -1,5 +1,6 @@
 # The two commands of a fresh machine are `make demo` and `make test`.
-ACCELERATOR ?= cpu
+# Without a word, that of the environment which is there, so that no target replaces one for GPUs by one without.
+ACCELERATOR ?= $(or $(firstword $(filter cpu cuda,$(shell cat .venv/.setup 2>/dev/null))),cpu)
 export ACCELERATOR PYTHON
 BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
@@ -9,7 +10,7 @@ ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
-	@echo "ACCELERATOR=cpu (default) or cuda; PYTHON=... names the interpreter for .venv"
+	@echo "ACCELERATOR=cpu or cuda (default: that of .venv, else cpu); PYTHON=... names the interpreter for .venv"
 
 setup: ## make .venv with everything in it (at once if it is there)
 	@sh tools/setup.sh

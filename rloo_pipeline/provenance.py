@@ -1,14 +1,15 @@
 """Digests of the code that makes a stage's result, so that an edit reruns the stages it touches and no others.
 
 The digest of a stage covers its own file, every module of this package that it imports, directly or through others,
-and the files of functions that the configuration names. Modules that cannot change a result are left out.
+and the files of functions that the configuration names, with what they import from beside them. Modules that cannot
+change a result are left out.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def source_digest(stage: str, config: Config) -> str:
         UserError: the configuration names a function that is not there.
     """
     decides = STAGES[stage].decides
-    named = [references.check(reference) for reference in _functions(config, decides)]
+    named = [references.check(reference) for reference in functions(config, decides)]
     own = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     files = {file for start in (own, *named) if start is not None for file in _closure(start.resolve())}
     digest = hashlib.sha256()
@@ -38,8 +39,8 @@ def source_digest(stage: str, config: Config) -> str:
     return digest.hexdigest()[:16]
 
 
-def _functions(config: Config, sections: Iterable[str]) -> Iterable[str]:
-    """References to functions in these sections."""
+def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
+    """References to functions in these sections, as the configuration has them."""
     if "rewards" in sections:
         yield from (reward.function for reward in config.rewards)
     if "dataset" in sections:
@@ -59,7 +60,9 @@ def _name(file: Path) -> str:
 
 @cache
 def _closure(start: Path) -> frozenset[Path]:
-    """A file and the modules of this package that it imports, through any number of steps, with their templates."""
+    """A file and the modules of this package, or beside it, that it imports, through any number of steps, with their
+    templates.
+    """
     found, waiting = {start}, [start]
     while waiting:
         for file in _imports(waiting.pop()) - found:
@@ -71,22 +74,28 @@ def _closure(start: Path) -> frozenset[Path]:
 
 @cache
 def _imports(file: Path) -> frozenset[Path]:
-    """The modules of this package that a file imports anywhere in it."""
+    """The modules of this package, and for a file outside of it those in its folder, that a file imports anywhere in
+    it.
+    """
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    own = (name.split(".")[1:] for name in names if name.startswith("rloo_pipeline."))
-    files = (_file_of(parts) for parts in own if parts[0] not in WITHOUT_EFFECT)
-    return frozenset(file for file in files if file is not None)
+    split = [name.split(".") for name in names]
+    own = [parts[1:] for parts in split if parts[0] == PACKAGE.name and parts[1:]]
+    files = {_file_of(PACKAGE, parts) for parts in own if parts[0] not in WITHOUT_EFFECT}
+    if not file.is_relative_to(PACKAGE):
+        others = [parts for parts in split if parts[0] != PACKAGE.name]
+        files |= {_file_of(file.parent, parts[:length]) for parts in others for length in range(1, len(parts) + 1)}
+    return frozenset(found for found in files if found is not None)
 
 
-def _file_of(parts: list[str]) -> Path | None:
-    """The file of a module given by its name's parts below the package; None where the name is of something inside a
-    module.
+def _file_of(folder: Path, parts: list[str]) -> Path | None:
+    """The file of a module given by its name's parts below a folder; None where the name is of something inside a
+    module, or of none that lies there.
     """
-    path = PACKAGE.joinpath(*parts)
+    path = folder.joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -90,7 +90,9 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> Any:
-    """A module from a file, under a name of its own so that two files of one name do not collide."""
+    """A module from a file, under a name of its own so that two files of one name do not collide. It can import what
+    lies beside it, as a script can; what is installed comes first.
+    """
     import hashlib  # here, as ast above: every worker that scores imports this module and needs neither
 
     name = f"rloo_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
@@ -99,5 +101,7 @@ def _from_file(path: Path) -> Any:
         raise UserError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)
     spec.loader.exec_module(module)
     return module

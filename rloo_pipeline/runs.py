@@ -1,7 +1,7 @@
 """A run in Python: its configuration, metrics, completions and policies, read from its folder when they are asked for.
 
     run = rloo_pipeline.open_run("results/demo")
-    run.metrics["reward"].plot()
+    run.metrics["reward"]
     run.rollouts(10).filter(lambda row: row["advantage"] > 0)
 
 Works on finished runs and on those in flight; nothing is written, and no model is loaded.

@@ -8,7 +8,7 @@ unset PYTHONPATH # pip would take what lies there for installed
 
 accelerator=${ACCELERATOR:-cpu}
 lists="requirements/$accelerator.txt requirements/dev.txt"
-stamp=.venv/.setup # "unfinished", or the base and then what was installed on it
+stamp=.venv/.setup # "unfinished" and for what, or the base and then what was installed on it
 log=.venv/setup.log
 
 fail() {
@@ -88,7 +88,7 @@ esac
 if [ "$python" != .venv/bin/python ]; then
     check_python
     mkdir -p .venv
-    echo unfinished >$stamp
+    echo "unfinished $accelerator" >$stamp
     find .venv -mindepth 1 -maxdepth 1 ! -path $stamp -exec rm -rf {} +
     step "environment .venv with Python $(version "$python")" "$python" -m venv .venv
 fi
@@ -97,7 +97,7 @@ pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; 
 compile() { # On all cores; pip has but one. Some packages have templates with the name of a source file.
     .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 }
-echo unfinished >$stamp
+echo "unfinished $accelerator" >$stamp
 : >$log
 step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
     pip install --no-deps --no-compile -r "requirements/$accelerator.txt" -r requirements/dev.txt

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline import __version__, runtime
+from rloo_pipeline import __version__, provenance, runtime
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 
@@ -103,6 +103,8 @@ def _folders(config: Config) -> Iterator[str]:
     named += [Path(source.name) for source in sources if source.name]
     if config.model.name_or_path:
         named.append(Path(config.model.name_or_path))
+    own = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
+    named += [Path(file) for file in own if file.endswith(".py")]
     here = Path.cwd().resolve()
     for path in named:
         real = path.resolve()

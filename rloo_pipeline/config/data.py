@@ -70,10 +70,10 @@ class Dataset(Section):
     """Column with the prompt: a list of messages (chat template applied) or a string (passed through as it is)."""
     user_prompt: str | None = None
     """Template over the columns, such as `"{question}\\nAnswer:"`, that makes a user message; replaces
-    prompt_column.
+    prompt_column. A brace that is meant is written twice: `"\\boxed{{}}"`.
     """
     system_prompt: str | None = None
-    """System message put before every conversation."""
+    """System message put before every conversation; a prompt that is a string becomes a user message."""
     chat_template_kwargs: JSON = {}
     """Passed to the chat template, such as `{enable_thinking: true}`."""
     max_prompt_length: int = Field(512, ge=1)

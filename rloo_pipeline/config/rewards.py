@@ -43,8 +43,8 @@ class Reward(Section):
     them, in one process; in checks and evaluations it has those of the job, after the sampler has left them.
     """
     threads: int = Field(1, ge=1)
-    """Threads of OpenMP and the like that each of its processes may use: for a model on CPUs as many as
-    `scoring.workers`, of which a process then takes so many.
+    """Threads of OpenMP and the like that each of its processes may use; at most `scoring.workers` / `threads` of them
+    then compute at a time.
     """
     concurrency: int = Field(32, ge=1)
     """Rows that an async function may have under way at once, in calls of a group each; at least one call."""
@@ -67,6 +67,11 @@ class Reward(Section):
     def column(self) -> str:
         """The name under which scores are stored."""
         return self.name or self.function.rpartition(":")[2]
+
+    def decides(self) -> JSON:
+        """The keys that a score depends on once there is one: a stage that would have failed has made none."""
+        left_out = {"on_error", "threads", "concurrency"} | ({"timeout"} if self.on_timeout == "fail" else set())
+        return self.model_dump(mode="json", exclude=left_out)
 
 
 class Scoring(Section):

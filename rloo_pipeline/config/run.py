@@ -186,8 +186,10 @@ class Config(Section):
 
     def params(self, stage: str) -> JSON:
         """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
-        left_out = {"deepspeed": {"nodes"}, **STAGES[stage].but}
-        return self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=left_out)
+        made: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
+        if "rewards" in made:
+            made["rewards"] = [reward.decides() for reward in self.rewards]
+        return made
 
 
 class Sections(NamedTuple):
@@ -203,6 +205,7 @@ class Sections(NamedTuple):
 
 _OTHERS = {"evaluation": {"every", "harness"}}
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
+_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage"}
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
@@ -218,7 +221,9 @@ STAGES: Mapping[str, Sections] = {
     "rollout": Sections(("seed", "model", "rollout"), ("run", "vllm")),
     "score": Sections(("rewards",), ("scoring",)),
     "reference": Sections(("model", "rollout"), ("deepspeed",)),
-    "update": Sections(("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",)),
+    "update": Sections(
+        ("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",), {"deepspeed": _MEMORY}
+    ),
     "evaluate": Sections(
         ("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm"), _OTHERS
     ),

@@ -56,7 +56,9 @@ class Update(Section):
 
 
 class Deepspeed(Section):
-    """The training engine's place on the machine; a running trainer state keeps its processes and ZeRO stage."""
+    """The training engine's place on the machine. A trainer state goes on with the processes and the ZeRO stage that
+    wrote it; the other keys run nothing again and hold for rounds that run from then on.
+    """
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
     """Tokens (prompt and completion) that go through the model at once; bounds memory, changes no result beyond

@@ -219,7 +219,7 @@ def cold_start(seen: Seen, gate: gates.ColdStart) -> str | None:
 
 @symptom(
     "sampler-trainer mismatch",
-    "algorithm.mismatch.correction: tis, algorithm.old_logps: trainer, the same dtype for both (model.dtype)",
+    "algorithm.mismatch.correction: sequence_tis, algorithm.old_logps: trainer, the same dtype for both (model.dtype)",
 )
 def sampler_mismatch(seen: Seen, gate: gates.SamplerMismatch) -> str | None:
     """What was sampled is not what is trained on."""

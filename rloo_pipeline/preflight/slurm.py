@@ -1,4 +1,5 @@
-"""A SLURM profile against the cluster's partitions: they exist, are up, and allow the time, memory and GPUs asked for.
+"""A SLURM profile against the cluster's partitions and the configuration: partitions exist, are up, and allow the time,
+memory and GPUs asked for, which are as many as the engines use.
 
 What rules ask for by themselves is read from workflow/rules/*.smk, as `growing(amount)`: that of the first attempt,
 and of a sum its first number.
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding
 
@@ -43,9 +45,11 @@ class Wanted(NamedTuple):
     minutes: float
     megabytes: float
     gres: str | None
+    used_by: tuple[str, int] | None = None
+    """The key of the configuration that says how many GPUs of a node its engine uses, and how many it says."""
 
 
-def look(profile: Path, rules: Path) -> Iterator[Finding]:
+def look(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
     """Everything about SLURM; nothing where the profile is for another executor.
 
     Raises:
@@ -63,7 +67,7 @@ def look(profile: Path, rules: Path) -> Iterator[Finding]:
     if shown.returncode:
         yield Finding("slurm", False, f"it does not answer ({shown.stderr.strip()[:100]})", "see whether it is up")
         return
-    yield from against(partitions(shown.stdout, nodes.stdout), wanted(settings, rules))
+    yield from against(partitions(shown.stdout, nodes.stdout), wanted(settings, rules, config))
 
 
 def read(profile: Path) -> dict[str, Any]:
@@ -110,16 +114,26 @@ def minutes_of(time: str) -> float:
     return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
 
 
-def wanted(settings: Mapping[str, Any], rules: Path) -> dict[str, Wanted]:
+def wanted(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, Wanted]:
     """What each rule asks for in its first attempt: the profile's word, else the rule's, else the profile's default."""
+    used = _used(config)
     asked = dict(_rules(rules))
     default, special = settings.get("default-resources") or {}, settings.get("set-resources") or {}
     made = {}
     for rule, own in asked.items():
         words = {**default, **own, **(special.get(rule) or {})}
         minutes, memory = _number(words.get("runtime")), _number(words.get("mem_mb"))
-        made[rule] = Wanted(words.get("slurm_partition"), minutes, memory, words.get("gres"))
+        made[rule] = Wanted(words.get("slurm_partition"), minutes, memory, words.get("gres"), used.get(rule))
     return made
+
+
+def _used(config: Config) -> dict[str, tuple[str, int]]:
+    """By rule the key that says how many GPUs of a node its engine uses, and how many it says."""
+    ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
+    parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
+    training = ["update", "update_passing", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
+    sampling = ["probe", "trial_probe", "rollout", "evaluate", "harness"]
+    return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, parallel)}
 
 
 def _rules(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
@@ -157,6 +171,13 @@ def against(found: Mapping[str, Partition], asked: Mapping[str, Wanted]) -> Iter
 def judge(found: Mapping[str, Partition], wish: Wanted) -> tuple[str, str]:
     """What there is to say of a wish, and what to do about it; nothing where it can be had."""
     have = ", ".join(sorted(found)) or "none"
+    asked = GPUS.fullmatch(wish.gres or "")
+    if asked and wish.used_by and int(asked[2] or 1) < wish.used_by[1]:
+        key, count = wish.used_by
+        return (
+            f"{wish.gres} is asked for, {key} uses {count} of a node",
+            f"set gres to so many in the profile, or lower {key}",
+        )
     if wish.partition is None:
         return "the cluster's default partition", ""
     part = found.get(wish.partition)

@@ -51,7 +51,7 @@ def _look(config: Config, project: Path, profile: Path | None, with_image: bool)
         yield from image.look(containers.image(config, project))
     yield from places.look(config, _needed(config))
     if profile is not None:
-        yield from slurm.look(profile, project / "workflow" / "rules")
+        yield from slurm.look(profile, project / "workflow" / "rules", config)
 
 
 def _needed(config: Config) -> float:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import STOP, Project
+from helpers import STOP, Project, mini
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +142,19 @@ def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
     assert finished.planned(vllm={"kv_cache_gib": 2}) == set()
 
 
+def test_what_an_update_needs_of_a_machine_is_no_reason_to_train_again(finished) -> None:
+    """A run that ran out of memory goes on from there with less of it."""
+    less = {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True, "threads": 2}
+    assert finished.planned(deepspeed=less) == set()
+    assert finished.planned(deepspeed={"zero_stage": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
+
+
+def test_what_lets_a_reward_fail_is_no_reason_to_score_again(finished) -> None:
+    """A run that ended at a row goes on behind it."""
+    rewards = [reward | {"on_error": "none", "concurrency": 2} for reward in mini()["rewards"]]
+    assert finished.planned(rewards=rewards) == set()
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
@@ -170,12 +183,16 @@ def test_an_edit_of_a_stage_runs_that_stage_on(finished, file, expected) -> None
 def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
     mine = project.folder / "mine.py"
-    mine.write_text("def my_reward(completions):\n    return [1.0] * len(completions)\n")
+    mine.write_text("import beside\n\ndef my_reward(completions):\n    return [beside.ONE] * len(completions)\n")
+    (project.folder / "beside.py").write_text("ONE = 1.0\n")
     changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}], "evaluation": {"breakdown": []}}
     scores = "results/mini/rounds/00001/scores/000.parquet"
     assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
     assert project.planned("--", scores, **changes) == set()
     mine.write_text(mine.read_text() + "# an edit\n")
+    assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
+    assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
+    (project.folder / "beside.py").write_text("ONE = 2.0\n")
     assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
     assert project.snakemake("--cores", "1", "--", scores).returncode == 0
     assert project.files("rounds/00001/**/*") == finished.files("rounds/00001/**/*")

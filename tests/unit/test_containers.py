@@ -82,18 +82,21 @@ def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
 
 def test_what_the_configuration_names_is_bound(project, tmp_path_factory) -> None:
     outside = tmp_path_factory.mktemp("outside")
-    for name in ("model", "data", "more", "scratch"):
+    for name in ("model", "data", "more", "scratch", "rewards"):
         (outside / name).mkdir()
+    (outside / "rewards" / "mine.py").write_text("def mine(completions):\n    return [0.0] * len(completions)\n")
     (outside / "data" / "train.jsonl").touch()
     (project / "results").symlink_to(outside / "scratch")
     made = config(
         model={"build": None, "build_options": {}, "name_or_path": str(outside / "model")},
         data_dir=str(outside / "data"),
         container={"binds": [str(outside / "more")]},
+        rewards=[{"function": f"{outside}/rewards/mine.py:mine", "name": "answer"}],
+        evaluation={"breakdown": []},
     )
     os.environ["APPTAINER_BIND"] = "/site"
     containers.prepare(made, "images/x.sif")
-    assert {"/site", *(str(outside / name) for name in ("model", "data", "more", "scratch"))} <= set(binds())
+    assert {"/site", *(str(outside / name) for name in ("model", "data", "more", "scratch", "rewards"))} <= set(binds())
     before = binds()
     containers.prepare(made, "images/x.sif")
     assert binds() == before, "a job prepares again what it inherits"

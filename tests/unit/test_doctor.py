@@ -113,6 +113,10 @@ def test_wishes_are_held_against_partitions() -> None:
         (slurm.Wanted("cpu", 60, 8000, "gpu:1"), "gres"),
         (slurm.Wanted("old", 60, 8000, None), "slurm_partition"),
         (slurm.Wanted("none", 60, 8000, None), "slurm_partition"),
+        (slurm.Wanted("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 4)), ""),
+        (slurm.Wanted("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 8)), "lower deepspeed.processes"),
+        (slurm.Wanted(None, 60, 8000, "gpu:1", ("vllm.tensor_parallel_size", 2)), "set gres"),
+        (slurm.Wanted("cpu", 60, 8000, None, ("deepspeed.processes", 8)), ""),
     ):
         said, cure = slurm.judge(found, wish)
         assert (word in cure) if word else not cure, (wish, said, cure)
@@ -120,13 +124,21 @@ def test_wishes_are_held_against_partitions() -> None:
 
 def test_what_rules_ask_for_is_read_from_the_workflow_and_the_profile() -> None:
     settings = slurm.read(ROOT / "profiles" / "slurm")
-    asked = slurm.wanted(settings, ROOT / "workflow" / "rules")
+    rules, made = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))
+    asked = slurm.wanted(settings, rules, made)
     assert {"rollout", "score", "update", "update_last", "update_passing", "evaluate", "report"} <= asked.keys()
     assert asked["update_last"] == asked["update"]
     assert asked["update"].minutes == 240
     assert asked["update"].partition == "gpu"
     settings["set-resources"]["update"]["runtime"] = "30 * attempt"
-    assert slurm.wanted(settings, ROOT / "workflow" / "rules")["update"].minutes == 30
+    assert slurm.wanted(settings, rules, made)["update"].minutes == 30
+    used = {rule: wish.used_by for rule, wish in asked.items() if wish.gres}
+    assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
+        *("warmstart", "update", "update_last", "update_passing")
+    }
+    alone = {"checks", "trial_checks", "reference", "distance"}
+    assert {rule for rule, by in used.items() if by is None} == alone
+    assert set(used.values()) <= {None, ("deepspeed.processes", 4), ("vllm.tensor_parallel_size", 1)}
 
 
 def configure(folder: Path, **changes) -> Path:

@@ -44,7 +44,9 @@ except UserError as error:
 
 # Reward functions that have jobs of their own, and what decides their results: neither weights nor other functions.
 ALONE = {reward.column: reward for reward in CONFIG.rewards if reward.gpus}
-DECIDES_ALONE = {name: reward.model_dump(mode="json", exclude={"weight"}) for name, reward in ALONE.items()}
+DECIDES_ALONE = {
+    name: {key: value for key, value in reward.decides().items() if key != "weight"} for name, reward in ALONE.items()
+}
 SOURCE_ALONE = {
     name: source_digest("score", CONFIG.model_copy(update={"rewards": [reward]})) for name, reward in ALONE.items()
 }
