@@ -52,8 +52,10 @@ def leave_gpu() -> bool:
     """
     try:
         runtime.free_gpu()
-    except Unfit:
+    except (Unfit, Exception) as why:
         import gc
+
+        print(f"does not leave the GPU: {why}; this worker starts anew", flush=True)
 
         import torch
 

@@ -61,6 +61,8 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # To ask whether there is a GPU must not begin to use it: vLLM's processes for several GPUs are forks.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     _route_output(log)
     if log is not None and (node := os.environ.get("SLURMD_NODENAME")):
         step = ", as a step of the run's job" if STEP in os.environ else ""

@@ -65,7 +65,9 @@ class Deepspeed(Section):
     rounding.
     """
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage: what is split over processes (1 optimizer, 2 and gradients, 3 and weights)."""
+    """DeepSpeed ZeRO stage: what is split over processes (1 optimizer, 2 and gradients, 3 and weights); in 16 bits the
+    optimizer always is.
+    """
     processes: int = Field(1, ge=1)
     """Processes of one update: one a GPU."""
     nodes: int = Field(1, ge=1)

@@ -1,6 +1,7 @@
 """vLLM as a function from (prompt ids, seed) to completion ids and their log-probs.
 
-Each request has a seed of its own, so a completion does not depend on what else is in the batch. Log-probs are those
+Each request has a seed of its own, so a completion does not depend on what else is in the batch; on GPUs but for
+rounding, which differs with the batch's size. Log-probs are those
 of the distribution that was sampled from (`processed_logprobs`: temperature and truncation applied), in the engine's
 dtype, which is set explicitly; both go into the footer of what is written. Token ids pass through as they come;
 nothing is tokenized here.
@@ -60,7 +61,7 @@ class Sampler:
         self.stop_ids = policy.stop_ids(base, tokenizer)
         adapter: dict[str, Any] = {}
         if policy.is_adapter(folder):
-            adapter = {"enable_lora": True, "max_lora_rank": _rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
+            adapter = {"enable_lora": True, "max_lora_rank": rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
         self.cache_bytes = cache_bytes(_shape(base), engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = {
             "model": str(base),
@@ -274,7 +275,7 @@ def _shape(folder: Path) -> Shape | None:
         return None
 
 
-def _rank_at_least(rank: int) -> int:
+def rank_at_least(rank: int) -> int:
     """The smallest of vLLM's allowed LoRA ranks that holds this one."""
     return next(allowed for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)
 

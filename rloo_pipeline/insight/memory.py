@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rloo_pipeline.config import Config
 from rloo_pipeline.generation.sampler import cache_bytes
 from rloo_pipeline.shapes import BYTES, Shape
+from rloo_pipeline.training.deepspeed_ways import stage_of
 
 Terms = dict[str, float]
 MB, GB, GIB = 1e6, 1e9, 2.0**30
@@ -67,15 +68,17 @@ def update(config: Config, shape: Shape, chip: str, work: Work | None = None, fi
     """One process of an update; the `first` has no optimizer state yet while activations are there.
 
     DeepSpeed keeps weights, gradients and, of 16-bit models, float32 master weights and gradients beside Adam's two
-    moments; ZeRO 1 splits the optimizer over processes, 2 gradients too, 3 weights too. The backward pass frees
-    activations while it makes gradients, so the gradients of a step's only micro-batch count where they are larger.
+    moments; ZeRO 1 splits the optimizer with its weights over processes, 2 gradients too, 3 weights too. The backward
+    pass frees activations while it makes gradients, so the gradients of a step's only micro-batch count where they are
+    larger.
     """
     work = work or work_of(config)
-    size, stage, share = BYTES[config.model.dtype], config.deepspeed.zero_stage, 1 / config.deepspeed.processes
-    learned, half = trained(config, shape), size == 2
+    size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
+    stage = stage_of(config.model.dtype, config.deepspeed.zero_stage)
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
-    master = 8 if half else (4 if stage else 0)
-    gradients, optimizer = learned * size * split["grads"], learned * (8 + master) * split["adam"]
+    master, sums = 4 if stage else 0, 4 if size == 2 else 0
+    gradients = learned * size * split["grads"]
+    optimizer = learned * ((8 + master) * split["adam"] + sums * split["grads"])
     forward = {"activations": activations(config, shape, work, chip), "logits": logits(shape, work, chip)}
     left = 0.0 if work.several else total(forward)
     if first:

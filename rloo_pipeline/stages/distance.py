@@ -7,6 +7,7 @@ log-probs at the temperature of the sampling. Of greedy completions it is the lo
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,9 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
             [sum(row) for row in passes.score(TokenLogProbs(model, temperature), sequences, tokens, what).logps]
         )
 
-    kl = sums(policy_folder, "policy") - sums(reference, "policy 0")
+    kl = sums(policy_folder, "policy")
+    gc.collect()  # a model and its projection name each other; without this both models would be there at once
+    kl -= sums(reference, "policy 0")
     of_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     found = bootstrap(of_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     made = {

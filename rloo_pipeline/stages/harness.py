@@ -17,6 +17,7 @@ from rloo_pipeline import lean
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json, write_json
+from rloo_pipeline.generation.sampler import rank_at_least
 from rloo_pipeline.progress import say
 from rloo_pipeline.training import policy
 
@@ -155,5 +156,6 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         "generation_config": "vllm",
     }
     if policy.is_adapter(folder):
-        arguments |= {"lora_local_path": str(folder), "max_lora_rank": read_json(folder / policy.ADAPTER)["r"]}
+        rank = rank_at_least(read_json(folder / policy.ADAPTER)["r"])
+        arguments |= {"lora_local_path": str(folder), "max_lora_rank": rank}
     return arguments

@@ -50,15 +50,24 @@ def packed_attention(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if layout is None:
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
-        return out.transpose(1, 2).contiguous(), None
+        return _sdpa(query, key, value, scale, dropout).transpose(1, 2).contiguous(), None
     parts = [heads.squeeze(0).transpose(0, 1) for heads in (query, key, value)]
-    if _flash(query) and not dropout:
-        laid_out = [heads.index_select(0, layout.places) for heads in parts]
-        found = _varlen(laid_out, layout, scale).index_select(0, layout.back)
-    else:
-        found = _by_block(parts, layout, scale, dropout)
+    found = (
+        _at_once(parts, layout, scale) if _flash(query) and not dropout else _by_block(parts, layout, scale, dropout)
+    )
     return found.unsqueeze(0), None
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+    """Causal attention of sequences of one length, [sequences, heads, tokens, head_dim]."""
+    if query.is_cuda:  # where torch's kernels that keep no scores take as many keys as queries
+        below = query.shape[1] // key.shape[1]
+        key, value = (one.repeat_interleave(below, 1) for one in (key, value))
+    gqa = query.shape[1] > key.shape[1]
+    out: Tensor = scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=gqa
+    )
+    return out
 
 
 def _flash(query: Tensor) -> bool:
@@ -67,16 +76,21 @@ def _flash(query: Tensor) -> bool:
     return fits and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
-def _varlen(laid_out: Sequence[Tensor], layout: Layout, scale: float) -> Tensor:
-    """All sequences at once, [laid out, heads, head_dim]."""
+def _at_once(heads: Sequence[Tensor], layout: Layout, scale: float) -> Tensor:
+    """All sequences at once, of [tokens, heads, head_dim] the same."""
     from torch.nn.attention import varlen
 
-    (query, key, value), longest, causal = laid_out, layout.blocks[0].tokens, (-1, 0)
+    rows, longest, causal = layout.of_heads(1), layout.blocks[0].tokens, (-1, 0)
+    query, key, value = (
+        _LaidOut.apply(one.flatten(1), rows).unflatten(1, one.shape[1:])  # type: ignore[no-untyped-call]
+        for one in heads
+    )
     found: Any = varlen.varlen_attn(
         query, key, value, layout.starts, layout.starts, longest, longest,
         scale=scale, window_size=causal, enable_gqa=True,
     )  # fmt: skip
-    return found  # type: ignore[no-any-return]
+    taken: Tensor = _Taken.apply(found.flatten(1), rows)  # type: ignore[no-untyped-call]
+    return taken.view(heads[0].shape)
 
 
 def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: float) -> Tensor:
@@ -95,8 +109,7 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: fl
     found = list[Tensor]()
     for (sequences, length), *some in zip(blocks, *parts, strict=False):
         q, k, v = (one.view(sequences, -1, length, size) for one in some)
-        out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=True)
-        found.append(out.reshape(-1, size))
+        found.append(_sdpa(q, k, v, scale, dropout).reshape(-1, size))
     if left:
         rest = [one[-1] for one in parts]
         found.append(_Short.apply(*rest, layout.blocks[len(blocks) :], keys, scale))  # type: ignore[no-untyped-call]

@@ -12,8 +12,22 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
+BUCKET = 50_000_000
+"""Gradients that ZeRO sums up over the processes at once."""
+
+
+def stage_of(dtype: str, zero_stage: int) -> int:
+    """The ZeRO stage that DeepSpeed is told: in 16 bits 1 at least. What it has without ZeRO adds gradients in 16 bits,
+    takes a step of the optimizer on zeros when it is made, so that the first real one is a quarter too short, and does
+    not scale a float16 loss.
+    """
+    return zero_stage if dtype == "float32" else max(zero_stage, 1)
+
+
 def configuration(dtype: str, zero_stage: int, max_grad_norm: float) -> dict[str, Any]:
-    """DeepSpeed's configuration; the caller's `step()` is the only accumulation boundary."""
+    """DeepSpeed's configuration. The caller's `step()` is the only accumulation boundary, and gradients add up in
+    float32.
+    """
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -21,12 +35,14 @@ def configuration(dtype: str, zero_stage: int, max_grad_norm: float) -> dict[str
         "gradient_clipping": max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": zero_stage,
+            "stage": stage_of(dtype, zero_stage),
             "overlap_comm": False,
+            "reduce_bucket_size": BUCKET,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
+        "data_types": {"grad_accum_dtype": "fp32"},
         "bf16": {"enabled": dtype == "bfloat16"},
-        "fp16": {"enabled": dtype == "float16"},
+        "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
         "steps_per_print": 10**9,
     }
 
@@ -45,6 +61,19 @@ def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
             clip_grads_with_norm_(trained, max_grad_norm, norm)
 
     engine.clip_fp32_gradients = clip
+
+
+def sums_by_itself(engine: DeepSpeedEngine) -> bool:
+    """Whether the optimizer gets its gradients by the sums over processes, and so with one process too: ZeRO, but for
+    that of stage 1 in bfloat16.
+    """
+    return hasattr(engine.optimizer, "reduce_gradients") or bool(engine.zero_optimization_partition_gradients())
+
+
+def scales_down(engine: DeepSpeedEngine) -> bool:
+    """Whether a step that was left out is another one now: float16 with a scale of the loss that can still fall."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return bool(engine.fp16_enabled()) and scaler is not None and scaler.cur_scale > scaler.min_scale
 
 
 def save_by_content(state_dict: object, path: str) -> None:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,18 +86,19 @@ class Engine:
         self.device: torch.device = self.engine.device
         self.saved = False
         """Whether the policy in `folder`, where it was not loaded from there, was saved by this engine."""
+        self.zero_stage = deepspeed_ways.stage_of(settings.dtype, settings.zero_stage)
         self.step_count = 0
         self.grad_norm = 0.0
         deepspeed_ways.clip_plainly(self.engine, settings.max_grad_norm)
         # one process alone would still copy all gradients to and fro to sum them up
-        self.engine.enable_backward_allreduce = self.rank.world > 1 or settings.zero_stage > 0
+        self.engine.enable_backward_allreduce = self.rank.world > 1 or deepspeed_ways.sums_by_itself(self.engine)
         self.engine.checkpoint_engine.save = deepspeed_ways.save_by_content
         # A state goes with the policy of its manifest, which has the weights; ZeRO 3 and adapters lay them out anew.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
         if not self.weights_in_state:
             self.engine.module_state_dict = lambda *_, **__: {}
-        self.away = False
-        """Whether what it holds is in the host's memory, out of a GPU's."""
+        self._take_back: Callable[[], None] | None = None
+        """Where what it holds is in the host's memory, out of a GPU's."""
         runtime.hold_gpu(self)
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
@@ -133,7 +135,8 @@ class Engine:
         loss_of: LossOf,
         advance: Callable[[int], None],
     ) -> float:
-        """One optimizer step on `rows`, shared out over the ranks; returns its loss, the same on every rank.
+        """One optimizer step on `rows`, shared out over the ranks; returns its loss, the same on every rank. Where a
+        gradient is beyond float16, the step is made again with a smaller scale of the loss, and never left out.
 
         Args:
             sequences: all of them; the same on every rank.
@@ -141,7 +144,35 @@ class Engine:
             max_tokens: of a micro-batch.
             loss_of: the share of some rows in the loss, already divided by the step's denominator.
             advance: told how many sequences were worked through.
+
+        Raises:
+            UserError: the gradient is not finite.
         """
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.settings.schedule.rate(self.step_count)
+        loss = self._gradients(sequences, rows, max_tokens, loss_of, advance)
+        self.engine.step()
+        while not self.engine.was_step_applied() and deepspeed_ways.scales_down(self.engine):
+            self._gradients(sequences, rows, max_tokens, loss_of, lambda _: None)
+            self.engine.step()
+        self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
+        if not isfinite(self.grad_norm):
+            raise UserError(
+                f"optimizer step {self.step_count + 1}: the gradient's norm is {self.grad_norm}; look for what is not "
+                "finite or very large in the round's tables, or lower update.learning_rate"
+            )
+        self.step_count += 1
+        return float(self.sum_over_ranks(loss))
+
+    def _gradients(
+        self,
+        sequences: Sequences,
+        rows: Sequence[int],
+        max_tokens: int,
+        loss_of: LossOf,
+        advance: Callable[[int], None],
+    ) -> Tensor:
+        """Adds up the gradients of this rank's share of `rows`; returns its share of the loss."""
         import torch
 
         total = torch.zeros((), dtype=torch.float64)
@@ -151,12 +182,7 @@ class Engine:
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double().cpu()
             advance(len(chosen))
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.settings.schedule.rate(self.step_count)
-        self.engine.step()
-        self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
-        self.step_count += 1
-        return float(self.sum_over_ranks(total))
+        return total
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all ranks, on the CPU."""
@@ -222,9 +248,7 @@ class Engine:
                 if self.rank.first:
                     with files.hurried(beside):
                         files.write_json(beside / CARRIED, carried)
-                        files.write_manifest(
-                            beside, world=self.rank.world, zero_stage=self.settings.zero_stage, **about
-                        )
+                        files.write_manifest(beside, world=self.rank.world, zero_stage=self.zero_stage, **about)
                     files.put_folder(beside, target)
         finally:
             if self.rank.first:
@@ -239,7 +263,7 @@ class Engine:
             UserError: it was changed, is of something else, or was written by another number of processes or ZeRO
             stage.
         """
-        wanted = {"world": self.rank.world, "zero_stage": self.settings.zero_stage, **about}
+        wanted = {"world": self.rank.world, "zero_stage": self.zero_stage, **about}
         found = files.verify_manifest(source)
         for key, value in wanted.items():
             if found.get(key) != value:
@@ -261,38 +285,30 @@ class Engine:
         """Takes weights and optimizer to the host's memory, until `enter_gpu`.
 
         Raises:
-            Unfit: DeepSpeed cannot move what this optimizer holds (16 bits without ZeRO).
+            Unfit: ZeRO 3 has split the weights.
         """
-        if self.device.type != "cpu" and not self.away:
-            self.move()
+        if self.device.type != "cpu":
+            self.put_aside()
 
-    def enter_gpu(self) -> None:
-        """Takes back what left."""
-        if self.away:
-            self.move()
-
-    def move(self) -> None:
-        """Takes weights and optimizer from the engine's device to the host's memory, or back.
+    def put_aside(self) -> None:
+        """The same, wherever they are.
 
         Raises:
             Unfit: as `leave_gpu`.
         """
         import torch
 
-        optimizer, device = self.engine.optimizer, self.device if self.away else torch.device("cpu")
-        if hasattr(optimizer, "offload_states"):
-            if self.away:
-                self.engine.reload_states()
-            else:
-                self.engine.offload_states(pin_memory=torch.cuda.is_available())
-        elif isinstance(optimizer, torch.optim.Optimizer):
-            self.engine.module.to(device)
-            for values in optimizer.state.values():
-                values.update({name: value.to(device) for name, value in values.items() if torch.is_tensor(value)})
+        from rloo_pipeline.training import aside
+
+        if self._take_back is None:
+            self._take_back = aside.put_aside(self.engine)
             torch.cuda.empty_cache()
-        else:
-            raise kept.Unfit("an optimizer that cannot leave its GPU")
-        self.away = not self.away
+
+    def enter_gpu(self) -> None:
+        """Takes back what left."""
+        if self._take_back is not None:
+            self._take_back()
+            self._take_back = None
 
     def close(self) -> None:
         """Leaves the process group."""

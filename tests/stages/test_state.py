@@ -48,31 +48,38 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
         assert torch.equal(values, expected[name]), name
 
 
-@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "bfloat16")])
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"),
+    [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
+)
 def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stage, dtype) -> None:
-    """On a CPU both places are the host's memory; the calls are those of a GPU."""
+    """On a CPU both places are the host's memory; storages are emptied and filled as on a GPU."""
     import torch
 
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
     stayed, left = (Engine(tmp_path / "model", settings(zero_stage, dtype), 0) for _ in range(2))
+    if (zero_stage, dtype) == (0, "float32"):
+        for weights in left.model.parameters():
+            weights.data = weights.data.clone()  # out of the file that they are mapped from
     for number in range(3):
         step(stayed, number)
         step(left, number)
         left.leave_gpu()
-        assert not left.away, "it is on none"
-        left.move()
-        assert left.away
+        assert all(weights.untyped_storage().nbytes() for weights in left.model.parameters()), "it is on none"
+        left.put_aside()
+        held = [*left.model.parameters(), *left.engine.basic_optimizer.param_groups[0]["params"]]
+        assert not any(weights.untyped_storage().nbytes() for weights in held)
+        left.put_aside()
         left.enter_gpu()
-        assert not left.away
+        left.enter_gpu()
     expected = stayed._weights()
     for name, values in left._weights().items():
         assert torch.equal(values, expected[name]), name
 
 
 def test_a_trainer_that_cannot_leave_says_so(tmp_path) -> None:
-    """16 bits without ZeRO: DeepSpeed's weights there are views of its own buffers."""
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    engine = Engine(tmp_path / "model", settings(0, "bfloat16"), 0)
+    engine = Engine(tmp_path / "model", settings(3, "bfloat16"), 0)
     with pytest.raises(kept.Unfit):
-        engine.move()
-    assert not engine.away
+        engine.put_aside()
+    step(engine, 0)

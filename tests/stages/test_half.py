@@ -1,0 +1,81 @@
+"""A step in 16 bits is AdamW's on float32 copies of the weights, with gradients that add up in float32."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import policy
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.schedule import Schedule
+
+pytestmark = pytest.mark.slow
+
+ROWS, LENGTH = 32, 24
+RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.99), 1e-8, 0.1
+SCALE = {"bfloat16": 1.0, "float16": 2.0**13}
+"""Of the loss, so that gradients in float16 do not vanish. DeepSpeed begins with 2¹⁶, which they do not bear."""
+
+
+def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
+    """A loss whose gradient's norm is over 1, so that it is clipped, and in which rows pull to both sides."""
+    weights = torch.tensor([-0.5 if row % 3 else 1.0 for row in rows])
+    return -((logps * mask).sum(-1) * weights).sum() / 20
+
+
+def wanted(model: Any, sequences: Sequences, dtype: str) -> dict[str, Tensor]:
+    """Weights after AdamW's first step, in float32."""
+    module = TokenLogProbs(model, 1.0)
+    total = {name: torch.zeros_like(weights, dtype=torch.float64) for name, weights in model.named_parameters()}
+    for row in range(ROWS):
+        module.zero_grad()
+        loss = module(sequences.pick([row]), lambda _, *others, row=row: loss_of([row], *others))
+        (loss * SCALE[dtype]).backward()
+        for name, weights in model.named_parameters():
+            total[name] += weights.grad.double() / SCALE[dtype]
+    copies = {name: torch.nn.Parameter(weights.detach().float()) for name, weights in model.named_parameters()}
+    norm = torch.stack([gradient.norm() for gradient in total.values()]).norm()
+    assert norm > 1
+    for name, copy in copies.items():
+        copy.grad = (total[name] / norm).float()
+    torch.optim.AdamW(copies.values(), lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY).step()
+    return {name: copy.detach() for name, copy in copies.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", *SCALE])
+def test_a_gradient_that_is_not_finite_is_an_error(tmp_path, dtype) -> None:
+    tiny_qwen3(tmp_path / "model", 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32)
+    schedule = Schedule(RATE, "constant", 0, 0, 0.0)
+    settings = Settings(dtype, False, 1.0, schedule, BETAS, EPSILON, DECAY, 1.0, 0, False, None)
+    engine = Engine(tmp_path / "model", settings, 0)
+    with pytest.raises(UserError, match=r"optimizer step 1: the gradient's norm is (nan|inf)"):
+        engine.step(Sequences([[4]], [[5, 6]]), [0], 9, lambda _, logps, *__: logps.sum() * torch.nan, lambda _: None)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", list(SCALE))
+def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    folder = tmp_path / "model"
+    tiny_qwen3(folder, 0, hidden_size=64, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=128)
+    ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
+    sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
+    before = policy.load(folder, dtype, False)
+    expected = wanted(policy.load(folder, dtype, False), sequences, dtype)
+    schedule = Schedule(RATE, "constant", 0, 0, 0.0)
+    settings = Settings(dtype, False, 1.0, schedule, BETAS, EPSILON, DECAY, 1.0, zero_stage, False, None)
+    engine = Engine(folder, settings, 0)
+    engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)
+    apart = moved = 0.0
+    for (name, weights), old in zip(engine.model.named_parameters(), before.parameters(), strict=True):
+        copy = safe_get_full_fp32_param(weights).view(old.shape)
+        apart += float((copy - expected[name]).norm() ** 2)
+        moved += float((expected[name] - old.float()).norm() ** 2)
+    assert (apart / moved) ** 0.5 < 1e-4
+    assert engine.grad_norm > 1
