@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Dtype, Section
 
@@ -70,7 +71,7 @@ class Dataset(Section):
     """Column with the prompt: a list of messages (chat template applied) or a string (passed through as it is)."""
     user_prompt: str | None = None
     """Template over the columns, such as `"{question}\\nAnswer:"`, that makes a user message; replaces
-    prompt_column. A brace that is meant is written twice: `"\\boxed{{}}"`.
+    prompt_column. A brace that is meant is written twice: `'\\boxed{{}}'`.
     """
     system_prompt: str | None = None
     """System message put before every conversation; a prompt that is a string becomes a user message."""
@@ -78,6 +79,17 @@ class Dataset(Section):
     """Passed to the chat template, such as `{enable_thinking: true}`."""
     max_prompt_length: int = Field(512, ge=1)
     """Longest prompt in tokens; longer ones are dropped and counted."""
+
+    @field_validator("user_prompt")
+    @classmethod
+    def _names_columns(cls, value: str | None) -> str | None:
+        try:
+            names = [name for _, name, *_ in Formatter().parse(value or "") if name is not None]
+        except ValueError as error:
+            raise ValueError(f"no template over the columns ({error}); write a brace that is meant twice") from None
+        if any(not name.isidentifier() and not name[:1].isalpha() for name in names):
+            raise ValueError("a pair of braces names no column; write braces that are meant twice: {{}}")
+        return value
 
 
 class Sft(Section):

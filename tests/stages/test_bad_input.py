@@ -72,6 +72,11 @@ CONFIGS = {
         {"update": {"nodes": 2}},
         ["update.nodes", "did you mean 'deepspeed.nodes'"],
     ),
+    "braces that are meant": (
+        {"dataset": {"user_prompt": "{prompt} \\boxed{}"}},
+        ["dataset.user_prompt", "twice: {{}}"],
+    ),
+    "half a brace": ({"dataset": {"user_prompt": "{prompt} {"}}, ["dataset.user_prompt", "twice"]),
     "key of other systems": ({"update": {"gpus_per_node": 8}}, ["update.gpus_per_node", "deepspeed.processes is"]),
     "unknown section": ({"rewardz": []}, ["rewardz", "did you mean 'rewards'"]),
     "one generation": ({"rollout": {"num_generations": 1}}, ["rollout.num_generations", "2"]),

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -290,9 +291,10 @@ def main() -> None:
 
 
 def _row(task: Task, side: str) -> dict[str, Any]:
-    """A side's numbers, or why it is left out."""
+    """A side's numbers, or why it is left out. It sees one GPU, since transformers' Trainer would take all."""
     command = [sys.executable, __file__, "--sides", side, "--task", json.dumps(task)]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **one})
     if outcome.returncode == 0:
         found: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
         return found
