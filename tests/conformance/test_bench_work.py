@@ -1,5 +1,6 @@
 """What tools/bench compares is the same work on both sides, and its floor is made of a run's own rules."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,3 +78,17 @@ def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
     }
     assert tables | {"rounds/00001/diagnosis.json", "benchmarks/update/00002.tsv"} <= made
     assert not any(Path(project.run / table).stat().st_size for table in tables)
+
+
+def test_what_runs_beside_it_is_not_waited_for(bench, tmp_path) -> None:
+    _, whole = bench
+    beside = subprocess.Popen(["sleep", "60"])
+    try:
+        found = whole.taken(["sh", "-c", "(sleep 1; echo later > later) & echo said"], tmp_path, {})
+        assert found.said == "said\n"
+        assert (tmp_path / "later").exists(), "but what it leaves behind is"
+        assert 0 < found.seconds < 30
+        assert beside.poll() is None
+    finally:
+        beside.kill()
+        beside.wait()

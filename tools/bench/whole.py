@@ -18,10 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = os.path.dirname(os.path.abspath(sys.executable))  # noqa: PTH100, PTH120 - as it is called, ..s gone
@@ -137,13 +138,13 @@ def taken(command: list[str], folder: Path, environment: Mapping[str, str]) -> T
     path = os.pathsep.join([BIN, os.environ["PATH"]])
     variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
     _adopt_orphans()
-    before, began = _cpu_seconds(), time.monotonic()
+    others, before, began = set(_children()), _cpu_seconds(), time.monotonic()
     with (folder / "said.txt").open("w+") as words, (folder / "errors.txt").open("w+") as errors:
         code = subprocess.Popen(command, cwd=folder, env=variables, stdout=words, stderr=errors).wait()
         seconds = time.monotonic() - began
-        with suppress(ChildProcessError):  # workers end soon after who started them
-            while True:
-                os.wait()
+        while left := set(_children()) - others:  # workers end soon after who started them
+            for child in left:
+                os.waitpid(child, 0)
         words.seek(0)
         errors.seek(0)
         if code:
@@ -155,6 +156,11 @@ def _adopt_orphans() -> None:
     """From now on, what outlives its parent among this process's descendants is waited for by this process."""
     PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _children() -> list[int]:
+    """Numbers of the processes that this one is to wait for."""
+    return [child.pid for child in psutil.Process().children()]
 
 
 def _cpu_seconds() -> float:
