@@ -148,41 +148,34 @@ class Engine:
         Raises:
             UserError: the gradient is not finite.
         """
+        import torch
+
+        def gradients(advance: Callable[[int], None]) -> Tensor:
+            """Adds up those of this rank's share of `rows`; returns its share of the loss."""
+            total = torch.zeros((), dtype=torch.float64)
+            for chosen in self._own(sequences, rows, max_tokens):
+                pack = sequences.pick(chosen or rows[:1]).to(self.device)
+                loss = self.engine(pack, of_rows(chosen, loss_of))
+                self.engine.backward(loss * self.rank.world)
+                total += loss.detach().double().cpu()
+                advance(len(chosen))
+            return total
+
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.settings.schedule.rate(self.step_count)
-        loss = self._gradients(sequences, rows, max_tokens, loss_of, advance)
+        loss = gradients(advance)
         self.engine.step()
         while not self.engine.was_step_applied() and deepspeed_ways.scales_down(self.engine):
-            self._gradients(sequences, rows, max_tokens, loss_of, lambda _: None)
+            gradients(lambda _: None)
             self.engine.step()
         self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
         if not isfinite(self.grad_norm):
             raise UserError(
                 f"optimizer step {self.step_count + 1}: the gradient's norm is {self.grad_norm}; look for what is not "
-                "finite or very large in the round's tables, or lower update.learning_rate"
+                "finite or very large in what is trained on, or lower the learning rate"
             )
         self.step_count += 1
         return float(self.sum_over_ranks(loss))
-
-    def _gradients(
-        self,
-        sequences: Sequences,
-        rows: Sequence[int],
-        max_tokens: int,
-        loss_of: LossOf,
-        advance: Callable[[int], None],
-    ) -> Tensor:
-        """Adds up the gradients of this rank's share of `rows`; returns its share of the loss."""
-        import torch
-
-        total = torch.zeros((), dtype=torch.float64)
-        for chosen in self._own(sequences, rows, max_tokens):
-            pack = sequences.pick(chosen or rows[:1]).to(self.device)
-            loss = self.engine(pack, of_rows(chosen, loss_of))
-            self.engine.backward(loss * self.rank.world)
-            total += loss.detach().double().cpu()
-            advance(len(chosen))
-        return total
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all ranks, on the CPU."""
