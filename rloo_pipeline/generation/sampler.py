@@ -1,10 +1,9 @@
 """vLLM as a function from (prompt ids, seed) to completion ids and their log-probs.
 
 Each request has a seed of its own, so a completion does not depend on what else is in the batch; on GPUs but for
-rounding, which differs with the batch's size. Log-probs are those
-of the distribution that was sampled from (`processed_logprobs`: temperature and truncation applied), in the engine's
-dtype, which is set explicitly; both go into the footer of what is written. Token ids pass through as they come;
-nothing is tokenized here.
+rounding, which differs with the batch's size. Log-probs are those of the distribution that was sampled from
+(`processed_logprobs`: temperature and truncation applied), in the engine's dtype, which is set explicitly; both go into
+the footer of what is written. Token ids pass through as they come; nothing is tokenized here.
 """
 
 from __future__ import annotations
