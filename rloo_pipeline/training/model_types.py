@@ -1,0 +1,33 @@
+"""What config.json does not say of some model types, since it is in their code; tests/families holds it to that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_RECURRENT = "mixes tokens in recurrent or convolutional layers as well"
+_OWN = "computes its attention by itself"
+_SINKS = "has attention sinks"
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _RECURRENT),
+    **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h"), _RECURRENT),
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"), _RECURRENT),
+    **dict.fromkeys(("qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _RECURRENT),
+    **dict.fromkeys(("bloom", "falcon", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "codegen", "xglm"), _OWN),
+    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),
+}
+"""By model type, what its layers do that packing does not cover."""
+SWITCHED = {"got_ocr2", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}
+"""Model types whose windows hold where `use_sliding_window` says so."""
+FROM_LAYER = {"dots1", "got_ocr2", "qwen2", "qwen2_moe", "qwen3"}
+"""Of those without `layer_types`, the ones whose windows begin at layer `max_window_layers`."""
+EVERY_LAYER = {"ministral3", "mistral", "mixtral", "moshi", "phi3", "phimoe", "qwen3_moe", "starcoder2"}
+"""Model types that do not look at `layer_types`: a window is every layer's."""
+WINDOWS: dict[Any, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 4096, "attn_logit_softcapping": 50.0},
+    "vaultgemma": {"sliding_window": 4096, "attn_logit_softcapping": 50.0},
+    "mistral": {"sliding_window": 4096},
+    "ministral": {"sliding_window": 4096},
+    "moshi": {"sliding_window": 3000},
+}
+"""By model type, what holds where config.json does not have the key."""

@@ -1,0 +1,117 @@
+"""A model that packed training does not cover is refused by its config.json, with the sentence that says why."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.model_support import limit, refuse
+
+LAYERS = {"num_hidden_layers": 4}
+HALF = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+WINDOWED = {
+    "mistral": {"model_type": "mistral", "sliding_window": 64},
+    "mistral by its default": {"model_type": "mistral"},
+    "mixtral": {"model_type": "mixtral", "sliding_window": 64},
+    "phi3": {"model_type": "phi3", "sliding_window": 64},
+    "phimoe": {"model_type": "phimoe", "sliding_window": 64, "layer_types": ["full_attention"] * 4},
+    "starcoder2": {"model_type": "starcoder2", "sliding_window": 64},
+    "ministral3": {"model_type": "ministral3", "sliding_window": 64},
+    "qwen2 with windows": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, **LAYERS},
+    "qwen2 from layer 2 on": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 2,
+        **LAYERS,
+    },
+    "olmo3": {"model_type": "olmo3", "sliding_window": 64, **HALF},
+    "llama4": {"model_type": "llama4_text", "attention_chunk_size": 64, "layer_types": ["chunked_attention"]},
+    "gemma3 with vision": {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 64}},
+    "unknown": {"model_type": "somebody's", "local_window_size": 64},
+    "phi3 with long rotary": {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 64,
+        "sliding_window": None,
+        "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]},
+    },
+    "llama with dynamic rotary": {
+        "model_type": "llama",
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0},
+    },
+}
+FULL = {
+    "llama": {"model_type": "llama"},
+    "mistral without": {"model_type": "mistral", "sliding_window": None},
+    "qwen3 as it is published": {
+        "model_type": "qwen3",
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": 28,
+        **LAYERS,
+    },
+    "qwen2 with its window switched off": {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 64},
+    "qwen2 from beyond its layers on": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 4,
+        **LAYERS,
+    },
+    "olmo3 without": {"model_type": "olmo3", "sliding_window": 64, "layer_types": ["full_attention"] * 4},
+    "yarn": {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+}
+OUTSIDE = {
+    "soft-capped attention": {"model_type": "gemma2"},
+    "attention sinks": {"model_type": "gpt_oss"},
+    "recurrent": {"model_type": "falcon_h1"},
+    "linear_attention": {"model_type": "somebody's", "layer_types": ["linear_attention", "full_attention"]},
+    "by itself": {"model_type": "bloom"},
+    "quantized": {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}},
+    "causally": {"model_type": "embedder", "is_causal": False},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_is_found_and_does_no_harm_to_sequences_that_are_not_longer(name) -> None:
+    config = WINDOWED[name]
+    found = limit(config)
+    assert found is not None
+    refuse(config, found.tokens)
+    refuse(config)
+    with pytest.raises(UserError, match=f"together may have {found.tokens + 1} tokens") as caught:
+        refuse(config, found.tokens + 1)
+    assert found.key in str(caught.value)
+    assert config["model_type"] in str(caught.value)
+    assert found.tokens == (4096 if "default" in name else 64)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_full_causal_attention_is_taken_at_any_length(name) -> None:
+    assert limit(FULL[name]) is None
+    refuse(FULL[name], 10**6)
+
+
+@pytest.mark.parametrize("why", OUTSIDE)
+def test_what_is_no_full_causal_attention_is_refused(why) -> None:
+    with pytest.raises(UserError, match=re.escape(why)) as caught:
+        refuse(OUTSIDE[why])
+    assert OUTSIDE[why]["model_type"] in str(caught.value)
+
+
+def test_a_file_or_its_folder_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"config\.json: no such file"):
+        refuse(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(OUTSIDE["by itself"]))
+    for place in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: bloom")):
+            refuse(place)
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, rloo_pipeline.training.model_support; assert not {'torch', 'transformers'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
