@@ -220,7 +220,7 @@ def _profiles(arguments: argparse.Namespace) -> None:
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.workers import server
 
-    server.serve(main, arguments.socket, arguments.controller, arguments.ahead)
+    server.serve(main, arguments.socket, arguments.controller, arguments.preload)
 
 
 @cache
@@ -347,7 +347,7 @@ def _parser() -> argparse.ArgumentParser:
     worker.set_defaults(command=_worker, log=None)
     worker.add_argument("--socket", type=Path, required=True, help="socket to listen on, in a folder of one's own")
     worker.add_argument("--controller", type=int, required=True, help="process to work for; the worker ends with it")
-    worker.add_argument("--ahead", type=int, metavar="THREADS", help="import what training needs before it is asked")
+    worker.add_argument("--preload", type=int, metavar="THREADS", help="import what training needs at once")
     profiles = stage("profiles", _profiles, "Link this project's profiles to where `snakemake --profile` finds them.")
     profiles.add_argument("action", choices=["install"], help="what to do")
     profiles.add_argument("--source", type=Path, default=Path("profiles"), help="folder of the profiles")

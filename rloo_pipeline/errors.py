@@ -14,6 +14,12 @@ class UserError(Exception):
     """Something outside the program is wrong; the message is all the user sees, the traceback goes to the log."""
 
 
+class IncompatibleEngine(BaseException):
+    """The engine that this worker keeps is not what the stage needs, and a process holds one engine in its life: the
+    stage is for another process. No error of the stage, hence no Exception.
+    """
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest of the known words, or nothing when none is near."""
     import difflib

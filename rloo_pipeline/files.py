@@ -97,22 +97,6 @@ def put_folder(beside: Path, path: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-@contextmanager
-def hurried(folder: Path) -> Iterator[None]:
-    """A block in which the disk takes what a folder's files have by now.
-
-    Raises:
-        OSError: at the end of the block, where it does not; the kernel says so once, so `put_folder` would not hear it.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(4) as pool:
-        taken = [pool.submit(_sync, file) for file in folder.rglob("*") if file.is_file()]
-        yield
-    for one in taken:
-        one.result()
-
-
 def _share(path: Path) -> None:
     """Gives a file the rights that the umask grants; safetensors writes files that only their owner can read."""
     if path.stat().st_nlink == 1:

@@ -18,8 +18,8 @@ from rloo_pipeline.config import STAGES, Config, estimator
 
 PACKAGE = Path(__file__).parent
 WITHOUT_EFFECT = {
-    *("config", "config_file", "errors", "progress", "runtime", "provenance"),
-    *("files", "fence", "kept", "lean"),
+    *("config", "config_file", "errors", "progress", "runtime", "provenance", "workers"),
+    *("files", "fence", "lean"),
 }
 
 

@@ -112,26 +112,15 @@ def outputs_to(file: int) -> Iterator[None]:
 
 
 def begin(moment: float) -> None:
-    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here,
-    along with what the worker did for it since the stage before.
-    """
-    global _began, _ahead, _cpu_before
-    _began, _ahead, _cpu_before = _ahead or moment, None, _cpu() if _cpu_after is None else _cpu_after
+    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here."""
+    global _began, _cpu_before
+    _began, _cpu_before = moment, _cpu()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): the peak of the resident set begins anew
 
 
-def begin_ahead() -> None:
-    """Says that this worker begins with what a stage will ask for, whose time begins here."""
-    global _ahead
-    _ahead = time.time()
-
-
 _began: float | None = None
-_ahead: float | None = None
 _cpu_before = 0.0
-_cpu_after: float | None = None
-"""At the end of the stage before."""
 
 
 def has_gpu() -> bool:
@@ -146,7 +135,7 @@ class HoldsGpu(Protocol):
         """Gives back its memory; it may take it again when it is used again. Nothing where it is on no GPU.
 
         Raises:
-            Unfit: it cannot, except by its end.
+            IncompatibleEngine: it cannot, except by its end.
         """
 
 
@@ -179,9 +168,7 @@ def end() -> None:
     if os.environ.get("RANK") in (None, "0") and (used := _used()):
         logging.getLogger("rloo.time").info("used %s", used)
     if not is_rank():
-        global _cpu_after
-        _cpu_after = _cpu()
-        spent = (seconds_since_start(), _cpu_after - _cpu_before, _peak_mb())
+        spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
         logging.getLogger("rloo.time").info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
     sys.stdout.flush()

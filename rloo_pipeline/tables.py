@@ -7,11 +7,8 @@ Rows are ordered by (prompt, sample): one group is K neighbouring rows.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -97,24 +94,6 @@ def save(path: Path, table: pa.Table) -> None:
     dictionaries = [name for name in REPEATED if name in table.column_names]
     with new_file(path) as beside:
         pq.write_table(table, beside, compression="zstd", write_page_checksum=True, use_dictionary=dictionaries)
-
-
-def in_memory(table: pa.Table) -> BinaryIO:
-    """A file in memory with a table, for `from_memory` of another process; it is gone when nobody has it open."""
-    file = os.fdopen(os.memfd_create("table"), "r+b")
-    with pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    file.flush()
-    return file
-
-
-def from_memory(descriptor: int) -> pa.Table:
-    """The table in a file in memory, whose descriptor is closed; the memory is shared and goes with the table."""
-    try:
-        shared = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
-    return pa.ipc.open_stream(pa.py_buffer(shared)).read_all()
 
 
 def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class Request(NamedTuple):
@@ -39,52 +36,6 @@ class Decoding(NamedTuple):
     top_k: int
     min_p: float | None
     max_completion_length: int
-
-
-class UnderWay:
-    """Requests that an engine has, its only ones. It has not begun with them before the first step is done."""
-
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        decoding: Decoding,
-        params: Sequence[SamplingParams],
-        names: Sequence[str],
-    ) -> None:
-        """Args: what is asked, what vLLM is told of each, and the names by which it knows them."""
-        self.requests, self.decoding, self.params, self.names = list(requests), decoding, params, list(names)
-        self._places = {name.partition("-")[0]: place for place, name in enumerate(names)}
-        self.done: dict[int, Completion] = {}
-        """Those that are finished, by their places among the requests."""
-        self._ready = 0
-        """All before this place are finished."""
-        self.begun = False
-        self.seconds = 0.0
-        """That its steps took."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all of them are."""
-        return len(self.done) == len(self.requests)
-
-    def step(self, engine: LLMEngine) -> None:
-        """Has the engine do a step, and notes what that has finished."""
-        began, self.begun = time.monotonic(), True
-        outputs = [output for output in engine.step() if output.finished]
-        tokenizer = engine.get_tokenizer()
-        for output in outputs:
-            self.done[self._places[output.request_id]] = completion_of(tokenizer, self.params[0], output)
-        self.seconds += time.monotonic() - began
-
-    def next_from(self, first: int, least: int) -> list[Completion]:
-        """The completions from this place on, up to the first that is not finished; none while they are fewer than
-        `least` and others are to come.
-        """
-        while self._ready in self.done:
-            self._ready += 1
-        if self._ready - first < least and not self.finished:
-            return []
-        return [self.done[place] for place in range(first, self._ready)]
 
 
 def params_of(request: Request, decoding: Decoding, stop_ids: list[int]) -> SamplingParams:

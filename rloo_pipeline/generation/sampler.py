@@ -8,19 +8,20 @@ the footer of what is written. Token ids pass through as they come; nothing is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import kept, lean, runtime, shapes
+from rloo_pipeline import lean, runtime, shapes
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.files import read_json
-from rloo_pipeline.generation.completions import Completion, Decoding, Request, UnderWay, params_of
+from rloo_pipeline.generation.completions import Completion, Decoding, Request, completion_of, params_of
 from rloo_pipeline.progress import counting
 from rloo_pipeline.shapes import Shape
 from rloo_pipeline.training import policy
+from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -74,16 +75,13 @@ class Sampler:
             "generation_config": "vllm",
             **adapter,
         }
-        if kept.is_on() and _on_gpu():
+        if engine_cache.is_on() and _on_gpu():
             self.settings["enable_sleep_mode"] = True
         self.asleep = False
         """Whether the engine's weights are in the host's memory, and its cache nowhere."""
         self.lora = _lora_request(folder, 1) if adapter else None
-        self.under_way: UnderWay | None = None
         self.seconds = 0.0
-        """What the steps of the last sampling took, those ahead of its stage among them."""
-        self.ahead = False
-        """Whether it had begun before it was asked for."""
+        """What the last sampling took."""
         self.llm: LLM | None = self._engine()
         runtime.hold_gpu(self)
 
@@ -101,13 +99,13 @@ class Sampler:
 
     def swap(self, folder: Path, max_model_len: int) -> None:
         """Takes the weights of another policy of the same kind, as if the engine had been started with it. What it
-        holds already, told by the policy's digest, is not read again, and what it has begun with that goes on.
+        holds already, told by the policy's digest, is not read again.
 
         Raises:
-            Unfit: the engine was made for less than `max_model_len` tokens, or does not let go of its cache.
+            IncompatibleEngine: the engine was made for a shorter context, or does not let go of its cache.
         """
         if max_model_len > self.max_model_len:
-            raise kept.Unfit(f"a context of {self.max_model_len} tokens")
+            raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
         self._wake()
         policy.check(folder)
         digest = policy.digest(folder)
@@ -115,17 +113,10 @@ class Sampler:
         if self.llm is None:
             self.lora = None if self.lora is None else _lora_request(folder, 1)
         elif digest != self.digest:
-            if self.begun or self.lora is not None:
-                self._stop()
             self._load(self.llm, folder)
         self.digest = digest
-        if self.llm is not None and not self.begun:
+        if self.llm is not None:
             _forget_prompts(self.llm)
-
-    @property
-    def begun(self) -> bool:
-        """Whether the engine has begun with what it has to sample."""
-        return self.under_way is not None and self.under_way.begun
 
     def _load(self, llm: LLM, folder: Path) -> None:
         if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
@@ -143,88 +134,53 @@ class Sampler:
         if self.llm is None or self.asleep:
             return
         if "enable_sleep_mode" in self.settings:
-            self._stop()
             self.llm.sleep(level=1)
             self.asleep = True
             return
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm = self.under_way = None
+        self.llm = None
         gc.collect()
         if _on_gpu():
             import torch
 
             torch.cuda.empty_cache()
 
-    def line_up(self, requests: Sequence[Request], decoding: Decoding) -> UnderWay:
-        """Gives requests to the engine, in place of those that it has; it does not begin with them yet."""
+    def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
+        """One completion a request, in the order of the requests; `what` is counted on the progress line."""
         from vllm import TokensPrompt
 
+        began = time.monotonic()
         self.llm = self.llm or self._engine()
         self._wake()
-        if self._stop():
-            _forget_prompts(self.llm)
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
         params = [params_of(request, decoding, self.stop_ids) for request in requests]
         names = self.llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        self.under_way = UnderWay(requests, decoding, params, names)
-        return self.under_way
-
-    def go_on(self) -> bool:
-        """One step of what is under way, if there is anything; whether there is more to do."""
-        asked = self.under_way
-        if self.llm is None or asked is None or asked.finished:
-            return False
-        asked.step(self.llm.llm_engine)
-        return not asked.finished
-
-    def sample(self, requests: Sequence[Request], decoding: Decoding, what: str) -> list[Completion]:
-        """One completion a request, in the order of the requests."""
-        return list(chain.from_iterable(self.sample_parts(requests, decoding, what, len(requests))))
-
-    def sample_parts(
-        self, requests: Sequence[Request], decoding: Decoding, what: str, part: int
-    ) -> Iterator[list[Completion]]:
-        """The same in parts, each as soon as it is there: at least `part` of them, and in the end the rest. Where just
-        these requests are under way, they are brought to their end.
-        """
-        asked = self.under_way
-        if asked is None or (asked.requests, asked.decoding) != (list(requests), decoding):
-            asked = self.line_up(requests, decoding)
-        self.ahead = asked.begun
-        given = 0
+        places = {name.partition("-")[0]: place for place, name in enumerate(names)}
+        engine, done = self.llm.llm_engine, dict[int, Completion]()
         with counting(what, len(requests)) as counter:
-            counter.advance(len(asked.done))
-            while given < len(requests):
-                before = len(asked.done)
-                self.go_on()
-                counter.advance(len(asked.done) - before)
-                self.seconds = asked.seconds
-                if found := asked.next_from(given, part):
-                    given += len(found)
-                    yield found
-        self.under_way = None
+            while len(done) < len(requests):
+                finished = [output for output in engine.step() if output.finished]
+                for output in finished:
+                    place = places[output.request_id]
+                    done[place] = completion_of(engine.get_tokenizer(), params[place], output)
+                counter.advance(len(finished))
+        self.seconds = time.monotonic() - began
+        return [done[place] for place in range(len(requests))]
 
     def _wake(self) -> None:
         if self.asleep and self.llm is not None:
             self.llm.wake_up()
         self.asleep = False
 
-    def _stop(self) -> bool:
-        """Gives up what is under way; whether there was something."""
-        begun, self.under_way = self.under_way, None
-        if self.llm is not None and begun is not None:
-            self.llm.llm_engine.abort_request(begun.names, internal=True)
-        return begun is not None
-
 
 def _forget_prompts(llm: LLM) -> None:
     """Empties the cache of prompts' keys and values.
 
     Raises:
-        Unfit: the engine does not let go of it.
+        IncompatibleEngine: the engine does not let go of it.
     """
     if not llm.reset_prefix_cache():
-        raise kept.Unfit("a cache in use")
+        raise IncompatibleEngine("a cache in use")
 
 
 def _on_gpu() -> bool:

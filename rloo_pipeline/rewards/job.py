@@ -65,7 +65,7 @@ class Piece(NamedTuple):
 class Job:
     """All calls of one reward function."""
 
-    def __init__(self, reward: Reward, earlier: Pace) -> None:
+    def __init__(self, reward: Reward) -> None:
         self.reward = reward
         self.who = f"reward '{reward.column}' ({reward.function})"
         self.offered: Mapping[str, list[Any]] = {}
@@ -82,8 +82,7 @@ class Job:
         self.signature: Signature | None = None
         self.late = 0
         self._number = 1
-        self.pace, self.earlier = Pace(), earlier
-        """On this table, and on another before."""
+        self.pace = Pace()
 
     def add(
         self,
@@ -91,26 +90,22 @@ class Job:
         samples: Sequence[int],
         facts: Mapping[str, Any],
         advance: Callable[[int], object],
-        last: bool,
     ) -> None:
-        """Takes in further rows of the table.
+        """Takes in the rows of the table.
 
         Args:
             offered: their columns.
             samples: how many neighbouring rows each prompt has.
             facts: further arguments, the same for all rows.
             advance: is told of rows that are done.
-            last: whether these are the last ones; a call with the whole table waits for them.
         """
-        known = len(self.scores)
-        ends = list(accumulate(samples, initial=known))
-        self.offered = {name: [*self.offered.get(name, []), *values] for name, values in offered.items()}
-        self.facts, self.advance = dict(facts), advance
+        ends = list(accumulate(samples, initial=0))
+        self.offered, self.facts, self.advance = offered, dict(facts), advance
         for column in (self.scores, self.errors, self.notes):
-            column.extend([None] * (ends[-1] - known))
-        self.seconds += [0.0] * (ends[-1] - known)
+            column.extend([None] * ends[-1])
+        self.seconds += [0.0] * ends[-1]
         if self.reward.batch == "all":
-            ends = [0, ends[-1]] if last else []
+            ends = [0, ends[-1]]
         self.waiting += [Piece(first, end) for first, end in pairwise(ends) if first < end]
 
     def learn(self, signature: Signature) -> None:
@@ -158,7 +153,7 @@ class Job:
         """How many calls to hand over: about CHUNK_SECONDS of work, and less towards the end, so that all workers end
         at about the same time.
         """
-        rows, seconds = self.pace if self.pace.rows else self.earlier
+        rows, seconds = self.pace
         if not rows:
             return 1
         calls_a_second = rows / (len(self.waiting[0].rows) * max(seconds, 1e-9))

@@ -8,13 +8,12 @@ wait more than they compute: they have one worker each, which is not counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards.job import Job, Pace
+from rloo_pipeline.rewards.job import Job
 from rloo_pipeline.rewards.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.rewards.pool import GRACE, Worker, fate
 
@@ -32,33 +31,17 @@ class Crews:
     caller still reads its tables; leaving the block ends them all.
     """
 
-    def __init__(self, rewards: Sequence[Reward], limit: int, paces: Mapping[str, Pace] = MappingProxyType({})) -> None:
-        """Starts workers; at most `limit` threads of them will compute at a time. `paces` of functions, by name, are
-        those of an earlier table.
-        """
+    def __init__(self, rewards: Sequence[Reward], limit: int) -> None:
+        """Starts workers; at most `limit` threads of them will compute at a time."""
         self.limit = limit
         self.rewards = list(rewards)
-        self.paces = dict(paces)
-        self.key: object = None
-        """Which they are, for those who keep them."""
-        self.start()
-
-    def start(self) -> None:
-        """Starts workers that have done nothing yet."""
         self.dismissed: list[Worker] = []
-        self.done: Any = None
-        """What came of `run`, where that was ahead of the stage that is to ask for it."""
-        self.jobs = [Job(reward, self.paces.get(reward.column, Pace())) for reward in self.rewards]
+        self.jobs = [Job(reward) for reward in self.rewards]
         self.started = [[_worker(reward)] for reward in self.rewards]
         main = next((place for place, reward in enumerate(self.rewards) if _most(reward, self.limit) > 1), None)
         if main is not None:
             more = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_worker(self.rewards[main]) for _ in range(more)]
-
-    @property
-    def alive(self) -> bool:
-        """Whether no worker has ended before its work was done."""
-        return self.done is not None or all(worker.process.poll() is None for crew in self.started for worker in crew)
 
     def __enter__(self) -> Crews:
         return self
@@ -74,30 +57,22 @@ class Crews:
             for worker in crew:
                 worker.kill()
 
-    def run(self, last: bool = True) -> None:
-        """Does the functions' jobs, in their order, as far as they have rows.
-
-        Args:
-            last: whether there is nothing to do after this.
+    def run(self) -> None:
+        """Does the functions' jobs, in their order.
 
         Raises:
             UserError: a function cannot be loaded or used, or fails.
         """
-        schedule = Schedule(self.jobs, self.started, self.limit, self.dismissed if last else None)
+        schedule = Schedule(self.jobs, self.started, self.limit, self.dismissed)
         while schedule.step():
             pass
-        self.paces = {job.reward.column: job.pace for job in self.jobs}
 
 
 class Schedule:
     """The workers of each job."""
 
-    def __init__(
-        self, jobs: Sequence[Job], crews: Sequence[list[Worker]], limit: int, dismissed: list[Worker] | None
-    ) -> None:
-        """Args: the jobs, the workers of each, how many may compute, and where workers go whose job is done; None where
-        they stay.
-        """
+    def __init__(self, jobs: Sequence[Job], crews: Sequence[list[Worker]], limit: int, dismissed: list[Worker]) -> None:
+        """Args: the jobs, the workers of each, how many may compute, and where workers go whose job is done."""
         self.limit, self.dismissed = limit, dismissed
         self.crews = dict(zip(jobs, crews, strict=True))
 
@@ -126,11 +101,10 @@ class Schedule:
                 self._dismiss(crew)
 
     def _dismiss(self, crew: list[Worker]) -> None:
-        if self.dismissed is not None:
-            for worker in crew:
-                worker.dismiss()
-            self.dismissed += crew
-            crew.clear()
+        for worker in crew:
+            worker.dismiss()
+        self.dismissed += crew
+        crew.clear()
 
     def _needs_one_more(self, job: Job, crew: list[Worker]) -> bool:
         without_work = sum(not worker.calls for worker in crew)

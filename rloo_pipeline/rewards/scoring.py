@@ -81,24 +81,16 @@ def score_with(
     batch: Batch,
     samples: Sequence[int],
     facts: Mapping[str, Any] = MappingProxyType({}),
-    last: bool = True,
 ) -> list[Scored]:
-    """The same by functions whose workers were started before: the scores of these rows, after those of rows that the
-    workers had before. With the `last` rows they are used up.
-    """
+    """The same by functions whose workers were started before, and are used up then."""
     from rloo_pipeline.progress import counting
 
     own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
     offered = {**batch.columns, **own}
     with counting("scores", len(crews.rewards) * len(batch.completions)) as counter:
         for job in crews.jobs:
-            job.add(offered, samples, facts, counter.advance, last)
-        crews.run(last)
-    return scored_by(crews)
-
-
-def scored_by(crews: Crews) -> list[Scored]:
-    """What functions have made of all rows that their workers had."""
+            job.add(offered, samples, facts, counter.advance)
+        crews.run()
     return [Scored(job.scores, job.errors, job.notes, job.seconds) for job in crews.jobs]
 
 

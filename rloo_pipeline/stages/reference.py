@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rloo_pipeline import kept, runtime, tables
+from rloo_pipeline import runtime, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.progress import say
 from rloo_pipeline.training import passes, policy, ranks
+from rloo_pipeline.workers import engine_cache
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
@@ -25,7 +26,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     rolled = tables.read(rollouts, "rollouts")
     digest = policy.digest(policy_folder)
     key = (digest, config.model, config.rollout.temperature)
-    logprobs = kept.take("reference", key)
+    logprobs = engine_cache.take("reference", key)
     if logprobs is None:
         model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
@@ -48,10 +49,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         "policy": digest,
         "dtype": config.model.dtype,
     }
-    table = tables.make(made, tables.REFERENCE, "reference", **about)
-    with tables.in_memory(table) as copy:
-        kept.announce("trainer", {"tables": str(output)}, files=[copy.fileno()])
-    tables.save(output, table)
-    kept.keep("reference", key, logprobs)
+    tables.write(output, made, tables.REFERENCE, "reference", **about)
+    engine_cache.keep("reference", key, logprobs)
     count = sum(map(len, sequences.completions))
     say(f"reference log-probs of {len(made)} completions, {count} tokens, computed in {seconds:.2f} s")

@@ -4,24 +4,18 @@ round).
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from rloo_pipeline import kept, tables
+from rloo_pipeline import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.generation import groups
-from rloo_pipeline.generation.completions import Request
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.seeds import cut, derive, rows_of_round
-
-PARTS = 4
-"""In which completions are handed on while others are sampled."""
 
 
 def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path) -> None:
@@ -49,26 +43,15 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         **groups.facts(config.model, decoding),
     }
     samples, names = settings.num_generations, ("round", round_)
-    made = []
-    for part in groups.sample_parts(sampler, rows, samples, decoding, config.seed, names, PARTS):
-        made.append(tables.make(part, tables.ROLLOUTS, "rollouts", **about))
-        _announce(output, shard, made, len(rows) * samples)
-    for first in kept.own_shards(settings.shards)[:1]:
-        groups.expect(partial(_requests, config, train, round_ + 1, first), decoding)
-    table = pa.concat_tables(made).combine_chunks()
+    made = groups.sample_groups(sampler, rows, samples, decoding, config.seed, names)
+    table = tables.make(made, tables.ROLLOUTS, "rollouts", **about)
     tables.save(output, table)
     tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
-    took = f"sampled in {sampler.seconds:.2f} s" + (", begun ahead of the stage" if sampler.ahead else "")
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
-    say(f"round {round_} shard {shard}: {len(table)} completions, {tokens} tokens, {speed}, {took}")
-
-
-def _announce(output: Path, shard: int, made: list[pa.Table], count: int) -> None:
-    """Gives the last of these parts of a table, which will have so many rows, to those who score them."""
-    end = sum(map(len, made))
-    with tables.in_memory(made[-1]) as copy:
-        what = {"rollouts": str(output), "rows": f"{end - len(made[-1])} to {end} of {count}"}
-        kept.announce("clerk", what, shard, [copy.fileno()])
+    say(
+        f"round {round_} shard {shard}: {len(table)} completions, {tokens} tokens, {speed}, "
+        f"sampled in {sampler.seconds:.2f} s"
+    )
 
 
 def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[dict[str, Any]]:
@@ -77,9 +60,3 @@ def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[
     places = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
     share = cut(len(places), settings.shards, shard)
     return train.rows(places[share.start : share.stop])
-
-
-def _requests(config: Config, train: PromptSet, round_: int, shard: int) -> list[Request]:
-    """What a shard will ask of the sampler."""
-    rows = _prompts(config, train, round_, shard)
-    return groups.requests_of(rows, config.rollout.num_generations, config.seed, ("round", round_))

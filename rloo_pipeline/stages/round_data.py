@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,30 +38,6 @@ class Tables(NamedTuple):
             return self
         reference = None if self.reference is None else self.reference.take(rows)
         return Tables(self.rolled.take(rows), self.scored.take(rows), reference)
-
-    def equals(self, other: Tables) -> bool:
-        """Whether all is the same in them, but for what a file says of its making."""
-        return all(
-            one is other if one is None or other is None else one.equals(other)
-            for one, other in zip(self, other, strict=True)
-        )
-
-
-def kinds(config: Config) -> list[str]:
-    """Of the tables that an update takes."""
-    return ["rollouts", "scores", *(["reference"] if config.uses_reference else [])]
-
-
-def together(config: Config, found: Mapping[tuple[str, int], pa.Table]) -> Tables:
-    """The tables of a round from its shards, by kind and number.
-
-    Raises:
-        UserError: they are not of the same completions.
-    """
-    whole = [pa.concat_tables([found[kind, shard] for shard in range(config.rollout.shards)]) for kind in kinds(config)]
-    for table in whole[1:]:
-        tables.check_aligned(whole[0], table, "what a worker was told")
-    return Tables(*whole)
 
 
 def read(config: Config, inputs: Inputs) -> Tables:

@@ -7,48 +7,23 @@ others takes them (`parts`): the table of all is the same as from one job.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline import kept, runtime, tables
+from rloo_pipeline import runtime, tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards import ahead
 from rloo_pipeline.rewards.schedule import Crews
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_with, scored_by, tell
+from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_with, tell
 from rloo_pipeline.training import policy
-
-BEFORE = "scoring"
-"""What a worker keeps of the stage that it did last."""
-
-
-class Done(NamedTuple):
-    """What functions have seen of a table before its stage asked: its first rows, or all of them."""
-
-    rolled: pa.Table
-    prompts: pa.Table
-    policy: Path
-    said: bytes
-    """By the functions themselves."""
-
-    def begins(self, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> bool:
-        """Whether the functions would see just the same again, as far as they have got."""
-        return (
-            self.policy == policy_folder
-            and tables.about(self.rolled) == tables.about(rolled)  # in a file, fields have metadata of their own
-            and self.rolled.equals(rolled.slice(0, len(self.rolled)))
-            and self.prompts.equals(prompts.table)
-        )
 
 
 class Column(NamedTuple):
@@ -89,7 +64,7 @@ def score(
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
     runtime.hold_for_others(sum(reward.gpus for reward in todo))
-    with ahead.crews(config, todo) as crews:  # they start while tables are read, and end while one is written
+    with Crews(todo, config.scoring.workers) as crews:  # they start while tables are read
         rolled = tables.read(rollouts, "rollouts")
         about = _about(rolled)
         for name, part in given.items():
@@ -106,51 +81,6 @@ def score(
             made = _joined(config.rewards, rolled, found)
             _tell_unscorable(made)
             tables.write(output, made, made.schema, "scores", **about)
-    ahead.start_next(config, todo, crews.paces)
-    if only is None and not any(reward.gpus for reward in todo):
-        kept.keep(BEFORE, None, (config, todo, prompts, policy_folder))
-
-
-def score_ahead(rollouts: int, first: int, count: int) -> bool:
-    """Scores rows of a table before the stage that is about it asks, as the stage before did, and hands the table on to
-    the trainer when it is whole; whether it did. What fails is left to the stage, which says so. The stage also gets
-    what functions print.
-
-    Args:
-        rollouts: descriptor of a file in memory with the rows.
-        first: the row that they begin with; those before it came before them.
-        count: rows of the whole table.
-    """
-    rolled, before = tables.from_memory(rollouts), kept.look(BEFORE)
-    if before is None:
-        return False
-    config, todo, prompts, policy_folder = before[1]
-    known = PromptSet(prompts / "train")
-    crews = ahead.crews(config, todo)
-    if first:
-        begun: pa.Table | None = crews.done and crews.done.rolled
-        if begun is None or len(begun) != first or tables.about(begun) != tables.about(rolled):
-            ahead.hand_on(crews)
-            return False
-        rolled = pa.concat_tables([begun, rolled])
-    with TemporaryFile() as said:
-        try:
-            with runtime.outputs_to(os.dup(said.fileno())):
-                found = _scored(crews, rolled, known, policy_folder, len(rolled) == count)
-        except UserError:
-            crews.end()
-            return False
-        said.seek(0)
-        crews.done = Done(rolled, known.table, policy_folder, said.read())
-    ahead.hand_on(crews)
-    if len(rolled) == count and todo == config.rewards:
-        about = _about(rolled)
-        joined = _joined(todo, rolled, _columns(todo, found))
-        made = tables.make(joined, joined.schema, "scores", **about)
-        with tables.in_memory(rolled) as one, tables.in_memory(made) as other:
-            what = f"scores of round {about['round']}, shard {about['shard']}"
-            kept.announce("trainer", {"tables": what}, files=[one.fileno(), other.fileno()])
-    return True
 
 
 def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
@@ -180,25 +110,11 @@ def _columns(rewards: Sequence[Reward], found: Sequence[Scored]) -> dict[str, Co
     }
 
 
-def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path, last: bool = True) -> list[Scored]:
-    """What each function gives: found ahead, as far as it was for just this.
-
-    Args:
-        last: whether the table has no further rows.
-    """
-    done: Done | None = crews.done
-    rest = rolled
-    if done is not None and done.begins(rolled, prompts, policy_folder):
-        os.write(2, done.said)
-        rest = rolled.slice(len(done.rolled))
-    elif done is not None:
-        crews.end()
-        crews.start()
-    if not len(rest):
-        return scored_by(crews)
+def _scored(crews: Crews, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> list[Scored]:
+    """What each function gives, in the order of the functions."""
     facts = {"tokenizer_path": str(policy.base_of(policy_folder))}
-    samples = [sum(1 for _ in same) for _, same in groupby(rest["prompt_id"].to_pylist())]
-    return score_with(crews, batch_of(rest, prompts), samples, facts, last)
+    samples = [sum(1 for _ in same) for _, same in groupby(rolled["prompt_id"].to_pylist())]
+    return score_with(crews, batch_of(rolled, prompts), samples, facts)
 
 
 def _joined(rewards: Sequence[Reward], rolled: pa.Table, found: Mapping[str, Column]) -> pa.Table:

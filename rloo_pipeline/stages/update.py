@@ -2,58 +2,33 @@
 
 The mathematics is in `algorithm/`, applied by `training/batch.py` (rewards → advantages over the whole round) and
 `training/objective.py` (loss). They are fed in `round_training.py`: for each of num_iterations passes, the round's
-groups are shuffled by seed and cut into steps_per_generation optimizer steps. A worker may have done that before the
-stage asks.
+groups are shuffled by seed and cut into steps_per_generation optimizer steps.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, kept, runtime, tables
+from rloo_pipeline import files, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.insight.events import write_events
 from rloo_pipeline.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.stages import round_data, round_training
 from rloo_pipeline.stages.metrics import Metrics, sample_metrics, update_metrics
-from rloo_pipeline.stages.round_data import Inputs, Tables
-from rloo_pipeline.stages.round_training import Trained, knows_ratio
+from rloo_pipeline.stages.round_data import Inputs
+from rloo_pipeline.stages.round_training import knows_ratio
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from rloo_pipeline.training.batch import Batch, Carried
     from rloo_pipeline.training.objective import Record
-
-BEFORE, TABLES, AHEAD = "update", "tables", "trained"
-"""What a trainer's worker keeps beside its engine: of the update that it did last, of the tables of the next one, and
-that one if it is done already.
-"""
-
-
-class Done(NamedTuple):
-    """A round that the engine has been trained on, by the stage or before it asked."""
-
-    config: Config
-    round: int
-    sampled: Tables
-    trained: Trained
-    policy: Path
-    made: str
-    """The policy's digest."""
-    writing: ExitStack
-    """At its end the policy is at its place."""
-
-    def is_of(self, config: Config, round_: int, sampled: Tables, policy: Path) -> bool:
-        """Whether the stage would train on just the same."""
-        mine = (self.config, self.round, self.policy.absolute())
-        return mine == (config, round_, policy.absolute()) and self.sampled.equals(sampled)
 
 
 class Outputs(NamedTuple):
@@ -77,15 +52,9 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     torch.set_num_threads(config.deepspeed.threads)
     sampled = round_data.read(config, inputs)
     engine, carried = _engine(config, round_, start, trainer)
-    done: Done | None = kept.take(AHEAD, None)
-    ahead = ", ahead of the stage" if done is not None else ""
-    if done is None:
-        done = _do(config, round_, engine, carried, sampled, outputs.policy)
-    elif not done.is_of(config, round_, sampled, outputs.policy):
-        raise kept.Unfit("a policy that it trained ahead on something else")
-    trained, made = done.trained, done.made
-    with done.writing:
-        engine.save_state(outputs.trainer, trained.carried.to_json(), round=round_, policy=made)
+    trained = round_training.train(config, round_, engine, carried, sampled)
+    made = engine.save_policy(outputs.policy)
+    engine.save_state(outputs.trainer, trained.carried.to_json(), round=round_, policy=made)
     if engine.rank.first:
         batch, record = trained.batch, trained.record
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
@@ -96,51 +65,10 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
         _write(config, round_, trained.rolled, batch, record, metrics, outputs, made)
         say(
             f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
-            f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s{ahead}"
+            f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
         )
-    if kept.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
-        kept.keep(BEFORE, None, (config, round_, outputs))
-    else:
+    if not engine_cache.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
         engine.close()
-
-
-def train_ahead(*files: int) -> bool:
-    """Trains the policy that is kept on the next round before the stage that writes it asks; whether it took the tables
-    for that. It begins with the last one of the round, and never twice: the policy is another then.
-
-    Args:
-        files: descriptors of files in memory with tables that are about to be written.
-    """
-    given = [tables.from_memory(file) for file in files]
-    before, kept_engine = kept.look(BEFORE), kept.look("trainer")
-    if before is None or kept_engine is None or kept.look(AHEAD) is not None:
-        return False
-    from rloo_pipeline.training.batch import Carried
-
-    config, last, outputs = before[1]
-    waiting = kept.look(TABLES)
-    found: dict[tuple[str, int], pa.Table] = waiting[1] if waiting is not None and waiting[0] == last else {}
-    for table in given:
-        known = tables.about(table)
-        if int(known["round"]) == last + 1:
-            found[known["kind"], int(known["shard"])] = table
-    if not kept.keep(TABLES, last, found) or len(found) < config.rollout.shards * len(round_data.kinds(config)):
-        return bool(found)
-    runtime.begin_ahead()
-    sampled = round_data.together(config, found)
-    engine: Engine = kept_engine[1]
-    engine.folder = outputs.policy
-    target = outputs.policy.with_name(f"{last + 1:05d}")
-    carried = Carried.from_json(engine.carried(outputs.trainer))
-    return kept.keep(AHEAD, None, _do(config, last + 1, engine, carried, sampled, target))
-
-
-def _do(config: Config, round_: int, engine: Engine, carried: Carried, sampled: Tables, policy_folder: Path) -> Done:
-    """Trains on a round, and writes the policy's files beside its place."""
-    trained = round_training.train(config, round_, engine, carried, sampled)
-    writing = ExitStack()
-    made = writing.enter_context(engine.new_policy(policy_folder))
-    return Done(config, round_, sampled, trained, policy_folder, made, writing)
 
 
 def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> tuple[Engine, Carried]:
@@ -151,7 +79,7 @@ def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> t
     if trainer is None:
         return Engine(start, settings_of(config), seed), Carried()
     digest = policy.digest(start)
-    engine: Engine | None = kept.take("trainer", _state_of(config, round_ - 1, digest, trainer))
+    engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
     if engine is not None:
         engine.enter_gpu()
         engine.folder = start

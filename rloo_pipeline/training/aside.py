@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, UntypedStorage
 
-from rloo_pipeline import kept
+from rloo_pipeline.errors import IncompatibleEngine
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -23,10 +23,10 @@ def put_aside(engine: DeepSpeedEngine) -> Callable[[], None]:
     """Takes weights and optimizer to the host's memory; what is returned takes them back.
 
     Raises:
-        Unfit: ZeRO 3, which keeps weights in buffers of its own.
+        IncompatibleEngine: ZeRO 3, which keeps weights in buffers of its own.
     """
     if engine.zero_optimization_stage() == 3:
-        raise kept.Unfit("weights that ZeRO 3 has split")
+        raise IncompatibleEngine("weights that ZeRO 3 has split")
     held, zeros = [_emptied(storage) for storage in _storages(_lasting(engine))], list[tuple[UntypedStorage, int]]()
     for storage in _storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())):
         zeros.append((storage, storage.nbytes()))

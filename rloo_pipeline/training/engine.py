@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import files, kept, lean, runtime
+from rloo_pipeline import files, lean, runtime
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, room
 from rloo_pipeline.training import deepspeed_ways, policy, ranks
@@ -187,17 +186,13 @@ class Engine:
         torch.distributed.all_reduce(moved)
         return moved.cpu()
 
-    def save_policy(self, target: Path) -> None:
-        """Writes the policy as Hugging Face (or PEFT) files; every rank takes part, the first one writes."""
-        with self.new_policy(target):
-            pass
+    def save_policy(self, target: Path) -> str:
+        """Writes the policy as Hugging Face (or PEFT) files; every rank takes part, the first one writes.
 
-    @contextmanager
-    def new_policy(self, target: Path) -> Iterator[str]:
-        """A block that begins with the policy's digest ("" on ranks that write nothing) and at whose end it is at its
-        place: the disk takes the weights meanwhile.
+        Returns:
+            The policy's digest; "" on ranks that write nothing.
         """
-        weights = self._weights()
+        weights, made = self._weights(), ""
         if self.rank.first:
             with files.new_folder(target) as beside:
                 if self.settings.lora is None:
@@ -206,12 +201,9 @@ class Engine:
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
                     self.model.save_pretrained(beside, state_dict=weights)
-                kept.announce("sampler", {"policy": str(beside.absolute())})
-                with files.hurried(beside):
-                    yield policy.digest(beside)
-        else:
-            yield ""
+                made = policy.digest(beside)
         self._barrier()
+        return made
 
     def _weights(self) -> dict[str, Tensor]:
         """The model's weights in its own names, gathered from the ranks where ZeRO 3 has split them."""
@@ -239,9 +231,8 @@ class Engine:
                 )
                 self._barrier()
                 if self.rank.first:
-                    with files.hurried(beside):
-                        files.write_json(beside / CARRIED, carried)
-                        files.write_manifest(beside, world=self.rank.world, zero_stage=self.zero_stage, **about)
+                    files.write_json(beside / CARRIED, carried)
+                    files.write_manifest(beside, world=self.rank.world, zero_stage=self.zero_stage, **about)
                     files.put_folder(beside, target)
         finally:
             if self.rank.first:
@@ -278,7 +269,7 @@ class Engine:
         """Takes weights and optimizer to the host's memory, until `enter_gpu`.
 
         Raises:
-            Unfit: ZeRO 3 has split the weights.
+            IncompatibleEngine: ZeRO 3 has split the weights.
         """
         if self.device.type != "cpu":
             self.put_aside()
@@ -287,7 +278,7 @@ class Engine:
         """The same, wherever they are.
 
         Raises:
-            Unfit: as `leave_gpu`.
+            IncompatibleEngine: as `leave_gpu`.
         """
         import torch
 

@@ -3,8 +3,7 @@
 A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS names, which belongs to the user alone
 (mode 0700). Whoever holds the lock on ROLE-N.lock may talk to it: the kernel gives it back when a stage is killed. The
 request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
-{"code"}, or nothing where the worker died or is not one for this stage. Without a lock, and without an answer, a worker
-is told {"ahead"}: what it is likely to be asked about next, the folder of a policy or tables in open files.
+{"code"}, or nothing where the worker died or is not one for this stage.
 
 `rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
 that. Snakemake's own process does not even start `rloo` for it (`jobs`).
@@ -19,7 +18,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 FOLDER = "RLOO_WORKERS"
 ROLES = {
@@ -88,31 +87,6 @@ def hand(words: Sequence[str]) -> Handed | None:
         except OSError:  # busy, or gone
             os.close(lock)
     return None
-
-
-def announce(
-    workers: str, role: str, ahead: Mapping[str, str], shard: int | None = None, files: Sequence[int] = ()
-) -> None:
-    """Tells workers of what is to come; one that is gone misses nothing.
-
-    Args:
-        workers, role: folder of their sockets, and which of them.
-        ahead: what is told.
-        shard: of what is told, for the one worker that is asked first about this shard; None for all.
-        files: descriptors of open files that go along.
-    """
-    for name in _listening(workers, role, shard or 0)[: None if shard is None else 1]:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
-            line.settimeout(1)
-            reach(line.connect, f"{name}.sock")
-            socket.send_fds(line, [json.dumps({"ahead": ahead}).encode() + b"\n"], list(files))
-
-
-def own_shards(path: str | os.PathLike[str], count: int) -> list[int]:
-    """Of so many shards, those for which the worker with this socket is asked first."""
-    folder, name = os.path.split(os.path.splitext(path)[0])
-    names = [os.path.basename(worker) for worker in _listening(folder, name.rpartition("-")[0], 0)]
-    return [shard for shard in range(count) if names and names[shard % len(names)] == name]
 
 
 def _shard(words: Sequence[str]) -> int:

@@ -54,7 +54,7 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> None:
     roles = wanted(config, cores, stages)
     if not roles:
         return
-    ahead = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
+    trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     started: dict[Path, subprocess.Popen[bytes]] = {}
@@ -63,8 +63,8 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> None:
             name = f"{role}-{number}"
             socket = folder / f"{name}.sock"
             command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(socket)]
-            if role in ahead:
-                command += ["--ahead", str(config.deepspeed.threads)]
+            if role in trainers:
+                command += ["--preload", str(config.deepspeed.threads)]
             with (logs / f"{name}.log").open("a") as log:
                 started[socket] = subprocess.Popen(
                     [*command, "--controller", str(os.getpid())],

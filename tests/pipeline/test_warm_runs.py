@@ -32,36 +32,10 @@ def served(project: Project) -> list[str]:
     return sorted(line.split()[1] for line in said(project) if line.startswith("rloo ") and line.endswith(": 0"))
 
 
-def begun_ahead(project: Project) -> list[str]:
-    """The logs of second rollouts whose sampler had one in the first round too, and is asked first for that shard.
-
-    Which sampler does what in the first round depends on which of them has started.
-    """
-    found = []
-    for number in (0, 1):
-        log = (project.folder / f"results/mini/logs/workers/sampler-{number}.log").read_text()
-        first, second = ("/rounds/00001/rollouts/", f"/rounds/00002/rollouts/{number:03d}.parquet")
-        if first in log and second in log:
-            found.append(f"rollout/00002-{number:03d}")
-    return found
-
-
 def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     times = {"rollout": 4, "score": 4, "reference": 4, "update": 2, "gate": 1, "evaluate": 2, "distance": 1}
     times |= {"probe": 1, "checks": 1}
     assert Counter(served(finished)) >= Counter(times), "every stage that a worker can do was done by one"
-    ahead = [line for line in said(finished) if line.startswith("ahead of its stage")]
-    assert any("/policies/.00001." in line and line.endswith(": taken") for line in ahead), "before the second rollout"
-    tables = [line for line in ahead if "scores of round 2" in line or "00002/reference" in line]
-    assert len(tables) == 4, "the tables of both shards"
-    assert all(line.endswith(": taken") for line in tables)
-    rows = [line.partition(".parquet ")[2] for line in ahead if "00002/rollouts" in line]
-    assert all(line.endswith(" of 32: taken") for line in rows), "scored while others were sampled"
-    assert sum(line.endswith(" to 32 of 32: taken") for line in rows) == 2
-    begun = begun_ahead(finished)
-    assert begun
-    for log in (*begun, "update/00002"):
-        assert "ahead of the stage" in (finished.folder / f"results/mini/logs/{log}.log").read_text()
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     outcome = project.snakemake("--cores", "2", workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

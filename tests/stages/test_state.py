@@ -2,8 +2,8 @@
 
 import pytest
 
-from rloo_pipeline import kept
 from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
@@ -88,6 +88,6 @@ def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stag
 def test_a_trainer_that_cannot_leave_says_so(tmp_path) -> None:
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
     engine = Engine(tmp_path / "model", settings(3, "bfloat16"), 0)
-    with pytest.raises(kept.Unfit):
+    with pytest.raises(IncompatibleEngine):
         engine.put_aside()
     step(engine, 0)

@@ -65,53 +65,6 @@ def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tm
     assert sampled(sampler) == second
 
 
-def test_what_was_lined_up_before_the_policy_and_begun_ahead_is_what_the_stage_would_get(engines, policies) -> None:
-    _, second, sampler = engines
-    sampler.swap(policies[0], 256)
-    sampler.line_up(REQUESTS, HOW)
-    sampler.swap(policies[1], 0)
-    for _ in range(5):
-        assert sampler.go_on()
-    sampler.swap(policies[1], 256)
-    begun = sampler.under_way
-    assert sampled(sampler) == second
-    assert begun.finished, "and the stage did not begin anew"
-    assert sampler.ahead
-    assert not sampler.go_on()
-    assert sampled(sampler) == second
-    assert not sampler.ahead
-
-
-def test_what_ended_before_the_stage_asks_is_there(engines, policies) -> None:
-    _, second, sampler = engines
-    sampler.swap(policies[1], 256)
-    sampler.line_up(REQUESTS, HOW)
-    while sampler.go_on():
-        pass
-    took = sampler.under_way.seconds
-    sampler.swap(policies[1], 256)
-    assert sampled(sampler) == second
-    assert sampler.seconds == took
-
-
-@pytest.mark.parametrize("steps", [0, 5])
-def test_what_nobody_asks_for_is_given_up(engines, policies, steps) -> None:
-    """Another policy, other prompts, other seeds, another way to sample."""
-    first, second, sampler = engines
-    others = [REQUESTS[:3], [request._replace(seed=9) for request in REQUESTS], REQUESTS[::-1]]
-    for requests, how in [*((other, HOW) for other in others), (REQUESTS, HOW._replace(temperature=0.5))]:
-        sampler.swap(policies[1], 256)
-        sampler.line_up(requests, how)
-        for _ in range(steps):
-            sampler.go_on()
-        assert sampled(sampler) == second
-    sampler.line_up(REQUESTS, HOW)
-    for _ in range(steps):
-        sampler.go_on()
-    sampler.swap(policies[0], 256)
-    assert sampled(sampler) == first
-
-
 def test_a_step_of_the_swap_that_is_left_out_shows(engines, policies, monkeypatch) -> None:
     """Else the test above would show nothing."""
     first, second, sampler = engines
@@ -139,12 +92,11 @@ def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines,
     load = llm.collective_rpc
     monkeypatch.setattr(llm, "collective_rpc", lambda what, **how: said.append(what) or load(what, **how))
     sampler.swap(policies[0], 256)
-    sampler.line_up(REQUESTS, HOW)
     said.clear()
     for _ in range(2):
         sampler.leave_gpu()
     assert said == ["sleep 1"]
-    assert (sampler.llm, sampler.under_way) == (llm, None), "what was lined up would be lost asleep"
+    assert sampler.llm is llm
     sampler.swap(policies[1], 256)
     assert said == ["sleep 1", "wake", "reload_weights"]
     assert sampled(sampler) == second

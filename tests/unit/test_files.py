@@ -1,6 +1,5 @@
 """Files are whole or absent, and a manifest notices every change."""
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -33,21 +32,6 @@ def test_a_folder_takes_the_place_of_the_old_one_in_one_step(tmp_path) -> None:
     with pytest.raises(RuntimeError), files.new_folder(path) as beside:
         raise RuntimeError
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
-
-
-def test_what_the_disk_does_not_take_is_an_error_also_when_it_is_hurried(tmp_path, monkeypatch) -> None:
-    (tmp_path / "weights").write_text("weights")
-    with files.hurried(tmp_path):
-        (tmp_path / "later").write_text("written meanwhile")
-
-    def full(_: Path) -> None:
-        raise OSError(errno.EIO, "a broken disk")
-
-    monkeypatch.setattr(files, "_sync", full)
-    done = []
-    with pytest.raises(OSError, match="a broken disk"), files.hurried(tmp_path):
-        done.append(True)
-    assert done, "the block itself went on"
 
 
 def test_of_two_writers_the_later_one_wins(tmp_path) -> None:

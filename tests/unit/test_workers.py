@@ -2,9 +2,7 @@
 
 import fcntl
 import importlib
-import json
 import os
-import select
 import signal
 import socket
 import stat
@@ -16,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
-import pyarrow as pa
 import pytest
 
-from rloo_pipeline import kept, runtime, tables
+from rloo_pipeline import runtime
 from rloo_pipeline.config_file import validate
-from rloo_pipeline.workers import client, jobs, manager
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.workers import client, engine_cache, jobs, manager
 
 HELP = ["rollout", "--help"]
 ALL = client.ROLES.keys()
@@ -49,7 +47,7 @@ def worker(tmp_path, monkeypatch, controller):
 
 
 def test_a_trainer_imports_its_libraries_before_it_is_asked(tmp_path, controller) -> None:
-    words = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--ahead", "1"]
+    words = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--preload", "1"]
     with subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *words], stderr=subprocess.DEVNULL) as process:
         until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text())
         process.kill()
@@ -111,29 +109,6 @@ def test_without_a_free_worker_a_stage_does_its_work_itself(worker) -> None:
     assert client.ask(HELP) is None, "dead"
 
 
-def test_samplers_are_told_of_what_is_to_come(silent, tmp_path) -> None:
-    client.announce(str(tmp_path), "sampler", {"policy": "here"})
-    line, _ = silent.accept()
-    assert json.loads(line.recv(1000)) == {"ahead": {"policy": "here"}}
-    assert line.recv(1000) == b"", "nobody waits for an answer"
-    client.announce(str(tmp_path), "clerk", {"policy": "here"})
-    assert not select.select([silent], [], [], 0)[0], "another role"
-    silent.close()
-    client.announce(str(tmp_path), "sampler", {"policy": "here"})
-
-
-def test_a_worker_that_holds_nothing_leaves_what_is_to_come(worker, tmp_path) -> None:
-    client.announce(os.environ[client.FOLDER], "sampler", {"policy": str(tmp_path)})
-    with tables.in_memory(pa.table({"a": [1]})) as file:
-        rows = {"rollouts": "its place,", "rows": "0 to 1 of 2"}
-        client.announce(os.environ[client.FOLDER], "sampler", rows, 3, [file.fileno()])
-    assert asked(HELP) == 0
-    worker.kill()
-    said = worker.stdout.read().decode()
-    assert f"ahead of its stage, {tmp_path}: left" in said
-    assert "ahead of its stage, its place, 0 to 1 of 2: left" in said
-
-
 def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
     for number in range(3):
         (tmp_path / f"sampler-{number}.sock").touch()
@@ -142,9 +117,6 @@ def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
         return [int(name[-1]) for name in client._listening(str(tmp_path), "sampler", shard)]
 
     assert [order(shard) for shard in range(4)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
-    own = [client.own_shards(tmp_path / f"sampler-{number}.sock", 5) for number in range(3)]
-    assert own == [[0, 3], [1, 4], [2]]
-    assert client.own_shards(tmp_path / "sampler-2.sock", 2) == []
     words = ["rollout", "--round", "00002", "--shard", "004", "--output", "run/rounds/00002/rollouts/004.parquet"]
     assert client._shard(words) == 4
     assert client._shard(["score", "--parts", "--output", "run/rounds/00002/scores/012.parquet"]) == 12
@@ -291,19 +263,19 @@ def test_there_are_no_workers_where_they_could_not_serve() -> None:
 
 
 def test_a_stage_by_itself_keeps_nothing() -> None:
-    assert not kept.keep("thing", 1, object())
-    assert kept.take("thing", 1) is None
+    assert not engine_cache.keep("thing", 1, object())
+    assert engine_cache.take("thing", 1) is None
 
 
 def test_what_is_kept_under_another_key_is_for_another_process(monkeypatch) -> None:
-    monkeypatch.setattr(kept, "_on", True)
-    assert kept.keep("thing", 1, "kept")
-    assert kept.take("thing", 1) == "kept"
-    assert kept.take("thing", 1) is None
-    kept.keep("thing", 1, "kept")
-    with pytest.raises(kept.Unfit):
-        kept.take("thing", 2)
-    assert not isinstance(kept.Unfit(), Exception), "no stage catches it"
+    monkeypatch.setattr(engine_cache, "_on", True)
+    assert engine_cache.keep("thing", 1, "kept")
+    assert engine_cache.take("thing", 1) == "kept"
+    assert engine_cache.take("thing", 1) is None
+    engine_cache.keep("thing", 1, "kept")
+    with pytest.raises(IncompatibleEngine):
+        engine_cache.take("thing", 2)
+    assert not isinstance(IncompatibleEngine(), Exception), "no stage catches it"
 
 
 class Holder:
@@ -315,18 +287,18 @@ class Holder:
 
     def leave_gpu(self) -> None:
         if not self.able:
-            raise kept.Unfit("an engine")
+            raise IncompatibleEngine("an engine")
         self.left = True
 
 
 @pytest.mark.parametrize("able", [True, False])
 def test_what_cannot_leave_a_gpu_is_no_longer_kept(monkeypatch, able) -> None:
-    monkeypatch.setattr(kept, "_on", True)
+    monkeypatch.setattr(engine_cache, "_on", True)
     holder = Holder(able)
-    kept.keep("thing", 1, holder)
-    assert kept.leave_gpu() == holder.left == able
-    assert (kept.look("thing") is not None) == able
-    kept._things.clear()
+    engine_cache.keep("thing", 1, holder)
+    assert engine_cache.leave_gpu() == holder.left == able
+    assert ("thing" in engine_cache._engines) == able
+    engine_cache._engines.clear()
 
 
 def config(**changes):

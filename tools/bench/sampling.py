@@ -17,7 +17,6 @@ def main() -> None:
     from rloo_pipeline import runtime
 
     runtime.use_threads(1)
-    import pyarrow as pa
     from vllm import SamplingParams, TokensPrompt
 
     from rloo_pipeline import tables
@@ -27,7 +26,6 @@ def main() -> None:
     from rloo_pipeline.generation.completions import Decoding
     from rloo_pipeline.generation.sampler import Engine, Sampler
     from rloo_pipeline.seeds import derive
-    from rloo_pipeline.stages.rollout import PARTS
     from rloo_pipeline.training import policy
 
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
@@ -53,9 +51,8 @@ def main() -> None:
     def stage() -> float:
         derive.cache_clear()  # each round has seeds of its own
         began = time.process_time()
-        parts = groups.sample_parts(sampler, rows, samples, decoding, 0, ("bench",), PARTS)
-        made = [tables.make(part, tables.ROLLOUTS, "rollouts", run="bench", round=1) for part in parts]
-        tables.save(folder / "table.parquet", pa.concat_tables(made).combine_chunks())
+        made = groups.sample_groups(sampler, rows, samples, decoding, 0, ("bench",))
+        tables.write(folder / "table.parquet", made, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return time.process_time() - began
 
     bare(), stage()
