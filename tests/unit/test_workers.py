@@ -156,7 +156,7 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     (folder,) = tmp_path.glob("rloo-workers-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert sorted(Path(command[5]).name for command in started) == [
+    assert sorted(Path(command[5]).name for command in started if "worker" in command) == [
         "clerk-0.sock",
         "clerk-1.sock",
         "reader-0.sock",
