@@ -21,10 +21,10 @@ from rloo_pipeline.insight import completions as seen
 from rloo_pipeline.insight.statistics import Estimate, bootstrap, pass_at_ks
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.rewards.score_table import score_table
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.stages.metrics import length_metrics
 from rloo_pipeline.stages.probe import joined_table
-from rloo_pipeline.stages.score import score_table
 
 
 class Outputs(NamedTuple):

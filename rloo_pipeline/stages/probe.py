@@ -13,8 +13,8 @@ from rloo_pipeline.files import new_file, read_json
 from rloo_pipeline.generation import groups
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.rewards.score_table import score_table
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.score import score_table
 from rloo_pipeline.training import policy
 
 

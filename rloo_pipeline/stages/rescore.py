@@ -19,8 +19,8 @@ from rloo_pipeline.files import write_json
 from rloo_pipeline.insight.change import Change, change, columns, together
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.rewards.score_table import score_table
 from rloo_pipeline.stages.round_data import Tables, completions_of
-from rloo_pipeline.stages.score import score_table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from conformance.rounds import LONGEST, Round, Step, shift
 from torch import Tensor
 
 from rloo_pipeline.config import Algorithm, Reward, Rollout
-from rloo_pipeline.stages.score import weighted_sum
+from rloo_pipeline.rewards.score_table import weighted_sum
 from rloo_pipeline.training import packing, policy
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
 from rloo_pipeline.training.engine import of_rows
