@@ -5,11 +5,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 from filelock import FileLock
 from helpers import Project
 
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def pytest_unconfigure() -> None:
+    """Ends what commands were forked from."""
+    forks.close()
 
 
 @pytest.fixture(autouse=True)

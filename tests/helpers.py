@@ -1,15 +1,14 @@
 """What tests share: the command `rloo`, configurations, made-up rounds, a copy of the project."""
 
-import json
 import os
 import random
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import forks
 import yaml
 
 ROOT = Path(__file__).parent.parent
@@ -18,26 +17,16 @@ MINI = ROOT / "tests" / "configs" / "mini.yaml"
 
 def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a stage as a person would."""
-    command = [sys.executable, "-m", "rloo_pipeline", *(str(word) for word in words)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
-
-
-IN_TURN = """
-import json, sys
-from rloo_pipeline import cli
-from rloo_pipeline.training.engine import Engine
-
-Engine.close = lambda _: None  # DeepSpeed cannot make another process group in the same process
-for words in json.load(sys.stdin):
-    cli.main(words)
-"""
+    return forks.run("rloo_pipeline", [str(word) for word in words], {**os.environ, **environment})
 
 
 def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    """Runs updates one after the other in one process, which imports their libraries once; up to one that fails."""
-    words = [[str(word) for word in call if not str(word).startswith("--log=")] for call in calls]
-    command = [sys.executable, "-c", IN_TURN]
-    return subprocess.run(command, input=json.dumps(words), capture_output=True, text=True, check=False)
+    """Runs stages one after the other, up to one that fails."""
+    for words in calls:
+        outcome = rloo(*words)
+        if outcome.returncode != 0:
+            break
+    return outcome
 
 
 def merged(base: dict, changes: dict) -> dict:
@@ -153,7 +142,7 @@ class Project:
         for part in PARTS:
             source = ROOT / part
             if source.is_dir():
-                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, folder / part)
             else:
                 shutil.copyfile(source, folder / part)
 
@@ -175,16 +164,7 @@ class Project:
     def snakemake(self, *words: str, **changes) -> subprocess.CompletedProcess[str]:
         """Runs snakemake as a user would, with the changed configuration."""
         self.configure(**changes)
-        command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *words]
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        return forks.run("snakemake", ["--configfile", "config/test.yaml", *words], self.environment, self.folder)
 
     def planned(self, *words: str, **changes) -> set[str]:
         """What a dry run would write, relative to the run's folder."""
