@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,33 +20,62 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 LIBRARIES = ("vllm.v1.worker.cpu_worker", "snakemake.cli", "pyarrow.parquet", "datasets", "peft")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-"""A fork can start no pool of threads that its parent had; a stage with more than one is a process of its own."""
+"""With more threads it would have a pool of them, which a fork has not."""
 
 _server: subprocess.Popen[str] | None = None
 
 
-def run(
-    module: str, words: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m MODULE WORDS` in a folder, the current one by default."""
+class Command(NamedTuple):
+    """`python -m MODULE WORDS`, or `python MODULE WORDS` where it is a file."""
+
+    module: str
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path | None = None
+    """Where it runs, by default where this process does."""
+
+
+def run(*command: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command, whose parts are those of `Command`."""
+    return run_together([Command(*command)])[0]
+
+
+def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProcess[str]]:
+    """Runs commands at the same time."""
     server = _started()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        request = [module, words, dict(environment), str(folder or Path.cwd()), *files]
+    with contextlib.ExitStack() as files:
+        outputs = [[files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
+        asked = [
+            [str(module), list(words), dict(environment), str(folder or Path.cwd())]
+            + [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in said]
+            for (module, words, environment, folder), said in zip(commands, outputs, strict=True)
+        ]
         try:
-            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.write(json.dumps(asked) + "\n")
             server.stdin.flush()
-            code = int(server.stdout.readline())
+            codes = json.loads(server.stdout.readline())
         except BaseException:  # a test that took too long: what it began must not answer the next one
             os.killpg(server.pid, signal.SIGKILL)
             close()
             raise
-        said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, err)]
-    return subprocess.CompletedProcess([module, *words], code, *said)
+        said = [[os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in of] for of in outputs]
+    return [subprocess.CompletedProcess(*made) for made in zip(commands, codes, *zip(*said, strict=True), strict=True)]
+
+
+def run_ranks(module: str, words: Sequence[str], count: int) -> list[subprocess.CompletedProcess[str]]:
+    """Runs a command as ranks of one job, each of which has the environment that torchrun would give it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    job |= {"LOCAL_WORLD_SIZE": str(count)}
+    ranks = [os.environ | job | {"RANK": str(n), "LOCAL_RANK": str(n), "GROUP_RANK": "0"} for n in range(count)]
+    return run_together([Command(module, words, environment) for environment in ranks])
 
 
 def close() -> None:
@@ -75,12 +105,15 @@ def _serve() -> None:
             os.dup2(nowhere.fileno(), number)
     _import()
     for line in requests:
-        child = os.fork()
-        if not child:
-            requests.close()
-            answers.close()
-            _become(*json.loads(line))
-        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        children = []
+        for command in json.loads(line):
+            children.append(os.fork())
+            if not children[-1]:
+                requests.close()
+                answers.close()
+                _become(*command)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        answers.write(json.dumps(codes) + "\n")
 
 
 def _import() -> None:
@@ -114,7 +147,11 @@ def _become(module: str, words: list[str], environment: dict[str, str], folder: 
     tempfile.tempdir = None
     code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module.endswith(".py"):
+            sys.path.insert(0, str(Path(module).parent))
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):

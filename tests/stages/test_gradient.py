@@ -1,10 +1,8 @@
 """How an optimizer step is cut into micro-batches and processes changes neither its loss nor its gradient."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from gradients import CASES
@@ -16,12 +14,8 @@ PROGRAM = Path(__file__).with_name("gradients.py")
 def found(folder: Path, model: Path, processes: int) -> dict:
     """Loss and gradient of every case by how it was cut."""
     output = folder / f"{processes}.pt"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    outcome = subprocess.run(
-        [*launch, PROGRAM, model, output], capture_output=True, text=True, env=environment, check=False
-    )
-    assert output.exists(), outcome.stderr
+    outcomes = forks.run_ranks(PROGRAM, [str(model), str(output)], processes)
+    assert output.exists(), [outcome.stderr for outcome in outcomes]
     return torch.load(output)
 
 
