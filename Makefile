@@ -6,7 +6,7 @@ BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference
+.PHONY: help setup demo compare test test-all bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -28,6 +28,9 @@ compare: setup ## train the demo with each of four algorithms, from one warm sta
 
 test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
 	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
+
+test-all: setup ## run the tests that take long, too
+	$(BIN)/pytest --long $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
 
 bench: setup ## measure speed against TRL, vLLM and Snakemake alone; DATA=gsm8k/train.jsonl for scoring as well
 	$(BIN)/python tools/bench/run.py $(if $(DATA),--data $(DATA)) $(BENCH_ARGS)

@@ -2,15 +2,47 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import forks
+import left_out
 import pytest
 from filelock import FileLock
 from helpers import Project
+from hypothesis import settings
 
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+# Models here are so small that threads cost more than they give; before torch is imported, and for what is started.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a property holds for does not depend on how busy the machine is, nor on examples found elsewhere.
+settings.register_profile("rloo", deadline=None, derandomize=True, database=None)
+settings.load_profile("rloo")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long` for `make test-all`."""
+    parser.addoption("--long", action="store_true", help="run the tests that take long, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--long`, skips what takes long, so that the end says how many those are."""
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason=left_out.LONG))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what was skipped, and what would run it."""
+    reports = terminalreporter.stats.get("skipped", [])
+    if reports:
+        terminalreporter.section("left out")
+    for line in left_out.lines(Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)):
+        terminalreporter.line(line)
 
 
 def pytest_unconfigure() -> None:

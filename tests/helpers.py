@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import forks
+import left_out
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / "tests" / "configs" / "mini.yaml"
+GSM8K = Path(os.environ.get("GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
+needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=left_out.GSM8K)
 
 
 def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

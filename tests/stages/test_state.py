@@ -8,18 +8,10 @@ from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 STEPS = [Sequences([[4, 5, 6 + number]] * 2, [[7, 8, 9, 2], [10, 11 + number]]) for number in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def linear(monkeypatch) -> None:
-    """ZeRO 3 puts a function of its own in place of this one, for all of the process."""
-    import torch
-
-    monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
 
 
 def settings(zero_stage: int, dtype: str) -> Settings:

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import GSM8K, ROOT, needs_gsm8k
 
 from rloo_pipeline.config_file import load, validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.format import answer_mark_reward
 from rloo_pipeline.rewards.math import math_reward
 from rloo_pipeline.seeds import rows_of_round
-
-ROOT = Path(__file__).parents[2]
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
-needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=f"{GSM8K} is not on this machine")
 
 ROWS = [
     {

@@ -18,7 +18,7 @@ from rloo_pipeline.insight.summary import summarize
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if BROWSER is None and os.environ.get("RLOO_REQUIRE_BROWSER"):
     raise RuntimeError("RLOO_REQUIRE_BROWSER is set and there is no chromium")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 
 LISTEN = """<script>
 const heard = [];

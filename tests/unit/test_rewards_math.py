@@ -3,16 +3,13 @@
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import GSM8K, needs_gsm8k
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.math import math_reward
-
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
-needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=f"{GSM8K} is not on this machine")
 
 
 def score(said: str, gold: Any, **options: Any) -> float | None:

@@ -21,7 +21,7 @@ def found():
     except UserError as error:
         if os.environ.get("RLOO_REQUIRE_SANDBOX"):
             pytest.fail(str(error))
-        pytest.skip(str(error))
+        pytest.skip(str(error).partition(": install ")[0])
 
 
 @pytest.fixture

@@ -1,0 +1,18 @@
+"""What the tests say at their end of those that were left out, and of the command that runs them."""
+
+from collections.abc import Mapping
+
+LONG = "takes long"
+GSM8K = "GSM8K is not here"
+PACKAGES = {"bubblewrap is not installed": "bubblewrap", "chromium is not installed": "chromium"}
+"""Of Debian, by words of the reason for which a test is skipped without them."""
+COMMANDS = {GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)", LONG: "make test-all"}
+
+
+def lines(skipped: Mapping[str, int]) -> list[str]:
+    """Args: how many tests were skipped for each reason."""
+    said = [f"{count} skipped: {reason}" for reason, count in skipped.items()]
+    missing = [package for words, package in PACKAGES.items() if any(words in reason for reason in skipped)]
+    commands = [f"apt-get install {' '.join(missing)}"] if missing else []
+    commands += [command for words, command in COMMANDS.items() if any(words in reason for reason in skipped)]
+    return said + [f"to run them: {command}" for command in commands]

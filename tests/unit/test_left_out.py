@@ -1,0 +1,22 @@
+"""The end of the tests says what was skipped and which command runs it."""
+
+from left_out import GSM8K, LONG, lines
+
+
+def test_what_is_missing_is_counted_by_its_reason_and_one_command_installs_it() -> None:
+    sandbox = "no sandbox for the code of completions (bubblewrap is not installed; Apptainer is not installed)"
+    assert lines({sandbox: 64, "chromium is not installed": 5, LONG: 9, GSM8K: 3}) == [
+        f"64 skipped: {sandbox}",
+        "5 skipped: chromium is not installed",
+        "9 skipped: takes long",
+        "3 skipped: GSM8K is not here",
+        "to run them: apt-get install bubblewrap chromium",
+        "to run them: GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)",
+        "to run them: make test-all",
+    ]
+
+
+def test_what_no_package_helps_has_no_command() -> None:
+    said = "no user namespaces, so no small file system can be mounted"
+    assert lines({said: 1}) == [f"1 skipped: {said}"]
+    assert lines({}) == []
