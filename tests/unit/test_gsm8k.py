@@ -54,7 +54,7 @@ def test_a_corpus_gives_the_same_bytes_in_another_process_with_other_threads(tmp
     environment = os.environ | {
         "RAYON_NUM_THREADS": "1",
         "PYTHONHASHSEED": "7",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
     subprocess.run([sys.executable, "-c", code, tmp_path / "there", corpus], env=environment, check=True, cwd=ROOT)
     files = sorted(path.name for path in (tmp_path / "here").iterdir())
