@@ -1,8 +1,8 @@
 """comparison.json: finished runs side by side, and what a reader must know before he believes a difference.
 
 The first run is the one that the others are compared with. Two final policies that were asked the same held-out
-prompts are compared prompt by prompt (paired bootstrap); such an interval speaks of these policies on other prompts of
-the kind, not of what training with another seed would give.
+prompts are compared prompt by prompt; interval and p-value speak of these policies on other prompts of the kind, not of
+what training with another seed would give. The p-values of several runs are corrected for their number (Holm).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.insight.finished import Finished
-from rloo_pipeline.insight.statistics import bootstrap
+from rloo_pipeline.insight.statistics import gain, holm
 from rloo_pipeline.seeds import derive
 
 ROUND_STAGES = ("rollout", "score", "reference", "update")
@@ -61,7 +61,7 @@ FACTS = (
         "seed",
         lambda run: run.config.seed,
         str,
-        "prompts came in another order and samples were drawn with other seeds; some of a difference is chance",
+        "prompts came in another order and samples were drawn with other seeds, which alone makes a difference",
     ),
     Fact("training prompts", lambda run: run.trained, _prompts, "they learned from other problems"),
     Fact("held-out prompts", lambda run: run.asked, _prompts, "their accuracies are of other problems"),
@@ -108,10 +108,19 @@ def compare(runs: Sequence[Finished]) -> JSON:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two of the runs are named '{twice}'; name each folder once, and give each run its own `run`")
     return {
-        "runs": [_row(runs[0], run) for run in runs],
+        "runs": _rows(runs),
         "shared": {fact.what: shared(fact, runs) for fact in FACTS},
         "differing": differing({run.name: run.config.model_dump(mode="json") for run in runs}),
     }
+
+
+def _rows(runs: Sequence[Finished]) -> list[JSON]:
+    """One row a run."""
+    rows = [_row(runs[0], run) for run in runs]
+    corrected = holm({row["run"]: row["difference"]["p"] for row in rows[1:]})
+    for row in rows[1:]:
+        row["difference"]["p_holm"] = corrected[row["run"]]
+    return rows
 
 
 def _row(first: Finished, run: Finished) -> JSON:
@@ -137,14 +146,15 @@ def _row(first: Finished, run: Finished) -> JSON:
 
 
 def difference(first: Finished, run: Finished) -> JSON:
-    """Final accuracy less that of the first run, with its 95% interval, or why there is none."""
+    """Final accuracy less that of the first run, with its 95% interval and p-value, or why there is none."""
     for fact in FACTS:
         if fact.what in COMPARABLE and fact.of(first) != fact.of(run):
-            return {"value": None, "ci95": None, "reason": COMPARABLE[fact.what]}
+            return {"value": None, "ci95": None, "p": None, "reason": COMPARABLE[fact.what]}
     settings = first.config.evaluation
     seed = derive(first.config.seed, "comparison")
-    found = bootstrap(run.accuracy - first.accuracy, settings.bootstrap_samples, seed)
-    return {"value": found.value, "ci95": found.ci95, "reason": None}
+    samples = min(settings.num_generations, run.config.evaluation.num_generations)
+    found = gain(first.accuracy, run.accuracy, settings.bootstrap_samples, seed, samples)
+    return {"value": found.value, "ci95": found.ci95, "p": found.p, "reason": None}
 
 
 def shared(fact: Fact, runs: Sequence[Finished]) -> JSON:

@@ -12,6 +12,8 @@ from rloo_pipeline.insight.figures import DASHES, Style, figure_of_runs
 from rloo_pipeline.insight.finished import Finished
 
 HEIGHT_OF_REWARD = 380
+ALPHA = 0.05
+"""Up to which corrected p two runs are said to differ."""
 
 
 def render(comparison: JSON, runs: Sequence[Finished]) -> str:
@@ -22,11 +24,10 @@ def render(comparison: JSON, runs: Sequence[Finished]) -> str:
     return frame.fill(
         "comparison_page.html.j2",
         comparison=comparison,
-        headline=headline(comparison["runs"]),
+        headline=headline(comparison),
         apart={what: fact["said"] for what, fact in comparison["shared"].items() if not fact["same"]},
         marks={name: (style.colour, DASHES[style.dash]) for name, style in zip(rounds, styles, strict=True)},
         span=span([row["final"] for row in comparison["runs"]]),
-        samples=runs[0].config.evaluation.bootstrap_samples,
         charts=[
             (REWARD, figure_of_runs(REWARD, rounds, HEIGHT_OF_REWARD)),
             *((chart, figure_of_runs(chart, rounds)) for chart in shared_charts(deciding)),
@@ -34,8 +35,11 @@ def render(comparison: JSON, runs: Sequence[Finished]) -> str:
     )
 
 
-def headline(rows: Sequence[JSON]) -> str:
-    """Which run ended best, and which of the others differ from the first by more than chance."""
+def headline(comparison: JSON) -> str:
+    """Which run ended best, and which of the others differ from the first by more than the evaluation's sampling
+    explains. Nothing is said of the algorithms: that takes several training seeds of each.
+    """
+    rows: list[JSON] = comparison["runs"]
     first, others = rows[0], rows[1:]
     if reasons := sorted({row["difference"]["reason"] for row in others} - {None}):
         return (
@@ -44,17 +48,26 @@ def headline(rows: Sequence[JSON]) -> str:
         )
     best = max(rows, key=lambda row: row["final"]["accuracy"])["final"]
     name = next(row["run"] for row in rows if row["final"] is best)
-    share, problems = frame.percent(best["accuracy"]), frame.figure_of(best["prompts"])
-    said = f"Of {len(rows)} runs, {name} ends best: {share} of its answers to {problems} held-out problems are right. "
-    beyond = [row for row in others if row["difference"]["ci95"][0] > 0 or row["difference"]["ci95"][1] < 0]
+    accuracy, problems = frame.percent(best["accuracy"]), frame.figure_of(best["prompts"])
+    beyond = [row for row in others if row["difference"]["p_holm"] <= ALPHA]
     within = [row for row in others if row not in beyond]
-    against = f"from {first['run']} ({frame.percent(first['final']['accuracy'])}) by more than chance"
-    if not beyond:
-        return (
-            f"{said}{'None of the others differs' if within[1:] else f'{_listed(within)} does not differ'} {against}."
-        )
-    rest = f"; {_listed(within)} {'do' if within[1:] else 'does'} not" if within else ""
-    return f"{said}{_listed(beyond)} {'differ' if beyond[1:] else 'differs'} {against}{rest}."
+    against = f"from {first['run']} ({frame.percent(first['final']['accuracy'])})"
+    explained = "than the sampling of these problems and answers explains"
+    if beyond:
+        found = f"{_listed(beyond)} {'differ' if beyond[1:] else 'differs'} {against} by more {explained}"
+        found += f"; {_listed(within)} {'do' if within[1:] else 'does'} not." if within else "."
+    else:
+        who = "None of the others differs" if within[1:] else f"{_listed(within)} does not differ"
+        found = f"{who} {against} by more {explained}."
+    seeds = (
+        "Training seeds were not varied: each run is one training"
+        if comparison["shared"]["seed"]["same"]
+        else "Each run is one training with a seed of its own"
+    )
+    return (
+        f"Of {len(rows)} runs, {name} ends best: {accuracy} of its answers to {problems} held-out problems are right. "
+        f"{found} {seeds}, and another seed could order them in another way."
+    )
 
 
 def _listed(rows: Sequence[JSON]) -> str:

@@ -121,8 +121,13 @@ def check_figures(checks: JSON) -> dict[str, JSON]:
 
 
 def verdict(summary: JSON) -> str:
-    """What the interval of the gain says, in a sentence for somebody who has not heard of a bootstrap."""
+    """What the gain's interval and p-value say, in a sentence for somebody who has not heard of either."""
     low, high = summary["gain_ci95"]
+    if not low <= 0 <= high and summary["gain_p_holm"] > 0.05:
+        return (
+            "By itself the interval leaves 0 out, but with as many comparisons as this page makes, that can be chance: "
+            "more held-out problems would tell."
+        )
     if low > 0:
         return "The interval lies above 0: other problems of this kind would very probably show a gain too."
     if high < 0:

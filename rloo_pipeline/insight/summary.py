@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,17 @@ from rloo_pipeline.files import read_json
 from rloo_pipeline.insight import completions as seen
 from rloo_pipeline.insight.origin import versions
 from rloo_pipeline.insight.run_files import metrics_of
-from rloo_pipeline.insight.statistics import Array, gain, pass_at_ks
+from rloo_pipeline.insight.statistics import Array, Gain, gain, holm, is_share, pass_at_ks
 from rloo_pipeline.seeds import derive
 
-Values = Callable[[pa.Table], Array]
+
+class Measure(NamedTuple):
+    """What is compared, prompt by prompt."""
+
+    of: Callable[[pa.Table], Array]
+    """A table of completions → one value a prompt."""
+    samples: int | None
+    """Independent samples behind each, where the values are shares."""
 
 
 def summarize(config: Config, run: Path) -> dict[str, Any]:
@@ -35,6 +42,7 @@ def summarize(config: Config, run: Path) -> dict[str, Any]:
         "gain": gains["pass@1"]["value"],
         "gain_ci95": gains["pass@1"]["ci95"],
         "gain_p": gains["pass@1"]["p"],
+        "gain_p_holm": gains["pass@1"]["p_holm"],
         "gains": gains,
         "between": {name: found for name, found in evaluations.items() if name.isdigit()},
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
@@ -57,33 +65,49 @@ def read_evaluation(run: Path, name: str) -> JSON:
 
 
 def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
-    """Final policy less warm start, prompt by prompt: pass@k, greedy, every reward function, length and truncation."""
+    """Final policy less warm start, prompt by prompt: pass@k, greedy, every reward function, length and truncation. `p`
+    is of each comparison by itself, `p_holm` is corrected for there being all of them.
+    """
     samples = config.evaluation.num_generations
     functions = [*(reward.column for reward in config.rewards), "reward"]
     ks = [2**power for power in range(samples.bit_length()) if 2**power <= samples]
-    measures: dict[str, Values] = {f"pass@{k}": _pass_at(config, samples, k) for k in ks}
-    measures |= {f"rewards/{name}": _mean_of(name, samples) for name in functions}
-    measures |= {"length": _length(samples), "truncated": _truncated(samples)}
-    found = _paired(config, run, "completions.parquet", measures)
-    return found | _paired(config, run, "greedy.parquet", {"greedy": _pass_at(config, 1, 1)})
+    before, after = _pair(run, "completions.parquet")
+    measures = {f"pass@{k}": _pass_at(config, samples, k) for k in ks}
+    for name in functions:
+        shares = is_share(*(seen.grid(table[name], samples) for table in (before, after)))
+        measures[f"rewards/{name}"] = Measure(_mean_of(name, samples), samples if shares else None)
+    measures |= {"length": Measure(_length(samples), None), "truncated": Measure(_truncated(samples), samples)}
+    found = _paired(config, before, after, measures)
+    found |= _paired(config, *_pair(run, "greedy.parquet"), {"greedy": _pass_at(config, 1, 1)})
+    corrected = holm({name: one.p for name, one in found.items()})
+    return {name: {**one._asdict(), "p_holm": corrected[name]} for name, one in found.items()}
 
 
-def _paired(config: Config, run: Path, file: str, measures: dict[str, Values]) -> dict[str, dict[str, Any]]:
-    """The gains on one kind of completions; none where there are none."""
+def _pair(run: Path, file: str) -> tuple[pa.Table, pa.Table]:
+    """The warm start's completions and the final policy's, of the same prompts."""
     paths = [run / "evaluation" / name / file for name in ("warmstart", "final")]
     before, after = (tables.read(path, "completions") for path in paths)
     tables.check_aligned(before, after, str(paths[1]))
+    return before, after
+
+
+def _paired(config: Config, before: pa.Table, after: pa.Table, measures: dict[str, Measure]) -> dict[str, Gain]:
+    """The gains on one kind of completions; none where there are none."""
     if not len(before):
         return {}
     resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
-    return {name: gain(of(before), of(after), resamples, seed)._asdict() for name, of in measures.items()}
+    return {
+        name: gain(made.of(before), made.of(after), resamples, seed, made.samples) for name, made in measures.items()
+    }
 
 
-def _pass_at(config: Config, samples: int, k: int) -> Values:
-    return lambda table: pass_at_ks(seen.right(table, config.rewards, config.correct, samples))[k]
+def _pass_at(config: Config, samples: int, k: int) -> Measure:
+    return Measure(
+        lambda table: pass_at_ks(seen.right(table, config.rewards, config.correct, samples))[k], samples // k
+    )
 
 
-def _mean_of(name: str, samples: int) -> Values:
+def _mean_of(name: str, samples: int) -> Callable[[pa.Table], Array]:
     """Mean over a prompt's scorable samples, NaN where there is none."""
 
     def mean(table: pa.Table) -> Array:
@@ -95,7 +119,7 @@ def _mean_of(name: str, samples: int) -> Values:
     return mean
 
 
-def _length(samples: int) -> Values:
+def _length(samples: int) -> Callable[[pa.Table], Array]:
     return lambda table: (
         np.array([len(ids) for ids in table["completion_ids"].to_pylist()], dtype=np.float64)
         .reshape(-1, samples)
@@ -103,7 +127,7 @@ def _length(samples: int) -> Values:
     )
 
 
-def _truncated(samples: int) -> Values:
+def _truncated(samples: int) -> Callable[[pa.Table], Array]:
     return lambda table: (
         np.array([float(reason != "stop") for reason in table["finish_reason"].to_pylist()])
         .reshape(-1, samples)

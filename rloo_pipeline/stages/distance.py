@@ -15,7 +15,7 @@ import numpy as np
 from rloo_pipeline import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.files import write_json
-from rloo_pipeline.insight.statistics import bootstrap
+from rloo_pipeline.insight.statistics import estimate_mean
 from rloo_pipeline.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import passes, policy
@@ -45,7 +45,7 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
     gc.collect()  # a model and its projection name each other; without this both models would be there at once
     kl -= sums(reference, "policy 0")
     of_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
-    found = bootstrap(of_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
+    found = estimate_mean(of_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     made = {
         "policy": policy.digest(policy_folder),
         "reference": policy.digest(reference),
@@ -55,5 +55,5 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
         "kl": float(kl.sum() / sum(map(len, said))),
     }
     write_json(output, made)
-    low, high = found.ci95
-    say(f"KL from policy 0: {found.value:.3g} nats a completion (95% interval {low:.3g} to {high:.3g})")
+    around = " (95% interval {:.3g} to {:.3g})".format(*found.ci95) if found.ci95 else ""
+    say(f"KL from policy 0: {found.value:.3g} nats a completion{around}")

@@ -18,7 +18,7 @@ from rloo_pipeline.files import write_json
 from rloo_pipeline.generation import groups
 from rloo_pipeline.generation.completions import Decoding
 from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight.statistics import Estimate, bootstrap, pass_at_ks
+from rloo_pipeline.insight.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards.score_table import score_table
@@ -81,14 +81,11 @@ def summarize(
     samples = samples or settings.num_generations
     temperature = settings.temperature if temperature is None else temperature
     seed = derive(config.seed, "bootstrap")
-
-    def estimate(values: NDArray[np.float64]) -> Estimate:
-        return bootstrap(values, settings.bootstrap_samples, seed)
-
     right = seen.right(table, config.rewards, config.correct, samples)
-    passes = {k: estimate(values) for k, values in pass_at_ks(right).items()}
+    passes = {k: estimate_share(values, samples // k) for k, values in pass_at_ks(right).items()}
     functions = [reward.column for reward in config.rewards]
     rewards = {name: seen.grid(table[name], samples) for name in [*functions, "reward"]}
+    means = {name: estimate_scores(values, settings.bootstrap_samples, seed) for name, values in rewards.items()}
     return {
         "prompts": len(right),
         "num_generations": samples,
@@ -96,16 +93,10 @@ def summarize(
         "accuracy": passes[1].value,
         "ci95": passes[1].ci95,
         "pass@k": {str(k): found._asdict() for k, found in passes.items()},
-        "rewards": {name: _mean_estimate(values, estimate) for name, values in rewards.items()},
+        "rewards": {name: found and found._asdict() for name, found in means.items()},
         "breakdown": {name: _breakdown(right, rewards[name] >= 1.0) for name in settings.breakdown},
         **length_metrics(table),
     }
-
-
-def _mean_estimate(values: NDArray[np.float64], estimate: Any) -> dict[str, Any] | None:
-    """Mean over prompts of the mean over a prompt's scorable samples; None when nothing could be scored."""
-    scorable = values[~np.isnan(values).all(axis=1)]
-    return estimate(np.nanmean(scorable, axis=1))._asdict() if len(scorable) else None
 
 
 def _breakdown(right: NDArray[np.bool_], has: NDArray[np.bool_]) -> dict[str, float | None]:

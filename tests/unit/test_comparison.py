@@ -18,7 +18,7 @@ from rloo_pipeline.files import read_json, write_json
 from rloo_pipeline.insight import comparison, comparison_page, finished
 from rloo_pipeline.insight.charts import REWARD, shared_charts
 from rloo_pipeline.insight.figures import figure_of_runs
-from rloo_pipeline.insight.statistics import bootstrap
+from rloo_pipeline.insight.statistics import gain
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.stages.compare import compare
 
@@ -78,41 +78,53 @@ def test_final_policies_are_compared_with_the_first_one_prompt_by_prompt(folders
     runs = [finished.read(folder) for folder in folders]
     columns = [tables.read(f / "evaluation/final/completions.parquet", "completions")["answer"] for f in folders]
     shares = [np.array(column.to_pylist()).reshape(PROMPTS, SAMPLES).mean(axis=1) for column in columns]
-    expected = bootstrap(shares[2] - shares[0], 200, derive(3, "comparison"))
+    second, third = (gain(shares[0], after, 200, derive(3, "comparison"), SAMPLES) for after in shares[1:])
     assert all((run.accuracy == share).all() for run, share in zip(runs, shares, strict=True))
     assert [row["difference"] is None for row in found["runs"]] == [True, False, False]
-    assert found["runs"][2]["difference"] == {"value": expected.value, "ci95": list(expected.ci95), "reason": None}
+    expected = {"value": third.value, "ci95": list(third.ci95 or ()), "p": third.p, "reason": None}
+    assert (second.p or 0) > (third.p or 1), "so Holm doubles that of the third and leaves that of the second"
+    assert found["runs"][2]["difference"] == {**expected, "p_holm": 2 * (third.p or 1)}
+    assert found["runs"][1]["difference"]["p_holm"] == second.p
 
 
-def test_the_headline_tells_what_is_beyond_chance(folders, tmp_path) -> None:
+def test_the_headline_tells_what_sampling_explains_and_nothing_of_another_seed(folders, tmp_path) -> None:
     page, found = page_of(folders, tmp_path)
     best = max(found["runs"], key=lambda row: row["final"]["accuracy"])
     text = text_of(page)
     assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of its answers to 60" in text
     assert f"{THIRD} (−" in text
-    assert "by more than chance; demo-grpo (" in text
+    assert "by more than the sampling of these problems and answers explains; demo-grpo (" in text
+    assert "Training seeds were not varied: each run is one training, and another seed could order them" in text
+    assert "2 comparisons with demo-rloo, and their p-values are corrected for that many (Holm)" in text
+    assert "more than chance" not in text
+
+
+EXPLAINED = "by more than the sampling of these problems and answers explains"
 
 
 @pytest.mark.parametrize(
-    ("intervals", "words"),
+    ("found", "words"),
     [
-        ([(0.1, 0.2)], "b (+15.0) differs from a (50.0%) by more than chance."),
-        ([(-0.1, 0.2)], "b (+5.0) does not differ from a (50.0%) by more than chance."),
-        ([(-0.1, 0.2), (-0.2, 0.1)], "None of the others differs from a (50.0%) by more than chance."),
+        ([(0.15, 0.01)], f"b (+15.0) differs from a (50.0%) {EXPLAINED}. Training seeds"),
+        ([(0.05, 0.2)], f"b (+5.0) does not differ from a (50.0%) {EXPLAINED}."),
+        ([(0.05, 0.2), (-0.05, 0.3)], f"None of the others differs from a (50.0%) {EXPLAINED}."),
         (
-            [(0.1, 0.2), (-0.2, -0.1), (0.0, 0.1)],
-            "b (+15.0) and c (−15.0) differ from a (50.0%) by more than chance; d",
+            [(0.15, 0.01), (-0.15, 0.04), (0.05, 0.06)],
+            f"b (+15.0) and c (−15.0) differ from a (50.0%) {EXPLAINED}; d (+5.0) does not.",
         ),
     ],
 )
-def test_an_interval_with_0_in_it_is_no_difference(intervals, words) -> None:
+def test_a_difference_is_one_whose_corrected_p_is_at_most_5_percent(found, words) -> None:
     final = {"accuracy": 0.5, "ci95": [0.4, 0.6], "prompts": 10}
-    others = [{"value": (low + high) / 2, "ci95": [low, high], "reason": None} for low, high in intervals]
+    others = [{"value": value, "p": p / 10, "p_holm": p, "reason": None} for value, p in found]
     rows = [
         {"run": name, "final": final, "difference": difference}
         for name, difference in zip("abcd", [None, *others], strict=False)
     ]
-    assert words in comparison_page.headline(rows)
+    said = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": True}}})
+    assert words in said
+    other = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": False}}})
+    assert "Each run is one training with a seed of its own" in other
 
 
 def test_runs_that_share_what_they_should_are_said_to(folders, tmp_path) -> None:
@@ -166,7 +178,13 @@ def test_accuracies_of_other_prompts_are_not_subtracted(pair, tmp_path) -> None:
     table = tables.read(file, "completions")
     tables.write(file, table.slice(SAMPLES), table.schema, "completions")
     page, found = page_of(pair, tmp_path)
-    assert found["runs"][1]["difference"] == {"value": None, "ci95": None, "reason": "other held-out prompts"}
+    assert found["runs"][1]["difference"] == {
+        "value": None,
+        "ci95": None,
+        "p": None,
+        "p_holm": None,
+        "reason": "other held-out prompts",
+    }
     assert "– other held-out prompts" in text_of(page)
     assert "cannot all be set against that of demo-rloo" in text_of(page)
     assert not found["shared"]["held-out prompts"]["same"]

@@ -11,13 +11,14 @@ from made_up import CHECKED, NASTY, ROUNDS, SAMPLES, Reader, configuration, make
 from rloo_pipeline import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import write_json
+from rloo_pipeline.files import read_json, write_json
 from rloo_pipeline.insight.charts import charts
 from rloo_pipeline.insight.diagnosis import diagnose
 from rloo_pipeline.insight.figures import figure
-from rloo_pipeline.insight.frame import duration, figure_of, plain, points
+from rloo_pipeline.insight.frame import chance, duration, figure_of, plain, points
 from rloo_pipeline.insight.page import check_figures, parts_of_gain, render, verdict
 from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,45 @@ def test_the_headline_says_before_after_and_gain(page: str, run: Path, config: C
     [((0.1, 0.2), "above 0"), ((-0.2, -0.1), "below 0"), ((-0.1, 0.2), "contains 0"), ((0.0, 0.2), "contains 0")],
 )
 def test_the_verdict_follows_the_interval(interval: tuple[float, float], word: str) -> None:
-    assert word in verdict({"gain_ci95": interval})
+    assert word in verdict({"gain_ci95": interval, "gain_p_holm": 0.01})
+
+
+def test_the_verdict_minds_how_many_comparisons_the_page_makes() -> None:
+    assert "that can be chance" in verdict({"gain_ci95": (0.1, 0.2), "gain_p_holm": 0.06})
+    assert "contains 0" in verdict({"gain_ci95": (-0.1, 0.2), "gain_p_holm": 0.06})
+
+
+def test_the_p_values_of_the_table_are_corrected_and_it_says_so(page: str, run: Path, config: Config) -> None:
+    found = summarize(config, run)
+    text = " ".join(Reader(page).text.split())
+    rows = len(found["gains"])
+    assert f"The table makes {rows} comparisons, so its p-values are corrected for that many (Holm)" in text
+    smallest = min(found["gains"].values(), key=lambda one: one["p"])
+    assert smallest["p_holm"] == rows * smallest["p"]
+    assert f"{chance(found['gain_p'])} by itself, {chance(found['gain_p_holm'])} corrected" in text
+
+
+def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -> None:
+    """A reward of 0.5 for all tells nothing of how far others may lie from it; 0 right answers are a share."""
+    run = make_run(tmp_path / "run", config)
+    for name in ("warmstart", "final"):
+        for file, samples in (("completions", SAMPLES), ("greedy", 1)):
+            path = run / "evaluation" / name / f"{file}.parquet"
+            table = tables.read(path, "completions")
+            for column, value in (("answer", 0.0), ("worked", 0.5)):
+                place = table.schema.get_field_index(column)
+                table = table.set_column(place, table.schema.field(column), [[value] * len(table)])
+            tables.write(path, table, table.schema, "completions", evaluated=name)
+            found = summarize_evaluation(config, table, samples)
+            assert found["rewards"]["worked"] == {"value": 0.5, "ci95": None}
+            assert (found["accuracy"], found["ci95"][0], round(found["ci95"][1], 3)) == (0.0, 0.0, 0.06)
+            summary = run / "evaluation" / name / "summary.json"
+            if file == "completions":
+                write_json(summary, read_json(summary) | found)
+    summary = summarize(config, run)
+    assert summary["gains"]["rewards/worked"] == {"value": 0.0, "ci95": None, "p": 1.0, "prompts": 60, "p_holm": 1.0}
+    assert summary["gain_ci95"] == pytest.approx((-0.0596, 0.0596), abs=1e-4)
+    assert "all alike" in Reader(render(config, run, summary)).text
 
 
 def test_the_parts_of_a_gain_add_up_to_it(run: Path, config: Config) -> None:
@@ -152,7 +191,7 @@ def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> Non
     write_completions(config, run, "final", 0.5, 0.0)
     text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
     assert "That is a change of 0.0 percentage points" in text
-    assert "resampling them shows no spread" in text
+    assert "95% interval −6.0 to +6.0" in text, "that none of 60 was right says little of others"
     assert "What the gain is made of" not in text
 
 

@@ -1,15 +1,24 @@
-"""What a gain is worth: the paired bootstrap's interval and p-value, and the time that jobs took and waited."""
+"""What a gain is worth: intervals that hold what they promise, tests of the right size; and the time that jobs took."""
 
 from datetime import datetime, timedelta
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import binomtest, ttest_rel
 
 from rloo_pipeline.insight.jobs import costs, jobs_of, spent
-from rloo_pipeline.insight.statistics import gain, pass_at_k
+from rloo_pipeline.insight.statistics import (
+    estimate_mean,
+    estimate_scores,
+    estimate_share,
+    gain,
+    holm,
+    pass_at_k,
+    share_difference,
+    sign_flip_p,
+)
 
 DRAW = np.random.default_rng(7)
 BEFORE = (DRAW.random(400) < 0.4).astype(float)
@@ -21,18 +30,147 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
         assert pass_at_k(6, right, 3) == pytest.approx(sum(max(subset) for subset in subsets) / len(subsets))
 
 
+def test_as_many_as_none_right_has_the_interval_of_a_share() -> None:
+    """0 of 200: the largest share under which none is right in 2.5% of cases, 1 − 0.025^(1/200)."""
+    low, high = estimate_share(np.zeros(200), 1).ci95 or (1, 1)
+    assert (low, high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 200)))
+    low, high = estimate_share(np.ones(200), 4).ci95 or (1, 1)
+    assert (low, high) == (pytest.approx(0.025 ** (1 / 200)), 1.0)
+    nothing = gain(np.zeros(200), np.zeros(200), 1000, 1, samples=1)
+    assert (nothing.p, nothing.ci95) == (1.0, pytest.approx((-0.0183, 0.0183), abs=1e-4))
+
+
+@pytest.mark.parametrize("prompts", [5, 20, 100, 1000])
+@pytest.mark.parametrize("right", [0, 1, 3, 5])
+def test_with_one_sample_a_prompt_the_interval_is_that_of_clopper_and_pearson(prompts: int, right: int) -> None:
+    expected = binomtest(right, prompts).proportion_ci()
+    assert estimate_share(np.arange(prompts) < right, 1).ci95 == pytest.approx((expected.low, expected.high))
+
+
+NOMINAL, ERROR = 0.95, 0.03
+"""Of the simulations below: 600 draws of a true 95% are under 92% once in 3,000 times."""
+
+
+@pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
+def test_the_intervals_of_shares_hold_what_they_promise(prompts: int) -> None:
+    """Whatever the samples of a prompt have in common: nothing (0), much (0.5), or all (1)."""
+    for chance, samples, alike in product([0, 0.01, 0.5, 0.99], [1, 4, 16], [0, 0.5, 1]):
+        draw = np.random.default_rng([prompts, samples])
+        values = shares(draw, chance, (600, prompts), samples, alike)
+        intervals = np.array([estimate_share(row, samples).ci95 for row in values])
+        held = ((intervals[:, 0] <= chance) & (chance <= intervals[:, 1])).mean()
+        assert held >= NOMINAL - ERROR, (chance, samples, alike)
+
+
+@pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
+def test_the_intervals_of_gains_in_shares_hold_what_they_promise(prompts: int) -> None:
+    for before, after, samples in product([0, 0.01, 0.5, 0.99], [0.01, 0.5, 0.95], [1, 4]):
+        draw = np.random.default_rng([prompts, samples])
+        values = (shares(draw, chance, (600, prompts), samples, 0.5) for chance in (before, after))
+        differences = np.subtract(*values)
+        intervals = np.array([share_difference(row, samples).ci95 for row in -differences])
+        held = ((intervals[:, 0] <= after - before) & (after - before <= intervals[:, 1])).mean()
+        assert held >= NOMINAL - ERROR, (before, after, samples)
+
+
+@pytest.mark.parametrize("prompts", [5, 20, 200])
+@pytest.mark.parametrize("name", ["normal", "exponential"])
+def test_the_intervals_of_means_hold_what_they_promise(prompts: int, name: str) -> None:
+    values = getattr(np.random.default_rng(prompts), name)(size=(600, prompts))
+    intervals = np.array([estimate_mean(row, 400, place).ci95 for place, row in enumerate(values)])
+    true = float(name == "exponential")
+    held = ((intervals[:, 0] <= true) & (true <= intervals[:, 1])).mean()
+    assert held >= NOMINAL - ERROR
+
+
+@pytest.mark.parametrize("prompts", [5, 10, 20, 100])
+@pytest.mark.parametrize("kind", ["right or wrong", "shares of 4", "any number"])
+def test_a_true_null_is_rejected_in_at_most_5_percent_of_cases(prompts: int, kind: str) -> None:
+    draw = np.random.default_rng(prompts)
+    count = 100 if (prompts, kind) == (20, "any number") else 600  # each of the 100 looks at a million patterns
+    if kind == "any number":
+        differences = draw.standard_t(3, size=(count, prompts))
+    else:
+        samples = 1 if kind == "right or wrong" else 4
+        differences = np.subtract(*(shares(draw, 0.3, (count, prompts), samples, 0.2) for _ in range(2)))
+    rejected = np.mean([sign_flip_p(row, 400, place) <= 0.05 for place, row in enumerate(differences)])
+    assert rejected <= 0.05 + 3.3 * (0.05 * 0.95 / count) ** 0.5
+
+
+def shares(draw: np.random.Generator, chance: float, size: tuple[int, int], samples: int, alike: float) -> np.ndarray:
+    """Shares of right samples of prompts whose own chances correlate any two samples of one by `alike`."""
+    if chance in (0, 1) or alike == 0:
+        own = np.full(size, float(chance))
+    elif alike == 1:
+        own = (draw.random(size) < chance).astype(float)
+    else:
+        spread = 1 / alike - 1
+        own = draw.beta(chance * spread, (1 - chance) * spread, size)
+    return draw.binomial(samples, own) / samples
+
+
+def test_the_test_of_two_prompts_can_never_say_more_than_a_half() -> None:
+    for samples in (1, None):
+        found = gain(np.zeros(2), np.ones(2), 1000, 1, samples)
+        assert (found.value, found.p) == (1.0, 0.5)
+    assert gain(np.zeros(2), np.array([0.3, 0.9]), 1000, 1).p == pytest.approx(0.5)
+
+
+def test_the_test_is_exact_up_to_20_differences() -> None:
+    differences = DRAW.normal(0.5, size=12)
+    patterns = np.abs(np.array(list(product([-1, 1], repeat=12))) @ differences)
+    expected = (patterns >= abs(differences.sum()) - 1e-9).mean()
+    assert sign_flip_p(differences, 100, 1) == sign_flip_p(differences, 100, 2) == pytest.approx(expected)
+    assert sign_flip_p(np.append(differences, np.zeros(500)), 100, 1) == pytest.approx(expected)
+
+
+def test_of_prompts_that_are_right_or_wrong_the_test_is_mcnemars() -> None:
+    differences = np.repeat([1.0, -1.0, 0.0], [60, 35, 905])
+    assert sign_flip_p(differences, 100, 1) == pytest.approx(binomtest(60, 95).pvalue)
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.1, 0.3])
-def test_the_p_value_is_close_to_that_of_a_paired_test(shift: float) -> None:
+@pytest.mark.parametrize("samples", [1, None])
+def test_the_p_value_is_close_to_that_of_a_paired_test(shift: float, samples: int | None) -> None:
     """The differences of 400 prompts are near enough to normal for the t-test to say the same."""
     after = np.clip(BEFORE + (DRAW.random(400) < shift), 0, 1) - (DRAW.random(400) < 0.1) * BEFORE
-    found = gain(BEFORE, after, 20_000, 1)
-    expected = ttest_rel(after, BEFORE)
-    assert found.value == pytest.approx(float(np.mean(after - BEFORE)))
-    assert found.p == pytest.approx(float(expected.pvalue), abs=0.02)
+    noise = 0.0 if samples else DRAW.normal(0, 0.1, 400)  # else p is exact, and of other differences drawn
+    found = gain(BEFORE, after + noise, 20_000, 1, samples)
+    expected = ttest_rel(after + noise, BEFORE)
+    assert found.value == pytest.approx(float(np.mean(after + noise - BEFORE)))
+    assert found.p == pytest.approx(float(expected.pvalue), abs=0.04)
     low, high = found.ci95 or (0, 0)
     interval = expected.confidence_interval()
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=0.01)
-    assert (low > 0 or high < 0) == ((found.p or 0) < 0.05)
+
+
+def test_a_p_value_is_never_0_and_the_same_at_each_call() -> None:
+    before, after = np.zeros(60), DRAW.normal(5, 1, 60)
+    assert gain(before, after, 999, 1).p == 1 / 1000
+    assert gain(before, after, 999, 1) == gain(before, after, 999, 1)
+
+
+@pytest.mark.parametrize("samples", [1, None])
+def test_an_interval_that_leaves_0_out_has_a_p_below_5_percent(samples: int | None) -> None:
+    for prompts in (3, 5, 6, 12):
+        for won in range(prompts + 1):
+            after = (np.arange(prompts) < won) * (1.0 if samples else 1.0 + np.arange(prompts) / 9)
+            found = gain(np.zeros(prompts), after, 500, 1, samples)
+            assert found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1] or (found.p or 1) < 0.05
+
+
+def test_scores_of_0_and_1_are_shares_and_others_means() -> None:
+    scores = np.array([[0.0, 1.0], [1.0, np.nan], [np.nan, np.nan], [0.0, 0.0]])
+    assert estimate_scores(scores, 100, 1) == estimate_share(np.array([0.5, 1.0, 0.0]), 2)
+    assert estimate_scores(scores * 2, 100, 1) == estimate_mean(np.array([1.0, 2.0, 0.0]), 100, 1)
+    assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "nothing tells how far another score can be from 0"
+    assert estimate_scores(scores * np.nan, 100, 1) is None
+
+
+def test_holm_multiplies_the_smallest_by_all_and_each_further_one_by_one_less() -> None:
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None, "e": 0.5})
+    assert found == {"a": 0.04, "b": 0.09, "c": 0.09, "d": None, "e": 0.5}
+    assert holm({"a": 0.4, "b": 0.9}) == {"a": 0.8, "b": 0.9}
 
 
 def test_prompts_that_one_policy_has_no_value_for_are_left_out() -> None:

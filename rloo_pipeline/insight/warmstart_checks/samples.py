@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rloo_pipeline.insight.statistics import Estimate, bootstrap, pass_at_ks
-from rloo_pipeline.insight.warmstart_checks.evidence import Array, Evidence
+from rloo_pipeline.insight.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
+from rloo_pipeline.insight.warmstart_checks.evidence import Evidence
 from rloo_pipeline.insight.warmstart_checks.registry import Measure, check
 
 
@@ -24,13 +24,12 @@ def scorable(seen: Evidence) -> Measure:
 @check("mean_reward", bad="below")
 def mean_reward(seen: Evidence) -> Measure:
     """Mean over prompts of the mean reward of a prompt's scorable completions."""
-    known = seen.rewards[~np.isnan(seen.rewards).all(axis=1)]
-    if not len(known):
+    found = estimate_scores(seen.rewards, seen.resamples, seen.seed)
+    if found is None:
         return Measure(None, "–", "", "no completion has a reward; check the columns that the rewards read.")
-    found = _estimate(np.nanmean(known, axis=1), seen)
     return Measure(
         found.value,
-        f"{found.value:.3g} ({found.ci95[0]:.3g} to {found.ci95[1]:.3g})",
+        f"{found.value:.3g}" + (" ({:.3g} to {:.3g})".format(*found.ci95) if found.ci95 else ", each"),
         "Where the first round begins.",
         "The rewards are low: ease the prompts or the rewards, or train on demonstrations first.",
     )
@@ -39,7 +38,7 @@ def mean_reward(seen: Evidence) -> Measure:
 @check("pass_at_1", bad="below")
 def pass_at_1(seen: Evidence) -> Measure:
     """Chance that a completion is right."""
-    found = _estimate(pass_at_ks(seen.right)[1], seen)
+    found = estimate_share(pass_at_ks(seen.right)[1], seen.right.shape[1])
     return Measure(found.value, _share(found), "The share of right answers at the first try.", "Few answers are right.")
 
 
@@ -48,7 +47,7 @@ def pass_at_k(seen: Evidence) -> Measure:
     """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the trial's K."""
     passes = pass_at_ks(seen.right)
     best = max(passes)
-    found = _estimate(passes[best], seen)
+    found = estimate_share(passes[best], seen.right.shape[1] // best)
     return Measure(
         found.value,
         f"pass@{best} {_share(found)}",
@@ -97,9 +96,6 @@ def duplicates(seen: Evidence) -> Measure:
     )
 
 
-def _estimate(values: Array, seen: Evidence) -> Estimate:
-    return bootstrap(values, seen.resamples, seen.seed)
-
-
 def _share(found: Estimate) -> str:
-    return f"{found.value:.1%} ({found.ci95[0]:.1%} to {found.ci95[1]:.1%})"
+    low, high = found.ci95 or (0.0, 1.0)
+    return f"{found.value:.1%} ({low:.1%} to {high:.1%})"
