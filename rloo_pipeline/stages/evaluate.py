@@ -23,7 +23,7 @@ from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards.score_table import score_table
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.stages.metrics import length_metrics
+from rloo_pipeline.stages.lengths import length_metrics
 from rloo_pipeline.stages.probe import joined_table
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rloo_pipeline import tables
+from rloo_pipeline.stages.lengths import length_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,23 +42,6 @@ def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
     metrics["unscorable"] = len(rewards) - len(known)
     metrics["scoring_errors"] = len(rewards) - scored["error"].null_count
     return metrics | length_metrics(rolled)
-
-
-def length_metrics(rolled: pa.Table) -> Metrics:
-    """Lengths of completions, all and those that ended by themselves, and the share that did not."""
-    lengths = tables.lengths(rolled["completion_ids"])
-    reasons = rolled["finish_reason"].to_pylist()
-    ended = [length for length, reason in zip(lengths, reasons, strict=True) if reason == "stop"]
-    return {
-        "completions/mean_length": statistics.fmean(lengths),
-        "completions/min_length": min(lengths),
-        "completions/max_length": max(lengths),
-        "completions/mean_terminated_length": _mean([float(length) for length in ended]),
-        "completions/min_terminated_length": min(ended, default=None),
-        "completions/max_terminated_length": max(ended, default=None),
-        "completions/clipped_ratio": 1 - len(ended) / len(lengths),
-        "num_completion_tokens": sum(lengths),
-    }
 
 
 def update_metrics(batch: Batch, record: Record, level: str, ratio_is_known: bool) -> Metrics:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline import files, lean, runtime
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, room
-from rloo_pipeline.training import deepspeed_ways, policy, ranks
+from rloo_pipeline.training import deepspeed_ways, policy, policy_model, ranks
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
@@ -196,7 +196,7 @@ class Engine:
         if self.rank.first:
             with files.new_folder(target) as beside:
                 if self.settings.lora is None:
-                    policy.save(self.model, weights, beside, self.folder, alike=self.saved)
+                    policy_model.save(self.model, weights, beside, self.folder, alike=self.saved)
                     self.saved = True
                 else:
                     self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
@@ -327,7 +327,7 @@ def of_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
 
 def _trainable(folder: Path, settings: Settings) -> Any:
     """The model with the parameters to train marked."""
-    model = policy.load(folder, settings.dtype, settings.trust_remote_code)
+    model = policy_model.load(folder, settings.dtype, settings.trust_remote_code)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()

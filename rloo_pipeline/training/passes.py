@@ -32,9 +32,9 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     """
     import torch
 
-    from rloo_pipeline.training import policy, ranks
+    from rloo_pipeline.training import policy, policy_model, ranks
 
-    model: Any = policy.load(folder, dtype, trust_remote_code)
+    model: Any = policy_model.load(folder, dtype, trust_remote_code)
     if policy.is_adapter(folder):
         import peft
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.rewards.score_table import weighted_sum
-from rloo_pipeline.training import packing, policy
+from rloo_pipeline.training import packing, policy_model
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
 from rloo_pipeline.training.engine import of_rows
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -44,7 +44,7 @@ def steps(
         temperature=temperature,
         max_completion_length=LONGEST,
     )
-    model = TokenLogProbs(policy.load(folder, "float32", False), temperature)
+    model = TokenLogProbs(policy_model.load(folder, "float32", False), temperature)
     reference = _logps(model, round_)
     shift(model.model, 0)
     completions = Completions(
@@ -85,7 +85,7 @@ def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_o
 
 def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:
     """Log-probs that a sampler could have given: the policy's with the round's noise."""
-    model = TokenLogProbs(policy.load(folder, "float32", False), 1.0)
+    model = TokenLogProbs(policy_model.load(folder, "float32", False), 1.0)
     shift(model.model, 0)
     found = _logps(model, round_).tolist()
     return [[a + b for a, b in zip(row, noise, strict=False)] for row, noise in zip(found, round_.noise, strict=True)]

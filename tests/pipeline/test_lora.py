@@ -25,11 +25,11 @@ def assert_trainer_agrees(project: Project, rolled: list[dict]) -> None:
     import peft
     import torch
 
-    from rloo_pipeline.training import packing, policy
+    from rloo_pipeline.training import packing, policy_model
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     run = project.folder / "results" / "mini" / "policies"
-    model = policy.load(run / "00000", "float32", trust_remote_code=False)
+    model = policy_model.load(run / "00000", "float32", trust_remote_code=False)
     plain = TokenLogProbs(model, 1.0)
     pack = packing.pack([row["prompt_ids"] for row in rolled], [row["completion_ids"] for row in rolled])
     sampled = torch.tensor([logp for row in rolled for logp in row["sampling_logps"]])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import policy
+from rloo_pipeline.training import policy_model
 from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -66,8 +66,8 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     tiny_qwen3(folder, 0, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=16, intermediate_size=64)
     ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
-    before = policy.load(folder, dtype, False)
-    expected = wanted(policy.load(folder, dtype, False), sequences, dtype)
+    before = policy_model.load(folder, dtype, False)
+    expected = wanted(policy_model.load(folder, dtype, False), sequences, dtype)
     schedule = Schedule(RATE, "constant", 0, 0, 0.0)
     settings = Settings(dtype, False, 1.0, schedule, BETAS, EPSILON, DECAY, 1.0, zero_stage, False, None)
     engine = Engine(folder, settings, 0)

@@ -41,9 +41,9 @@ def gsm8k(**changes) -> Config:
 
 def test_parameters_are_counted_or_reckoned(qwen, tiny_model) -> None:
     assert qwen.parameters == pytest.approx(4_022_468_096, rel=1e-4)
-    from rloo_pipeline.training import policy
+    from rloo_pipeline.training import policy_model
 
-    model = policy.load(tiny_model, "float32", False)
+    model = policy_model.load(tiny_model, "float32", False)
     counted = shapes.read(tiny_model)
     assert counted.parameters == sum(weights.numel() for weights in model.parameters())
     assert shapes._by_formula(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)

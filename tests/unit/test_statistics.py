@@ -47,8 +47,8 @@ def test_with_one_sample_a_prompt_the_interval_is_that_of_clopper_and_pearson(pr
     assert estimate_share(np.arange(prompts) < right, 1).ci95 == pytest.approx((expected.low, expected.high))
 
 
-NOMINAL, ERROR = 0.95, 0.03
-"""Of the simulations below: 600 draws of a true 95% are under 92% once in 3,000 times."""
+DRAWS, LEAST = 400, 0.915
+"""Of the simulations below: so many draws of a true 95% hold less than this once in 1,000 times."""
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
@@ -56,45 +56,44 @@ def test_the_intervals_of_shares_hold_what_they_promise(prompts: int) -> None:
     """Whatever the samples of a prompt have in common: nothing (0), much (0.5), or all (1)."""
     for chance, samples, alike in product([0, 0.01, 0.5, 0.99], [1, 4, 16], [0, 0.5, 1]):
         draw = np.random.default_rng([prompts, samples])
-        values = shares(draw, chance, (600, prompts), samples, alike)
+        values = shares(draw, chance, (DRAWS, prompts), samples, alike)
         intervals = np.array([estimate_share(row, samples).ci95 for row in values])
         held = ((intervals[:, 0] <= chance) & (chance <= intervals[:, 1])).mean()
-        assert held >= NOMINAL - ERROR, (chance, samples, alike)
+        assert held >= LEAST, (chance, samples, alike)
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
 def test_the_intervals_of_gains_in_shares_hold_what_they_promise(prompts: int) -> None:
     for before, after, samples in product([0, 0.01, 0.5, 0.99], [0.01, 0.5, 0.95], [1, 4]):
         draw = np.random.default_rng([prompts, samples])
-        values = (shares(draw, chance, (600, prompts), samples, 0.5) for chance in (before, after))
+        values = (shares(draw, chance, (DRAWS, prompts), samples, 0.5) for chance in (before, after))
         differences = np.subtract(*values)
         intervals = np.array([share_difference(row, samples).ci95 for row in -differences])
         held = ((intervals[:, 0] <= after - before) & (after - before <= intervals[:, 1])).mean()
-        assert held >= NOMINAL - ERROR, (before, after, samples)
+        assert held >= LEAST, (before, after, samples)
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200])
 @pytest.mark.parametrize("name", ["normal", "exponential"])
 def test_the_intervals_of_means_hold_what_they_promise(prompts: int, name: str) -> None:
-    values = getattr(np.random.default_rng(prompts), name)(size=(600, prompts))
+    values = getattr(np.random.default_rng(prompts), name)(size=(DRAWS, prompts))
     intervals = np.array([estimate_mean(row, 400, place).ci95 for place, row in enumerate(values)])
     true = float(name == "exponential")
     held = ((intervals[:, 0] <= true) & (true <= intervals[:, 1])).mean()
-    assert held >= NOMINAL - ERROR
+    assert held >= LEAST
 
 
 @pytest.mark.parametrize("prompts", [5, 10, 20, 100])
-@pytest.mark.parametrize("kind", ["right or wrong", "shares of 4", "any number"])
+@pytest.mark.parametrize("kind", ["right or wrong", "shares of 4", "whole numbers"])
 def test_a_true_null_is_rejected_in_at_most_5_percent_of_cases(prompts: int, kind: str) -> None:
     draw = np.random.default_rng(prompts)
-    count = 100 if (prompts, kind) == (20, "any number") else 600  # each of the 100 looks at a million patterns
-    if kind == "any number":
-        differences = draw.standard_t(3, size=(count, prompts))
+    if kind == "whole numbers":
+        differences = np.round(2 * draw.standard_t(3, size=(DRAWS, prompts)))
     else:
         samples = 1 if kind == "right or wrong" else 4
-        differences = np.subtract(*(shares(draw, 0.3, (count, prompts), samples, 0.2) for _ in range(2)))
+        differences = np.subtract(*(shares(draw, 0.3, (DRAWS, prompts), samples, 0.2) for _ in range(2)))
     rejected = np.mean([sign_flip_p(row, 400, place) <= 0.05 for place, row in enumerate(differences)])
-    assert rejected <= 0.05 + 3.3 * (0.05 * 0.95 / count) ** 0.5
+    assert rejected <= 0.05 + 3.1 * (0.05 * 0.95 / DRAWS) ** 0.5
 
 
 def shares(draw: np.random.Generator, chance: float, size: tuple[int, int], samples: int, alike: float) -> np.ndarray:
@@ -134,11 +133,12 @@ def test_of_prompts_that_are_right_or_wrong_the_test_is_mcnemars() -> None:
 def test_the_p_value_is_close_to_that_of_a_paired_test(shift: float, samples: int | None) -> None:
     """The differences of 400 prompts are near enough to normal for the t-test to say the same."""
     after = np.clip(BEFORE + (DRAW.random(400) < shift), 0, 1) - (DRAW.random(400) < 0.1) * BEFORE
-    noise = 0.0 if samples else DRAW.normal(0, 0.1, 400)  # else p is exact, and of other differences drawn
+    noise = 0.0 if samples else DRAW.normal(0, 0.1, 400)
     found = gain(BEFORE, after + noise, 20_000, 1, samples)
     expected = ttest_rel(after + noise, BEFORE)
     assert found.value == pytest.approx(float(np.mean(after + noise - BEFORE)))
-    assert found.p == pytest.approx(float(expected.pvalue), abs=0.04)
+    if samples is None:  # that of 0 and 1 is exact, and of few other differences
+        assert found.p == pytest.approx(float(expected.pvalue), abs=0.02)
     low, high = found.ci95 or (0, 0)
     interval = expected.confidence_interval()
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=0.01)

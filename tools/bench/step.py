@@ -58,7 +58,7 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
     import torch
 
     from rloo_pipeline.config import Algorithm, Rollout
-    from rloo_pipeline.training import policy
+    from rloo_pipeline.training import policy_model
     from rloo_pipeline.training.batch import Carried, Completions, make_batch
     from rloo_pipeline.training.engine import Engine, Settings
     from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -75,7 +75,7 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
         num_generations=shapes.K, generation_batch_size=len(rows), max_completion_length=shape.completion_tokens[1]
     )
     referenced, passes, updates = [], [], []
-    reference = TokenLogProbs(policy.load(folder, "float32", False), 1.0).eval()
+    reference = TokenLogProbs(policy_model.load(folder, "float32", False), 1.0).eval()
     mask = torch.arange(longest) < torch.tensor([len(ids) for ids in completions]).unsqueeze(-1)
     for _ in range(steps + 1):
         began = time.process_time()

@@ -1,0 +1,97 @@
+"""The model of a policy as the trainer has it: loaded from its folder, and saved into another."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rloo_pipeline import lean
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.policy import INDEX, PICKLES, WEIGHTS, base_of, check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    """The full model of a policy, or the base of its adapter, with packed attention.
+
+    Raises:
+        UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
+    """
+    lean.before_transformers()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rloo_pipeline.training import attention
+
+    base = base_of(folder)
+    check(folder)
+    check(base)
+    attention.register()
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            attn_implementation=attention.NAME,
+        )
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise UserError(
+            f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
+        ) from error
+    others = set(getattr(model.config, "layer_types", None) or []) - {"full_attention"}
+    if others or getattr(model.config, "attn_logit_softcapping", None):
+        what = ", ".join(sorted(others)) or "soft-capped attention"
+        raise UserError(
+            f"{base}: {model.config.model_type} uses {what}; packed training covers full causal attention only"
+        )
+    return model
+
+
+def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, previous: Path, alike: bool) -> None:
+    """Writes weights and configuration into the folder `beside`, with tokenizer and generation files of the policy
+    before.
+
+    The `lm_head.weight` that engines clone out of tied embeddings is left out.
+
+    Args:
+        model, weights: the policy.
+        beside: empty.
+        previous: the policy before.
+        alike: whether that was saved here, of the same model: then only weights differ, and transformers need not make
+            everything else anew, which takes longer than a small model's weights.
+    """
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    kept = {name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")}
+    if alike and _lies_in_one_file(kept, previous):
+        from safetensors.torch import save_file
+
+        save_file(kept, beside / WEIGHTS, metadata={"format": "pt"})
+    else:
+        model.save_pretrained(beside, state_dict=kept)
+    copy_side_files(previous, beside)
+
+
+def _lies_in_one_file(weights: Mapping[str, Tensor], folder: Path) -> bool:
+    """Whether a policy has these weights under these names in one file, as transformers names and cuts them."""
+    if (folder / INDEX).exists() or not (folder / WEIGHTS).exists():
+        return False
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return set(file.keys()) == weights.keys()
+
+
+def copy_side_files(source: Path, target: Path) -> None:
+    """Copies what belongs to a policy beside its weights: tokenizer, chat template, generation defaults, remote
+    code.
+    """
+    for file in sorted(source.iterdir()):
+        heavy = file.suffix in {".safetensors", ".gguf", ".h5", ".msgpack", *PICKLES} or file.name == INDEX
+        if file.is_file() and not heavy and not file.name.startswith(".") and not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)

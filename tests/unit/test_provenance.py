@@ -1,0 +1,141 @@
+"""What reruns a stage is what its code does: not how it is written, and not what it only rests on for other things."""
+
+import ast
+import hashlib
+from pathlib import Path
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline import provenance
+from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config_file import validate
+from rloo_pipeline.provenance import normal_form
+
+TEXT = """
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import hints
+
+
+class Limit(Base[int], strict=True):
+    '''Of a length.'''
+
+    low: float = 0.5
+    '''At least.'''
+
+
+@cached
+def reward(completions: list[str], /, *others, scale: float = 2e-3, **rest) -> list[float]:
+    '''As long as it is.'''
+    # a comment
+    if (found := len(others)) > 1 and not rest:
+        return [math.log1p(len(text[1:-1])) * scale - 1 for text in completions if text is not None]
+    match others:
+        case [None, {"a": 1, **more}] | (True as more):
+            raise ValueError(f"{found!r:>{4}} of {scale=} {{}}" "and " f"{more}") from None
+    return [float(text == b"\\x00") for text in completions]
+"""
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(normal_form(ast.parse(text)).encode()).hexdigest()
+
+
+def test_comments_docstrings_and_layout_do_not_count() -> None:
+    other = (
+        TEXT.replace("Of a length.", "Of a width.")
+        .replace("# a comment", "\n    # another")
+        .replace("    '''As long as it is.'''\n", "")
+        .replace("At least.", "At most.")
+        .replace("scale: float = 2e-3,", "\n    scale: float = (0.002),\n")
+    )
+    assert other != TEXT
+    assert digest(other) == digest(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("scale - 1", "scale + 1"),
+        ("2e-3", "2e-4"),
+        ("text is not None", "text is not Nothing"),
+        ("case [None,", "case [False,"),
+        ("from None", "from found"),
+        ('b"', '"'),
+        ("and not rest", "and rest"),
+        ("strict=True", "strict=False"),
+        ("completions: list[str], /, *others", "completions: list[str], *others"),
+        ("@cached\n", ""),
+        ("1:-1", ":-1"),
+        ('"a": 1', '"a": ""'),
+        ("found = len", "found = sum"),
+    ],
+)
+def test_what_code_does_counts(before: str, after: str) -> None:
+    assert TEXT.count(before) == 1
+    assert digest(TEXT.replace(before, after)) != digest(TEXT)
+
+
+def test_every_python_has_the_same_form() -> None:
+    """Said by 3.11, 3.12 and 3.13, whose own dumps of this tree differ."""
+    assert digest(TEXT) == "89d44d820d068c12ed43f1e005fabc7ffd7e91ddc87627663ea5aa82280a0e1c"
+    with_fields_of_3_12 = ast.parse(TEXT)
+    for node in ast.walk(with_fields_of_3_12):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            node.type_params = []  # type: ignore[attr-defined]
+    assert normal_form(with_fields_of_3_12) == normal_form(ast.parse(TEXT))
+
+
+def config(function: str) -> Config:
+    changes = {"rewards": [{"function": function, "name": "answer"}], "evaluation": {"breakdown": []}}
+    return validate(mini(**changes), "test")
+
+
+@pytest.fixture
+def of_score(tmp_path: Path):
+    """The digest of `score` with a reward of these texts."""
+
+    def made(mine: str, beside: str) -> str:
+        (tmp_path / "mine.py").write_text(mine)
+        (tmp_path / "beside.py").write_text(beside)
+        for remembered in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
+            remembered.cache_clear()
+        return provenance.source_digest("score", config(f"{tmp_path}/mine.py:reward"))
+
+    return made
+
+
+MINE = "import beside\n\ndef reward(completions):\n    return [beside.ONE] * len(completions)\n"
+
+
+def test_of_a_users_files_comments_do_not_count_and_values_do(of_score) -> None:
+    before = of_score(MINE, "ONE = 1.0\n")
+    assert of_score("# mine\n" + MINE, "'''Beside.'''\nONE = 1.0  # a comment\n") == before
+    assert of_score(MINE, "ONE = 2.0\n") != before
+    assert of_score(MINE.replace("len(completions)", "2"), "ONE = 1.0\n") != before
+
+
+def test_a_docstring_that_a_reward_reads_counts(of_score) -> None:
+    """A judge may have its instructions there."""
+    mine = MINE.replace("beside.ONE", "judged(beside.__doc__)")
+    assert of_score(mine, "'''Be strict.'''\n") != of_score(mine, "'''Be kind.'''\n")
+
+
+def closure(stage: str) -> set[str]:
+    file = provenance.PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
+    return {str(found.relative_to(provenance.PACKAGE)) for found in provenance._closure(file)}
+
+
+def test_a_stage_rests_on_nothing_that_cannot_change_its_result() -> None:
+    training = {"training/attention.py", "training/layout.py", "training/layers.py", "training/engine.py"}
+    loss = {"algorithm/loss.py", "algorithm/advantages.py", "algorithm/mismatch.py"}
+    assert "insight/events.py" not in closure("update")
+    assert closure("update") >= training | loss, "what does change it is there"
+    for stage in ("prompts", "rollout", "score", "evaluate", "harness"):
+        assert not closure(stage) & (training | loss), stage
+    assert closure("rollout") >= {"generation/sampler.py", "generation/groups.py", "seeds.py", "training/policy.py"}
+    assert closure("reference") >= {"training/attention.py", "training/layout.py", "training/policy_model.py"}
+    assert {stage for stage in STAGES if "insight/events.py" in closure(stage)} == set()
