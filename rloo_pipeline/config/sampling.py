@@ -127,4 +127,4 @@ class Evaluation(Section):
     without.
     """
     bootstrap_samples: int = Field(10000, ge=100)
-    """Resamples of the prompts for 95% intervals."""
+    """Resamples of the prompts for 95% intervals of means, and of random signs for p-values that are not exact."""

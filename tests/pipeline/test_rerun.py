@@ -1,6 +1,9 @@
 """Change one thing and read what Snakemake would run."""
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from helpers import STOP, Project, mini
@@ -155,27 +158,55 @@ def test_what_lets_a_reward_fail_is_no_reason_to_score_again(finished) -> None:
     assert finished.planned(rewards=rewards) == set()
 
 
+FORMULA = "(ratio.detach() * actions).sum(-1) / count", "(ratio.detach() * actions).sum(-1) / (count + 1)"
+STATEMENT = "\n", "\nEDITED = True\n"
+
+
 @pytest.mark.parametrize(
-    ("file", "expected"),
+    ("file", "edit", "expected"),
     [
         (
-            "stages/score.py",
+            "rewards/score_table.py",
+            STATEMENT,
             of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | CHECKS | REPORT,
         ),
-        ("stages/update.py", updates() | SECOND_ROUND | FINAL | REPORT),
-        ("stages/reference.py", of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
-        ("stages/evaluate.py", WARM | FINAL | REPORT),
-        ("insight/page.html.j2", REPORT),
-        ("stages/gate.py", set()),
-        ("cli.py", set()),
+        ("algorithm/loss.py", FORMULA, updates() | SECOND_ROUND | FINAL | REPORT),
+        ("stages/reference.py", STATEMENT, of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
+        ("stages/evaluate.py", STATEMENT, WARM | FINAL | REPORT),
+        ("insight/page.html.j2", STATEMENT, REPORT),
     ],
 )
-def test_an_edit_of_a_stage_runs_that_stage_on(finished, file, expected) -> None:
-    path = finished.folder / "rloo_pipeline" / file
+def test_an_edit_of_what_code_does_runs_the_stages_that_it_does_it_in(finished, file, edit, expected) -> None:
+    before, after = edit
+    with edited(finished.folder / "rloo_pipeline" / file) as path:
+        start, found, end = path.read_text().rpartition(before)
+        path.write_text(start + (after if found else "the edit is of nothing") + end)
+        assert finished.planned() == expected
+
+
+def test_upkeep_runs_nothing(finished) -> None:
+    """A comment and a mended docstring in every file, and what tells people of a run: the command line, the TensorBoard
+    files, the page of symptoms.
+    """
+    package = finished.folder / "rloo_pipeline"
+    files = sorted(package.rglob("*.py"))
+    told = [package / name for name in ("cli.py", "insight/events.py", "stages/gate.py")]
+    with ExitStack() as edits:
+        for file in files:
+            edits.enter_context(edited(file))
+            text = file.read_text()
+            assert text.startswith('"""'), file
+            more = "EDITED = True\n" if file in told else ""
+            file.write_text(f"# edited\n{text.replace(chr(34) * 3, chr(34) * 3 + 'Mended. ', 1)}{more}# edited\n")
+        assert finished.planned() == set()
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[Path]:
+    """A file that is afterwards as it was."""
     before = path.read_text()
     try:
-        path.write_text(before + "\n")
-        assert finished.planned() == expected
+        yield path
     finally:
         path.write_text(before)
 
@@ -189,9 +220,8 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     scores = "results/mini/rounds/00001/scores/000.parquet"
     assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
     assert project.planned("--", scores, **changes) == set()
-    mine.write_text(mine.read_text() + "# an edit\n")
-    assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
-    assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
+    mine.write_text("# a comment\n" + mine.read_text())
+    assert project.planned("--", scores, **changes) == set()
     (project.folder / "beside.py").write_text("ONE = 2.0\n")
     assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
     assert project.snakemake("--cores", "1", "--", scores).returncode == 0

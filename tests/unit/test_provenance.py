@@ -71,7 +71,7 @@ def test_comments_docstrings_and_layout_do_not_count() -> None:
         ("@cached\n", ""),
         ("1:-1", ":-1"),
         ('"a": 1', '"a": ""'),
-        ("found = len", "found = sum"),
+        ("found := len", "found := sum"),
     ],
 )
 def test_what_code_does_counts(before: str, after: str) -> None:
