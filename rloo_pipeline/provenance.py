@@ -22,7 +22,7 @@ from rloo_pipeline.config import STAGES, Config, estimator
 PACKAGE = Path(__file__).parent
 WITHOUT_EFFECT = {
     *("config", "config_file", "errors", "progress", "runtime", "provenance", "workers"),
-    *("files", "fence", "lean", "insight.events"),
+    *("files", "fence", "lean", "insight.events", "generation.proof", "training.formats", "training.lora_support"),
 }
 """Modules and packages whose code says where, when and how a result is written or told, and never what it is."""
 READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}

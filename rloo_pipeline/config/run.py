@@ -205,13 +205,13 @@ class Sections(NamedTuple):
 
 _OTHERS = {"evaluation": {"every", "harness"}}
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
-_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage"}
+_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type"}
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
-    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart")),
+    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart"), ("update",)),
     "prompts": Sections(("dataset", "model")),
-    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed",)),
+    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed", "update")),
     "probe": Sections(
         ("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm"), {"checks": _JUDGING}
     ),

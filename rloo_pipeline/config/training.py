@@ -57,7 +57,8 @@ class Update(Section):
 
 class Deepspeed(Section):
     """The training engine's place on the machine. A trainer state goes on with the processes and the ZeRO stage that
-    wrote it; the other keys run nothing again and hold for rounds that run from then on.
+    wrote it; the other keys, but for communication_data_type, run nothing again and hold for rounds that run from then
+    on.
     """
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
@@ -67,6 +68,12 @@ class Deepspeed(Section):
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: what is split over processes (1 optimizer, 2 and gradients, 3 and weights); in 16 bits the
     optimizer always is.
+    """
+    communication_data_type: Literal["float32", "model"] = "float32"
+    """Number format in which gradients are summed over processes; where it is float32, several processes take the step
+    of one. `model`, the format of model.dtype, sends half as much in 16 bits and rounds every sum: in bfloat16 the
+    gradient's norm is then off by some 1e-3 of itself, and weights that Adam moves in steps of the learning rate go
+    other ways where their gradients are small.
     """
     processes: int = Field(1, ge=1)
     """Processes of one update: one a GPU."""

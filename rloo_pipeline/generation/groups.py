@@ -7,10 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import runtime
 from rloo_pipeline.config import Config, Model, Rollout
 from rloo_pipeline.generation.completions import Decoding, Request
 from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Engine, Sampler, kind_of
 from rloo_pipeline.seeds import derive
+from rloo_pipeline.training import formats, policy
 from rloo_pipeline.workers import engine_cache
 
 
@@ -23,9 +25,12 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
         model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size
     )
     needed = longest_prompt + max_completion_length
-    key = (engine, config.seed, kind_of(folder))
+    policy.check(folder)
+    key = (engine, config.seed, kind_of(folder, model.trust_remote_code))
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:
+        if model.dtype == "float16" and not runtime.has_gpu():  # bfloat16 is for any CPU, and of a GPU vLLM asks
+            formats.refuse(model.dtype)
         sampler = Sampler(folder, engine, needed, config.seed)
     else:
         sampler.swap(folder, needed)

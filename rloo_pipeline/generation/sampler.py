@@ -8,8 +8,9 @@ the footer of what is written. Token ids pass through as they come; nothing is t
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from rloo_pipeline import lean, runtime, shapes
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.files import read_json
+from rloo_pipeline.generation import proof
 from rloo_pipeline.generation.completions import Completion, Decoding, Request, completion_of, params_of
 from rloo_pipeline.progress import counting
 from rloo_pipeline.shapes import Shape
@@ -59,6 +61,7 @@ class Sampler:
         self.max_model_len = _context(base, max_model_len)
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
+        self.vocabulary = len(tokenizer)
         adapter: dict[str, Any] = {}
         if policy.is_adapter(folder):
             adapter = {"enable_lora": True, "max_lora_rank": rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
@@ -79,6 +82,8 @@ class Sampler:
             self.settings["enable_sleep_mode"] = True
         self.asleep = False
         """Whether the engine's weights are in the host's memory, and its cache nowhere."""
+        self.proven = False
+        """Whether a swap of this engine's weights has been proven right."""
         self.lora = _lora_request(folder, 1) if adapter else None
         self.seconds = 0.0
         """What the last sampling took."""
@@ -102,7 +107,8 @@ class Sampler:
         holds already, told by the policy's digest, is not read again.
 
         Raises:
-            IncompatibleEngine: the engine was made for a shorter context, or does not let go of its cache.
+            IncompatibleEngine: the engine was made for a shorter context, does not let go of its cache, or does not
+            compute with the weights that it was given.
         """
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
@@ -113,19 +119,31 @@ class Sampler:
         if self.llm is None:
             self.lora = None if self.lora is None else _lora_request(folder, 1)
         elif digest != self.digest:
+            self.digest = ""
             self._load(self.llm, folder)
-        self.digest = digest
         if self.llm is not None:
             _forget_prompts(self.llm)
+        self.digest = digest
 
     def _load(self, llm: LLM, folder: Path) -> None:
+        """Has the engine take the policy in `folder`, and prove that it did."""
+        prompts = proof.prompts_of(self.vocabulary, _block(llm), self.max_model_len)
+        proof.ask(llm, prompts, self.lora)
         if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
         else:
+            llm.apply_model(_unpack)
             llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             llm.apply_model(_repack)
+        _forget_prompts(llm)
+        said = proof.ask(llm, prompts, self.lora)
+        proof.check_cache(said)
+        if not self.proven or proof.is_cheap(folder):
+            settings = self.settings
+            proof.check_weights(said, folder, settings["dtype"], settings["trust_remote_code"], prompts)
+            self.proven = True
 
     def leave_gpu(self) -> None:
         """Lets the engine of a worker sleep, and ends any other; the next completion wakes or starts it again."""
@@ -235,12 +253,49 @@ def rank_at_least(rank: int) -> int:
     return next(allowed for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)
 
 
-def kind_of(folder: Path) -> str:
-    """What policies have in common that one engine can hold one after the other: the shape of the model, and for an
-    adapter its base and its own settings.
+SAID_TO_ENGINE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
+"""Keys of a model's configuration that an engine does not go by: it is told the number format."""
+
+
+def kind_of(folder: Path, trust_remote_code: bool) -> str:
+    """What policies have in common that one engine can hold one after the other: the model's configuration, defaults
+    filled in, and for an adapter its base and its own settings.
     """
-    names = [folder / policy.ADAPTER, policy.base_of(folder)] if policy.is_adapter(folder) else [folder / "config.json"]
-    return " ".join(str(path.resolve()) if path.is_dir() else path.read_text(encoding="utf-8") for path in names)
+    if policy.is_adapter(folder):
+        settings = read_json(folder / policy.ADAPTER)
+        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in settings.items()}
+        return json.dumps([str(policy.base_of(folder).resolve()), in_order], sort_keys=True)
+    lean.before_transformers()
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).to_dict()
+    return json.dumps(_without(config, SAID_TO_ENGINE), sort_keys=True, default=str)
+
+
+def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A configuration without some keys, those of its parts included."""
+    return {
+        key: _without(value, keys) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in keys
+    }
+
+
+def _block(llm: LLM) -> int:
+    """Tokens of a block of the KV cache."""
+    return int(llm.llm_engine.vllm_config.cache_config.block_size)
+
+
+def _unpack(model: Any) -> None:
+    """Has experts be packed anew when weights are reloaded: on CPUs vLLM does so with the first ones only, and would
+    then compute with the others as if they were packed.
+    """
+    if _on_gpu():
+        return
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _repack(model: Any) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.cluster import containers
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, image, places, slurm
 
@@ -50,8 +50,22 @@ def _look(config: Config, project: Path, profile: Path | None, with_image: bool)
     if with_image:
         yield from image.look(containers.image(config, project))
     yield from places.look(config, _needed(config))
+    if profile is None and config.model.dtype != "float32":
+        yield _number_format(config.model.dtype)
     if profile is not None:
         yield from slurm.look(profile, project / "workflow" / "rules", config)
+
+
+def _number_format(dtype: Dtype) -> Finding:
+    """Whether this node trains in a format of 16 bits; where stages run on others, they ask there."""
+    from rloo_pipeline.training import formats
+
+    try:
+        trains = formats.trains_in(dtype)
+    except ImportError:
+        return Finding("model.dtype", True, f"{dtype}; the stages, whose environment is not this one, ask DeepSpeed")
+    said = f"{dtype} can{'' if trains else 'not'} be trained on this machine, says DeepSpeed"
+    return Finding("model.dtype", trains, said, formats.CURE)
 
 
 def _needed(config: Config) -> float:

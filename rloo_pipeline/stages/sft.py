@@ -85,4 +85,5 @@ def _settings(config: Config, section: Sft) -> Settings:
         zero_stage=config.deepspeed.zero_stage,
         gradient_checkpointing=config.deepspeed.gradient_checkpointing,
         lora=None,
+        communication_data_type=config.deepspeed.communication_data_type,
     )

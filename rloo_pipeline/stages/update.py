@@ -112,6 +112,7 @@ def settings_of(config: Config) -> Settings:
         zero_stage=config.deepspeed.zero_stage,
         gradient_checkpointing=config.deepspeed.gradient_checkpointing,
         lora=section.lora,
+        communication_data_type=config.deepspeed.communication_data_type,
     )
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 BUCKET = 50_000_000
 """Gradients that ZeRO sums up over the processes at once."""
+NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""DeepSpeed's names of number formats."""
 
 
 def stage_of(dtype: str, zero_stage: int) -> int:
@@ -24,9 +26,9 @@ def stage_of(dtype: str, zero_stage: int) -> int:
     return zero_stage if dtype == "float32" else max(zero_stage, 1)
 
 
-def configuration(dtype: str, zero_stage: int, max_grad_norm: float) -> dict[str, Any]:
+def configuration(dtype: str, zero_stage: int, max_grad_norm: float, communication: str) -> dict[str, Any]:
     """DeepSpeed's configuration. The caller's `step()` is the only accumulation boundary, and gradients add up in
-    float32.
+    float32: over micro-batches always, over processes where `communication` is float32 and not `model`.
     """
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -41,6 +43,8 @@ def configuration(dtype: str, zero_stage: int, max_grad_norm: float) -> dict[str
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "data_types": {"grad_accum_dtype": "fp32"},
+        # DeepSpeed's default is the model's format, whatever gradients add up in
+        "communication_data_type": NAMES[dtype if communication == "model" else communication],
         "bf16": {"enabled": dtype == "bfloat16"},
         "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
         "steps_per_print": 10**9,

@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline import files, lean, runtime
-from rloo_pipeline.config import JSON, Lora
+from rloo_pipeline.config import JSON, Dtype, Lora
 from rloo_pipeline.errors import UserError, room
-from rloo_pipeline.training import deepspeed_ways, policy, policy_model, ranks
+from rloo_pipeline.training import deepspeed_ways, formats, policy, policy_model, ranks
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
@@ -37,7 +37,7 @@ CARRIED = "carried.json"
 class Settings(NamedTuple):
     """What an engine needs to know; filled from the configuration's sections."""
 
-    dtype: str
+    dtype: Dtype
     trust_remote_code: bool
     temperature: float
     schedule: Schedule
@@ -48,14 +48,20 @@ class Settings(NamedTuple):
     zero_stage: int
     gradient_checkpointing: bool
     lora: Lora | None
+    communication_data_type: str = "float32"
 
 
 class Engine:
     """A policy in training on this rank."""
 
     def __init__(self, folder: Path, settings: Settings, seed: int) -> None:
-        """Loads the policy in `folder`. Everything random in it (adapter weights, dropout) comes from `seed`."""
+        """Loads the policy in `folder`. Everything random in it (adapter weights, dropout) comes from `seed`.
+
+        Raises:
+            UserError: this machine does not train in the policy's number format, or it is not to be loaded.
+        """
         deepspeed = libraries()
+        formats.refuse(settings.dtype)
         ranks.alone()
         import torch
 
@@ -80,7 +86,9 @@ class Engine:
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
-            config=deepspeed_ways.configuration(settings.dtype, settings.zero_stage, settings.max_grad_norm),
+            config=deepspeed_ways.configuration(
+                settings.dtype, settings.zero_stage, settings.max_grad_norm, settings.communication_data_type
+            ),
         )
         self.device: torch.device = self.engine.device
         self.saved = False

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
+from rloo_pipeline.training import lora_support
 from rloo_pipeline.training.model_types import EVERY_LAYER, FROM_LAYER, REFUSED, SWITCHED, WINDOWS
 
 OUTSIDE = "packed training covers full causal attention only"
@@ -32,11 +33,12 @@ class Limit(NamedTuple):
 
 
 def refuse_run(config: Config, folder: Path) -> None:
-    """The same for the model of a run, whose configuration says how long its sequences may be.
+    """The same for the model of a run, whose configuration says how long its sequences may be, and for its adapter.
 
     Raises:
-        UserError: as `refuse`.
+        UserError: as `refuse`, or vLLM would not serve the adapter that the run trains.
     """
+    lora_support.refuse(folder, config.update.lora)
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
     refuse(folder, config.dataset.max_prompt_length + completion)
 

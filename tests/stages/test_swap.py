@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.generation import proof
 from rloo_pipeline.generation import sampler as sampling
 from rloo_pipeline.generation.completions import Decoding, Request
 from rloo_pipeline.generation.sampler import Engine, Sampler
@@ -65,21 +67,33 @@ def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tm
     assert sampled(sampler) == second
 
 
-def test_a_step_of_the_swap_that_is_left_out_shows(engines, policies, monkeypatch) -> None:
-    """Else the test above would show nothing."""
-    first, second, sampler = engines
+def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monkeypatch) -> None:
+    """The tied projection stays the old one, or the cache holds the old policy's prompts."""
+    first, _, sampler = engines
+    for owner, name, left_out, why in (
+        (sampling, "_repack", lambda _: None, "weights"),
+        (sampler.llm, "reset_prefix_cache", lambda: True, "cache"),
+    ):
+        sampler.swap(policies[0], 256)
+        assert sampled(sampler) == first
+        with monkeypatch.context() as without:
+            without.setattr(owner, name, left_out)
+            with pytest.raises(IncompatibleEngine, match=why):
+                sampler.swap(policies[1], 256)
     sampler.swap(policies[0], 256)
-    assert sampled(sampler) == first
-    with monkeypatch.context() as without:
-        without.setattr(sampling, "_repack", lambda _: None)
-        sampler.swap(policies[1], 256)
-        assert sampled(sampler) != second, "the tied projection stays the old one"
-    sampler.swap(policies[0], 256)
-    assert sampled(sampler) == first
-    with monkeypatch.context() as without:
-        without.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
-        sampler.swap(policies[1], 256)
-        assert sampled(sampler) != second, "the cache holds the old policy's prompts"
+    assert sampled(sampler) == first, "and what was given up is not taken for loaded"
+
+
+def test_a_swap_of_large_weights_is_proven_once(engines, policies, monkeypatch) -> None:
+    *_, sampler = engines
+    monkeypatch.setattr(proof, "ALWAYS", 0)
+    monkeypatch.setattr(sampler, "proven", False)
+    asked = []
+    check = proof.check_weights
+    monkeypatch.setattr(proof, "check_weights", lambda *words: asked.append(words[1]) or check(*words))
+    for folder in (policies[1], policies[0], policies[1]):
+        sampler.swap(folder, 256)
+    assert len(asked) == 1
 
 
 def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines, policies, monkeypatch) -> None:

@@ -1,0 +1,63 @@
+"""Which LoRA adapters vLLM serves, told from the base's config.json and the section `lora` alone: no weights, no torch.
+
+PEFT puts an adapter on any layer, vLLM serves those that it knows under names that it knows, and finds out when it
+loads the first one: in round 2, when round 1 has been paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.config import Lora
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.files import read_json
+
+WITHOUT = frozenset(
+    {
+        *("BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BloomForCausalLM", "Cohere2MoeForCausalLM"),
+        *("DbrxForCausalLM", "DeepseekV4ForCausalLM", "FalconForCausalLM", "FalconMambaForCausalLM"),
+        *("GPT2LMHeadModel", "GPTJForCausalLM", "Gemma3nForCausalLM", "HrmTextForCausalLM"),
+        *("IQuestLoopCoderForCausalLM", "KimiLinearForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM"),
+        *("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "OrionForCausalLM", "StableLmForCausalLM"),
+        *("Step1ForCausalLM", "Step3TextForCausalLM", "Step3p5ForCausalLM", "Zamba2ForCausalLM"),
+    }
+)
+"""Architectures whose classes in vLLM serve no adapter."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+"""Keys of config.json with the number of a layer's experts."""
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
+"""Modules of models with experts whose adapters vLLM serves as PEFT writes them."""
+
+
+def refuse(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
+    """Makes sure that vLLM serves the adapter that a run would train, as far as the base's config.json tells.
+
+    Args:
+        config: what is in config.json, or a folder with it.
+        lora: the section `update.lora`.
+
+    Raises:
+        UserError: why it does not, and what to do.
+    """
+    if lora is None:
+        return
+    place, facts = (
+        (str(config / "config.json"), read_json(config / "config.json"))
+        if isinstance(config, Path)
+        else ("config.json", config)
+    )
+    kind = next(iter(facts.get("architectures") or ()), facts.get("model_type", "this model"))
+    if kind in WITHOUT:
+        raise UserError(f"{place}: vLLM serves no LoRA adapter of {kind}; remove update.lora, or take another model")
+    text = facts.get("text_config") or facts
+    experts = next((key for key in EXPERTS if int(text.get(key) or 0) > 1), None)
+    targets = {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
+    others = ", ".join(sorted(targets - ATTENTION))
+    if experts and others:
+        raise UserError(
+            f"{place}: {kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on "
+            f"{others} of it as PEFT writes it; name modules of its attention in update.lora.target_modules, "
+            "such as [q_proj, k_proj, v_proj, o_proj]"
+        )

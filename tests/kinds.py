@@ -1,0 +1,41 @@
+"""Very small models of several classes as folders; weights spread so that each of them matters."""
+
+from pathlib import Path
+from typing import Any
+
+CONTEXT = 256
+
+
+def write(kind: str, folder: Path, seed: int) -> Path:
+    """Writes a model of this kind and the demo's tokenizer; another seed is another model in every weight."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from rloo_pipeline.demo.model import character_tokenizer
+
+    tokenizer = character_tokenizer(CONTEXT)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(configuration(kind, tokenizer), dtype=torch.float32)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def configuration(kind: str, tokenizer: Any) -> Any:
+    """Of `untied` (Qwen3), `qwen3_moe` and `mixtral`, whose experts vLLM pads."""
+    import transformers
+
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": CONTEXT}
+    common = {**ends, **sizes, **heads, "initializer_range": 0.3}
+    experts = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
+    if kind == "untied":
+        return transformers.Qwen3Config(**common, tie_word_embeddings=False)
+    if kind == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(**common, **experts, num_experts=4, moe_intermediate_size=32)
+    return transformers.MixtralConfig(**common, **experts, num_local_experts=4, sliding_window=None)

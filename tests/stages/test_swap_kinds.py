@@ -1,0 +1,84 @@
+"""An engine that takes other weights samples as a fresh one does, whatever its class, and says where it would not.
+
+One with a tied head is in test_swap.py.
+"""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import kinds
+import pytest
+
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.generation import proof
+from rloo_pipeline.generation import sampler as sampling
+from rloo_pipeline.generation.completions import Decoding, Request
+from rloo_pipeline.generation.sampler import Engine, Sampler
+
+pytestmark = pytest.mark.slow
+
+ENGINE = Engine("float32", False, 0.5, 1, 1)
+KINDS = ["untied", "qwen3_moe", "mixtral"]
+# longer than a block of the cache, and alike
+REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
+HOW = Decoding(1.0, 1.0, 0, None, 12)
+
+
+def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
+    return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, HOW, "completions")]
+
+
+def swapped(kind: str, folder: Path) -> dict[str, Any]:
+    """What two policies give, each in a fresh engine and each after a swap."""
+    first, second = (kinds.write(kind, folder / f"{kind}-{seed}", seed) for seed in (1, 2))
+    sampler = Sampler(first, ENGINE, kinds.CONTEXT, 0)
+    found = {"fresh": [samples(sampler)], "swapped": []}
+    sampler.leave_gpu()  # which ends this engine, and the next completion starts another
+    sampler.swap(second, kinds.CONTEXT)
+    found["fresh"].append(samples(sampler))
+    for policy in (first, second):
+        sampler.swap(policy, kinds.CONTEXT)
+        found["swapped"].append(samples(sampler))
+    said: list[float] = []
+    apart = proof.apart
+    proof.apart = lambda *words: said.append(apart(*words)) or said[-1]
+    sampler.swap(first, kinds.CONTEXT)
+    if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
+        unpack, sampling._unpack = sampling._unpack, lambda _: None
+        try:
+            sampler.swap(second, kinds.CONTEXT)
+        except IncompatibleEngine as why:
+            found["refused"] = str(why)
+        sampling._unpack = unpack
+    proof.apart = apart
+    sampler.leave_gpu()
+    return {**found, "apart": said}
+
+
+def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:
+    return {kind: swapped(kind, folder) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Of each kind; in a process of its own, with one engine after the other."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        return other.submit(all_kinds, tmp_path_factory.mktemp("kinds")).result()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_swapped_engine_samples_as_a_fresh_one_to_the_bit(found, kind) -> None:
+    assert found[kind]["fresh"][0] != found[kind]["fresh"][1]
+    assert found[kind]["swapped"] == found[kind]["fresh"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_swapped_engine_is_as_near_to_transformers_as_float32_is(found, kind) -> None:
+    assert found[kind]["apart"][0] < 1e-4
+
+
+def test_experts_that_vllm_leaves_unpacked_are_noticed(found) -> None:
+    assert "qwen3_moe-2" in found["qwen3_moe"]["refused"]
+    assert found["qwen3_moe"]["apart"][-1] > 0.1

@@ -1,0 +1,54 @@
+"""In bfloat16 two processes take the steps of one, to the last bit: gradients are summed in float32 on their way."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import two_ranks
+
+from rloo_pipeline.demo.model import tiny_qwen3
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    tiny_qwen3(folder, 0, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(model, tmp_path_factory):
+    """Norms and weights of two processes, in one launch for all."""
+    output = tmp_path_factory.mktemp("ranks") / "found.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    where = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [*command, str(Path(two_ranks.__file__)), str(model), str(output)]
+    done = subprocess.run(words, env=os.environ | where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return torch.load(output)
+
+
+@pytest.fixture(autouse=True)
+def linear(monkeypatch) -> None:
+    """ZeRO 3 puts a function of its own in place of this one, for all of the process."""
+    monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_processes_take_the_steps_of_one(model, both, stage) -> None:
+    norms, weights = two_ranks.steps(model, stage, "float32")
+    assert both[stage, "float32"][0] == norms
+    for name, values in both[stage, "float32"][1].items():
+        assert torch.equal(values, weights[name]), name
+
+
+def test_sums_in_the_models_format_are_others(both) -> None:
+    """Else the test above would show nothing."""
+    exact, rounded = (both[1, how] for how in ("float32", "model"))
+    assert exact[0] != rounded[0]
+    assert any(not torch.equal(values, exact[1][name]) for name, values in rounded[1].items())

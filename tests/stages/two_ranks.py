@@ -1,0 +1,47 @@
+"""Steps of one process and of two in bfloat16: `torchrun two_ranks.py MODEL OUTPUT`, or by itself for one process.
+
+Writes the gradients' norms and the weights after the steps into OUTPUT, by ZeRO stage and format of communication.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.schedule import Schedule
+
+ROWS, LENGTH, STEPS = 8, 24, 2
+CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
+
+
+def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Two steps on rows that are a micro-batch each, so that processes only share them out."""
+    ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
+    sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
+    schedule = Schedule(1e-2, "constant", 0, 0, 0.0)
+    settings = Settings(
+        *("bfloat16", False, 1.0, schedule, (0.9, 0.99), 1e-8, 0.0, 1.0, zero_stage, False, None, communication)
+    )
+    engine = Engine(model, settings, 0)
+    norms = []
+    for _ in range(STEPS):
+        engine.step(
+            sequences,
+            range(ROWS),
+            LENGTH,
+            lambda rows, logps, mask, _: (
+                -((logps * mask).sum(-1) * torch.tensor([1.0 - row % 3 for row in rows])).sum() / 9
+            ),
+            lambda _: None,
+        )
+        norms.append(engine.grad_norm)
+    return norms, {name: weights.float() for name, weights in engine._weights().items()}
+
+
+if __name__ == "__main__":
+    model, output = map(Path, sys.argv[1:])
+    found = {(stage, how): steps(model, stage, how) for stage, how in CASES}
+    if torch.distributed.get_rank() == 0:
+        torch.save(found, output)

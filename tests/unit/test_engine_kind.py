@@ -1,0 +1,53 @@
+"""One engine can hold policies that differ in what it does not go by, and no others."""
+
+import json
+
+import pytest
+
+from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.files import read_json
+from rloo_pipeline.generation.sampler import kind_of
+from rloo_pipeline.training.policy import ADAPTER
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "first"
+    tiny_qwen3(folder, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
+    return folder
+
+
+def with_config(model, folder, drop=(), **changes):
+    """A folder with the model's config.json, some keys changed and some dropped."""
+    folder.mkdir()
+    config = {key: value for key, value in read_json(model / "config.json").items() if key not in drop}
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_text_that_says_the_same_is_the_same_kind(model, tmp_path) -> None:
+    """As a model was written by another version, in another number format, or without what is the default."""
+    other = with_config(
+        *(model, tmp_path / "other", ("attention_bias", "hidden_act")),
+        dtype="bfloat16",
+        transformers_version="4.0.0",
+        _name_or_path="somewhere",
+    )
+    assert (other / "config.json").read_text() != (model / "config.json").read_text()
+    assert kind_of(other, False) == kind_of(model, False)
+
+
+@pytest.mark.parametrize("changes", [{"head_dim": 16}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": False}])
+def test_what_an_engine_computes_by_is_the_kind(model, tmp_path, changes) -> None:
+    assert kind_of(with_config(model, tmp_path / "other", **changes), False) != kind_of(model, False)
+
+
+def test_an_adapters_modules_have_no_order_and_its_rank_counts(model, tmp_path) -> None:
+    def adapter(name, **changes):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = {"base_model_name_or_path": str(model), "r": 4, "target_modules": ["q_proj", "v_proj"]}
+        (folder / ADAPTER).write_text(json.dumps(settings | changes))
+        return kind_of(folder, False)
+
+    assert adapter("first") == adapter("second", target_modules=["v_proj", "q_proj"]) != adapter("third", r=8)

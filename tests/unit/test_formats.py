@@ -1,0 +1,55 @@
+"""A number format that a machine does not train in is one sentence, before anything is loaded or sampled."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from helpers import mini
+from rich.console import Console
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.generation import groups
+from rloo_pipeline.stages import doctor
+from rloo_pipeline.training import engine, formats
+
+
+@pytest.fixture
+def unable(monkeypatch) -> None:
+    """A machine that trains in float32 alone, by the word of DeepSpeed's accelerator."""
+    from deepspeed import accelerator
+
+    says_no = SimpleNamespace(is_fp16_supported=lambda: False, is_bf16_supported=lambda: False)
+    monkeypatch.setattr(accelerator, "get_accelerator", lambda: says_no)
+
+
+@pytest.mark.usefixtures("unable")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_deepspeed_does_not_train_in_is_refused(dtype) -> None:
+    with pytest.raises(UserError, match=rf"model.dtype: {dtype} cannot be trained .* set model.dtype to"):
+        formats.refuse(dtype)
+    formats.refuse("float32")
+
+
+@pytest.mark.usefixtures("unable")
+def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
+    config = Config(**mini(model={"dtype": "float16"}))
+    monkeypatch.setattr(groups.runtime, "has_gpu", lambda: False)
+    monkeypatch.setattr(groups.policy, "check", lambda _: None)
+    monkeypatch.setattr(groups, "kind_of", lambda *_: "")
+    monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
+    with pytest.raises(UserError, match="float16 cannot be trained"):
+        groups.load_sampler(Path("policy"), config, 10, 10)
+    monkeypatch.setattr(engine, "_trainable", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(UserError, match="float16 cannot be trained"):
+        engine.Engine(Path("policy"), SimpleNamespace(dtype="float16"), 0)
+
+
+@pytest.mark.usefixtures("unable")
+def test_doctor_says_so(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError):
+        doctor.doctor(Config(**mini(model={"dtype": "float16"})), tmp_path, None, False, Console(width=200))
+    said = capsys.readouterr().out
+    assert "float16 cannot be trained on this machine, says DeepSpeed" in said
+    assert "set model.dtype to bfloat16 or float32" in said

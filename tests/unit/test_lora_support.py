@@ -1,0 +1,70 @@
+"""An adapter that vLLM could not serve is refused by config.json and the section `lora` alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rloo_pipeline.config import Lora
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import lora_support
+
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
+ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    ("config", "lora"),
+    [
+        (QWEN3, Lora()),
+        (QWEN3, ATTENTION),
+        (EXPERTS, ATTENTION),
+        (MIXTRAL, ATTENTION),
+        ({**EXPERTS, "num_experts": 0}, Lora()),
+        ({"architectures": ["GPT2LMHeadModel"]}, None),
+    ],
+)
+def test_what_vllm_serves_passes(config, lora) -> None:
+    lora_support.refuse(config, lora)
+
+
+@pytest.mark.parametrize(
+    ("config", "lora", "said"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapter of GPT2LMHeadModel; remove update.lora"),
+        ({"architectures": ["StableLmForCausalLM"]}, ATTENTION, "StableLmForCausalLM"),
+        (EXPERTS, Lora(), r"num_experts: 128.*all-linear.*target_modules.*q_proj"),
+        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on gate of it"),
+        ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
+    ],
+)
+def test_what_vllm_does_not_serve_is_refused_in_a_sentence(config, lora, said) -> None:
+    with pytest.raises(UserError, match=said):
+        lora_support.refuse(config, lora)
+
+
+def test_no_engine_is_imported_for_that() -> None:
+    code = "import sys; from rloo_pipeline.training import lora_support; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "vllm", "transformers", "deepspeed", "peft"} & set(loaded)
+
+
+@pytest.mark.slow
+def test_the_list_is_that_of_the_installed_vllm() -> None:
+    """Of architectures whose modules can be imported here."""
+    code = """
+import importlib
+from vllm.model_executor.models import registry
+from vllm.model_executor.models.interfaces import supports_lora
+for name in ("BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "StableLmForCausalLM",
+             "Qwen3ForCausalLM", "LlamaForCausalLM", "MixtralForCausalLM", "OPTForCausalLM", "Glm4ForCausalLM"):
+    module, kind = registry._TEXT_GENERATION_MODELS[name]
+    found = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), kind)
+    print("is", name, supports_lora(found))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = {line.split()[1]: line.split()[2] == "True" for line in said.splitlines() if line.startswith("is ")}
+    assert found == {name: name not in lora_support.WITHOUT for name in found}
+    assert len(found) == 10
