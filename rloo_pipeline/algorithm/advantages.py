@@ -21,8 +21,8 @@ Formula = Callable[[PerSample], PerSample]
 class Estimator:
     """An estimator: its formula, whether its result is standardized over the batch, and NaN made 0."""
 
-    def __init__(self, formula: Formula, whitened: bool) -> None:
-        self.formula, self.whitened = formula, whitened
+    def __init__(self, formula: Formula, whitened: bool = False, of_success: bool = False) -> None:
+        self.formula, self.whitened, self.of_success = formula, whitened, of_success
         update_wrapper(self, formula)
 
     def __call__(self, rewards: PerSample) -> PerSample:
@@ -33,7 +33,7 @@ class Estimator:
 
 def estimator(formula: Formula) -> Estimator:
     """Marks a formula as an estimator."""
-    return Estimator(formula, whitened=False)
+    return Estimator(formula)
 
 
 def whitened(formula: Formula) -> Estimator:
@@ -43,6 +43,18 @@ def whitened(formula: Formula) -> Estimator:
     return Estimator(formula, whitened=True)
 
 
+def divided(formula: Formula) -> Estimator:
+    """Marks a formula that divides by the spread of a group. The configuration keeps penalties out of its rewards:
+    where the scores are equal they would be all that there is to divide by.
+    """
+    return Estimator(formula)
+
+
+def of_success(formula: Formula) -> Estimator:
+    """Marks a formula that has a meaning for rewards of 0 and 1 alone; others are refused."""
+    return Estimator(formula, of_success=True)
+
+
 @estimator
 def rloo(rewards: PerSample) -> PerSample:
     """REINFORCE leave-one-out: A_i = R_i − mean_{j≠i} R_j.
@@ -50,33 +62,28 @@ def rloo(rewards: PerSample) -> PerSample:
     Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3; Kool et al. 2019. The baseline of a sample never contains the
     sample itself, so the gradient estimate is unbiased. 0 in groups with fewer than two scorable samples.
     """
-    return rewards - _mean_of_others(rewards)
+    return _less_others(rewards)
 
 
-@estimator
+@divided
 def rloo_std(rewards: PerSample) -> PerSample:
     """RLOO divided by the siblings' own spread: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
 
     NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings
     are all equal is not divided. Neither moment contains the sample itself.
     """
-    others = known.count(rewards) - 1
-    mean = _mean_of_others(rewards)
-    centred = rewards - mean
-    squares = (rewards - known.mean(rewards)).square().nansum(-1, keepdim=True)
-    # Σ_{j≠i} (R_j − mean_{j≠i})² = Σ_j (R_j − mean)² − (n−1)/n (R_i − mean_{j≠i})²
-    left = (squares - centred.square() * others / (others + 1)).clamp(min=0)
-    std = torch.where(others > 1, left / (others - 1).clamp(min=1), 0.0).sqrt()
-    return torch.where(std > 1e-7, centred / (std + known.STD_EPSILON), centred)
+    others, centred = known.others(rewards), _less_others(rewards)
+    std, rounding = known.std(others).squeeze(-1), known.rounding(others).squeeze(-1)
+    return torch.where(std > rounding, centred / (std + known.STD_EPSILON), centred)
 
 
-@estimator
+@divided
 def grpo(rewards: PerSample) -> PerSample:
     """GRPO: A_i = (R_i − mean R) / (std R + ε). Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
 
     The mean contains the sample itself, and the division weighs prompts by how settled they are.
     """
-    return (rewards - known.mean(rewards)) / (known.std(rewards) + known.STD_EPSILON)
+    return known.centred(rewards) / (known.std(rewards) + known.STD_EPSILON)
 
 
 @estimator
@@ -85,7 +92,7 @@ def dr_grpo(rewards: PerSample) -> PerSample:
 
     RLOO times (K − 1)/K where all K samples are scorable.
     """
-    return rewards - known.mean(rewards)
+    return known.centred(rewards)
 
 
 @whitened
@@ -103,10 +110,10 @@ def reinforce_pp_baseline(rewards: PerSample) -> PerSample:
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.2.
     """
-    return torch.where(known.count(rewards) > 1, rewards - known.mean(rewards), torch.nan)
+    return torch.where(known.count(rewards) > 1, known.centred(rewards), torch.nan)
 
 
-@estimator
+@of_success
 def maxrl(rewards: PerSample) -> PerSample:
     """MaxRL: A_i = (R_i − mean R) / mean R, for rewards of 0 and 1; 0 in groups without success.
 
@@ -114,11 +121,9 @@ def maxrl(rewards: PerSample) -> PerSample:
     order K − 1; RLOO stops at the first order, which is the gradient of p itself.
     """
     mean = known.mean(rewards)
-    return torch.where(mean > 0, (rewards - mean) / mean, rewards - rewards)
+    return torch.where(mean > 0, known.centred(rewards) / mean, rewards - rewards)
 
 
-def _mean_of_others(rewards: PerSample) -> PerSample:
-    """Mean over a sample's scorable siblings; NaN where it has none."""
-    others = known.count(rewards) - 1
-    total = rewards.nansum(-1, keepdim=True) - rewards
-    return torch.where(others > 0, total / others.clamp(min=1), torch.nan)
+def _less_others(rewards: PerSample) -> PerSample:
+    """A sample's reward less the mean of its scorable siblings'; NaN where it has none."""
+    return (rewards.unsqueeze(-1) - known.others(rewards)).nanmean(-1)

@@ -24,8 +24,9 @@ class Moments(NamedTuple):
         if not values.numel():
             return self
         number = self.number + values.numel()
-        gap = float(values.mean()) - self.mean
-        squares = float((values - values.mean()).square().sum())
+        lowest = float(values.min())
+        gap = lowest - self.mean + float((values - lowest).mean())
+        squares = float(known.centred(values).square().sum())
         return Moments(
             number,
             self.mean + gap * values.numel() / number,

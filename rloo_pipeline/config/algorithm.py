@@ -38,14 +38,16 @@ class KL(Section):
 class Mismatch(Section):
     """What is done where the sampler (vLLM) and the trainer give a token different log-probs."""
 
-    correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis"] = "none"
+    correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"] = "none"
     """Importance weights of the trainer over the sampler: truncated (tis) or dropped outside the thresholds (mis), for
-    each token or for the whole completion.
+    each token or for the whole completion. token_mis with both thresholds is IcePop's two-sided mask.
+    sequence_mean_mis drops a completion where the geometric mean of its tokens' weights is outside the thresholds, and
+    weighs the others by 1; unlike a product over tokens, that does not drift with length.
     """
     max: float | None = Field(2.0, gt=0)
-    """Upper threshold of a weight."""
+    """Upper threshold of a weight; without one a weight is bounded by e^20."""
     min: float | None = Field(None, ge=0)
-    """Lower threshold of a weight."""
+    """Lower threshold of a weight. sequence_mean_mis needs both, near 1, such as 0.98 and 1.02."""
 
 
 class ResponseLength(Section):
@@ -110,13 +112,16 @@ class Algorithm(Section):
     GRPO).
     """
     mask_truncated_completions: bool = False
-    """Leave completions without an end token out of the loss."""
+    """Leave completions without an end token out of the loss. An optimizer step in which nothing is left is not made.
+    """
     keep_truncated_in_baseline: bool = False
     """A masked completion still counts, with KL 0, in its siblings' baseline and in the loss's denominator (TRL); else
     it is as if it were not there.
     """
     filter_zero_variance: bool = False
-    """Leave out groups of equal rewards, as if they were not there; see rollout.oversample."""
+    """Leave out groups that teach nothing, whose scores are equal, as if they were not there; see rollout.oversample.
+    An optimizer step in which nothing is left is not made.
+    """
     mismatch: Mismatch = Mismatch()
     """Sampler against trainer."""
     num_iterations: int = Field(1, ge=1)
@@ -135,6 +140,37 @@ class Algorithm(Section):
         if ":" not in name and name not in (known := estimators()):
             raise ValueError(f"no estimator '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
         return name
+
+    @model_validator(mode="after")
+    def _divides_by_scores_alone(self) -> Self:
+        """A spread that a penalty is a part of is the penalty's alone where scores are equal: divided by it, a penalty
+        of 0.001 becomes an advantage of 1. GRPO (arXiv 2402.03300, section 4.1.1) and TRL keep the KL out for that.
+        """
+        name, length = self.advantage, self.response_length
+        if name not in estimators("divided", "of_success"):
+            return self
+        what = "divides by the spread of a group's rewards" if name in estimators("divided") else "is of scores 0 and 1"
+        if self.beta != 0 and self.kl.placement == "reward":
+            raise ValueError(
+                f"advantage: {name} {what}, so kl.placement: reward would make advantages of the KL's own differences; "
+                "set kl.placement: loss, with kl.estimator: k3 or k2"
+            )
+        if (length.overlong_cache is not None or length.target is not None) and not (
+            name == "grpo" and self.filter_zero_variance
+        ):
+            cure = "set filter_zero_variance: true, as DAPO does, or " if name == "grpo" else ""
+            raise ValueError(
+                f"advantage: {name} {what}, so response_length would make advantages of differences in length alone; "
+                f"{cure}take another estimator"
+            )
+        if name in estimators("of_success"):
+            changed = {
+                "reward_normalization": self.reward_normalization != "none",
+                "reward_clip_range": self.reward_clip_range is not None,
+            }
+            for key in (key for key, on in changed.items() if on):
+                raise ValueError(f"advantage: {name} {what}, which {key} changes; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -167,10 +203,15 @@ class Algorithm(Section):
         if correction.startswith("token") and self.loss_agg_mode == "sequence" and not self.acts_on_tokens:
             raise ValueError(
                 f"mismatch.correction: {correction} weighs tokens, and here a completion is one action; use "
-                f"{correction.replace('token', 'sequence')}"
+                f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
             )
         if low is not None and high is not None and low > high:
             raise ValueError(f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})")
+        if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
+            raise ValueError(
+                "mismatch.correction: sequence_mean_mis drops completions on either side; give mismatch.min and "
+                "mismatch.max below and above 1, such as 0.98 and 1.02"
+            )
         if correction.endswith("mis") and low is None and high is None:
             raise ValueError(
                 f"mismatch.correction: {correction} drops by thresholds; give mismatch.min or mismatch.max"
@@ -188,10 +229,16 @@ def estimator(name: str) -> str:
     return name if ":" in name else f"rloo_pipeline.algorithm.advantages:{name}"
 
 
+MARKS = ("estimator", "whitened", "divided", "of_success")
+"""Decorators in algorithm/advantages.py."""
+
+
 @cache
-def estimators() -> tuple[str, ...]:
-    """Names of the built-in advantage estimators, read off their file, since importing it takes torch."""
+def estimators(*marks: str) -> tuple[str, ...]:
+    """Names of the built-in advantage estimators under any of these marks (all where none is given), read off their
+    file, since importing it takes torch.
+    """
     file = Path(__file__).parents[1] / "algorithm" / "advantages.py"
     functions = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
-    marks = {"estimator", "whitened"}
-    return tuple(f.name for f in functions if marks & {getattr(mark, "id", None) for mark in f.decorator_list})
+    wanted = set(marks or MARKS)
+    return tuple(f.name for f in functions if wanted & {getattr(mark, "id", None) for mark in f.decorator_list})

@@ -94,8 +94,23 @@ class SamplerMismatch(Gate):
 
     logp_difference: float = Field(0.1, gt=0)
     """Mean absolute difference in nats a token; bfloat16 alone makes 0.01 to 0.04."""
-    effective_sample_size: float = Field(0.5, gt=0, lt=1)
-    """Or the share of the samples that importance weights would leave, below this."""
+    kl: float = Field(0.01, gt=0)
+    """Or KL of the sampler from the trainer in nats a token (k3); bfloat16 alone makes 0.0001 to 0.002."""
+    outside_band: float = Field(0.02, gt=0, lt=1)
+    """Or the share of tokens whose importance weight is outside 0.5 to 2."""
+
+
+class NoMovement(Gate):
+    """The policy is still the warm start."""
+
+    rounds: int = Field(5, ge=1)
+    """Rounds with groups to learn from before it is said; fewer where the run is over and was evaluated."""
+    kl: float = Field(5e-4, gt=0)
+    """KL to the reference in nats a token up to which nothing has moved, where the reward has not moved either. Without
+    a reference, the entropy must have stayed within a hundredth of the first rounds'.
+    """
+    effect: float = Field(0.1, gt=0)
+    """Change of the reward, in standard deviations of the first rounds' completions, up to which it has not moved."""
 
 
 class Memory(_Gate):
@@ -124,5 +139,7 @@ class Gates(Section):
     """The first rounds."""
     sampler_mismatch: SamplerMismatch = SamplerMismatch()
     """Sampler against trainer."""
+    no_movement: NoMovement = NoMovement()
+    """A policy that stays as it was."""
     memory: Memory = Memory()
     """Out of memory."""

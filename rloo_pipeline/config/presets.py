@@ -41,7 +41,8 @@ def _kl(placement: str, estimator: str) -> Values:
     return {"placement": placement, "estimator": estimator, "bias_correction": False}
 
 
-_NO_KL: Values = {"beta": 0.0, "kl": _kl("reward", "k1")}
+_NO_KL: Values = {"beta": 0.0, "kl": _kl("loss", "k3")}
+"""A beta of the user's own goes into the loss, where no estimator divides by it, with GRPO's estimate."""
 
 PRESETS: Mapping[str, Values] = {
     # arXiv 2402.14740, sections 2.2 and 2.3; beta is that of its Anthropic-HH runs (appendix C)

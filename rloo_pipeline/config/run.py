@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config.algorithm import Algorithm
+from rloo_pipeline.config.algorithm import Algorithm, estimators
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
 from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
@@ -138,6 +138,12 @@ class Config(Section):
                 "policies between are not kept"
             )
         cut, algorithm = self.rollout.cut_by, self.algorithm
+        other = next((reward for reward in self.rewards if reward.weight not in (0, 1)), None)
+        if algorithm.advantage in estimators("of_success") and other is not None:
+            raise ValueError(
+                f"algorithm.advantage: {algorithm.advantage} is of scores 0 and 1, and the reward {other.column} has "
+                f"weight {other.weight:g}; give weight 1 to what decides, which must be 0 or 1, and 0 to the others"
+            )
         compared = {
             "old_logps: sampler": algorithm.old_logps == "sampler",
             f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Section
+
+
+def sampled_at(temperature: float) -> float:
+    """The temperature, which vLLM must take as it is."""
+    if not 0.01 <= temperature <= 2:
+        raise ValueError(
+            f"vLLM samples at temperatures from 0.01 to 2; below it takes 0.01 without an error, and the trainer's "
+            f"log-probs would be of {temperature:g}; give one in between"
+        )
+    return temperature
 
 
 class Rollout(Section):
@@ -20,9 +30,9 @@ class Rollout(Section):
     shards: int = Field(1, ge=1)
     """Jobs that a round's sampling and scoring are cut into. Changes no result, but samples again."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the trainer's log-probs use the same one."""
+    """Sampling temperature, from 0.01 to 2; the trainer's log-probs use the same one."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 is off."""
+    """Nucleus sampling; 1 is off. What this, top_k and min_p do to ratio, KL and gradient is in docs/algorithms.md."""
     top_k: int = Field(0, ge=0)
     """Sample among the k likeliest tokens; 0 is off."""
     min_p: float | None = Field(None, ge=0, le=1)
@@ -30,7 +40,12 @@ class Rollout(Section):
     max_completion_length: int = Field(256, ge=1)
     """Longest completion in tokens; one that reaches it without an end token is truncated."""
     oversample: float = Field(1.0, ge=1)
-    """Sample so many times the prompts; the update takes the first ones whose rewards differ, then fills up."""
+    """Sample so many times the prompts; the update takes the first ones that teach, then fills up."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _as_vllm_samples(cls, value: float) -> float:
+        return sampled_at(value)
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
@@ -113,7 +128,7 @@ class Evaluation(Section):
     num_generations: int = Field(1, ge=1)
     """Samples a prompt; pass@k is given for k = 1, 2, 4, … up to it."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature, from 0.01 to 2; 0 is greedy."""
     greedy: bool = True
     """Ask once more without chance, one completion a prompt, beside the sampled ones."""
     every: int | None = Field(None, ge=1)
@@ -128,3 +143,8 @@ class Evaluation(Section):
     """
     bootstrap_samples: int = Field(10000, ge=100)
     """Resamples of the prompts for 95% intervals of means, and of random signs for p-values that are not exact."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _as_vllm_samples(cls, value: float) -> float:
+        return value if value == 0 else sampled_at(value)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rloo_pipeline.algorithm.mismatch import Gap
+    from rloo_pipeline.config import Algorithm
     from rloo_pipeline.training.batch import Batch
     from rloo_pipeline.training.objective import Record
 
@@ -44,12 +45,12 @@ def sample_metrics(rolled: pa.Table, scored: pa.Table, samples: int) -> Metrics:
     return metrics | length_metrics(rolled)
 
 
-def update_metrics(batch: Batch, record: Record, level: str, ratio_is_known: bool) -> Metrics:
+def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_known: bool) -> Metrics:
     """What the optimizer steps did and saw: KL, entropy, ratios and clips, sampler against trainer."""
     lengths = batch.completions.mask.sum(-1)
     seen = record.seen > 0
     tokens = lengths * record.seen
-    actions = tokens if level == "token" else record.seen
+    actions = tokens if algorithm.importance_sampling_level == "token" else record.seen
     metrics: Metrics = {
         "shaped_reward": _value(batch.rewards.nanmean()),
         "beta": batch.beta,
@@ -60,7 +61,8 @@ def update_metrics(batch: Batch, record: Record, level: str, ratio_is_known: boo
         "clip_ratio/region_mean": _ratio(((record.low + record.high) * actions).sum(), actions.sum()),
         "trained_completions": int(seen.sum()),
     }
-    return metrics | _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
+    metrics |= _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
+    return metrics | _weight_metrics(record, tokens, algorithm.mismatch.correction)
 
 
 def kl_of_completion(batch: Batch, record: Record) -> float | None:
@@ -95,7 +97,26 @@ def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
         "sampling/importance_sampling_ratio/mean": _value(log_weights.exp().mean()) if some else None,
         "sampling/importance_sampling_ratio/max": _value(log_weights.max().exp()) if some else None,
         "sampling/kl": _ratio(found.kl[counted].sum(), tokens),
+        "sampling/outside_band": _ratio(found.outside[counted].sum(), tokens),
         "sampling/effective_sample_size": _effective(log_weights) if some else None,
+    }
+
+
+def _weight_metrics(record: Record, tokens: Tensor, correction: str) -> Metrics:
+    """Of the mismatch weights that losses were multiplied by, under TRL's names: of tokens or of completions, as the
+    correction has it; and the share that it truncated or dropped.
+    """
+    if correction == "none":
+        return {"sampling/outside_thresholds": None}
+    seen = record.seen > 0
+    least, mean, largest = record.weight[seen].unbind(-1)
+    actions = (tokens if correction.startswith("token") else record.seen)[seen]
+    some = len(least) > 0
+    return {
+        "sampling/importance_sampling_ratio/min": _value(least.min()) if some else None,
+        "sampling/importance_sampling_ratio/mean": _ratio((mean * actions).sum(), actions.sum()),
+        "sampling/importance_sampling_ratio/max": _value(largest.max()) if some else None,
+        "sampling/outside_thresholds": _ratio((record.outside[seen] * actions).sum(), actions.sum()),
     }
 
 
@@ -117,7 +138,7 @@ def _effective(log_weights: Tensor) -> float | None:
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float | None:
-    return float(part) / float(whole) if float(whole) else None
+    return _value(part / whole) if float(whole) else None
 
 
 def _value(number: Tensor) -> float | None:

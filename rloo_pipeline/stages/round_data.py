@@ -55,14 +55,16 @@ def read(config: Config, inputs: Inputs) -> Tables:
     return Tables(rolled, scored, reference)
 
 
-def chosen_rows(config: Config, scored: pa.Table) -> list[int]:
-    """The rows that the update trains on: all, or of an over-sampled round the first groups whose rewards differ."""
-    from rloo_pipeline.algorithm.known import first_informative
+def chosen_rows(config: Config, sampled: Tables) -> list[int]:
+    """The rows that the update trains on: all, or of an over-sampled round the first groups that teach."""
+    from rloo_pipeline.algorithm.known import first_of
+    from rloo_pipeline.training.batch import use_of
 
     samples = config.rollout.num_generations
-    if len(scored) == config.rollout.generation_batch_size:
-        return list(range(len(scored)))
-    groups = first_informative(_scores(scored).view(-1, samples), config.rollout.num_prompts)
+    if len(sampled.rolled) == config.rollout.generation_batch_size:
+        return list(range(len(sampled.rolled)))
+    use = use_of(config.algorithm, samples, _scores(sampled.scored), _truncated(sampled.rolled))
+    groups = first_of(use.teaching, config.rollout.num_prompts)
     return [group * samples + sample for group in groups for sample in range(samples)]
 
 
@@ -77,11 +79,18 @@ def completions_of(config: Config, found: Tables) -> Completions:
     return Completions(
         scores=_scores(found.scored),
         mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=torch.tensor([reason != "stop" for reason in found.rolled["finish_reason"].to_pylist()]),
+        truncated=_truncated(found.rolled),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
         reference_logps=None if found.reference is None else _padded(found.reference["reference_logps"]),
         sampling_logps=sampling,
     )
+
+
+def _truncated(rolled: pa.Table) -> Tensor:
+    """[completions] bool, true without an end token."""
+    import torch
+
+    return torch.tensor([reason != "stop" for reason in rolled["finish_reason"].to_pylist()])
 
 
 def _scores(scored: pa.Table) -> Tensor:

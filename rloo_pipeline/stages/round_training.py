@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline import tables
 from rloo_pipeline.config import Algorithm, Config
-from rloo_pipeline.progress import Counter, counting
+from rloo_pipeline.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages import round_data
 from rloo_pipeline.stages.metrics import kl_of_completion
@@ -30,7 +30,9 @@ class Trained(NamedTuple):
     batch: Batch
     record: Record
     steps: list[tuple[float, float]]
-    """Loss and gradient norm of each optimizer step."""
+    """Loss and gradient norm of each optimizer step that was made."""
+    left_out: int
+    """Steps without any completion in the loss, which were not made."""
     carried: Carried
     """To the next round."""
     seconds: float
@@ -51,7 +53,7 @@ def train(config: Config, round_: int, engine: Engine, carried: Carried, sampled
 
     from rloo_pipeline.training.batch import make_batch
 
-    found = sampled.take(round_data.chosen_rows(config, sampled.scored))
+    found = sampled.take(round_data.chosen_rows(config, sampled))
     sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
     # whatever was random on the way here: kept or loaded, the engine goes on alike
     torch.manual_seed(derive(config.seed, "update", round_))
@@ -63,10 +65,15 @@ def train(config: Config, round_: int, engine: Engine, carried: Carried, sampled
             old = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
             completions = completions._replace(old_logps=old)
         batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
-        record, steps = _steps(config, round_, engine, sequences, batch, counter)
+        record, steps, left_out = _steps(config, round_, engine, sequences, batch, counter)
+    if left_out:
+        say(
+            f"round {round_}: {left_out} of {left_out + len(steps)} optimizer steps left out, since all of their "
+            "completions are masked or filtered"
+        )
     seconds = time.monotonic() - began
     carried = _carry_on(config, carried, batch, record, sampled.rolled)
-    return Trained(found.rolled, batch, record, steps, carried, seconds)
+    return Trained(found.rolled, batch, record, steps, left_out, carried, seconds)
 
 
 def _single_step(algorithm: Algorithm) -> bool:
@@ -92,8 +99,11 @@ def knows_ratio(algorithm: Algorithm) -> bool:
 
 def _steps(
     config: Config, round_: int, engine: Engine, sequences: Sequences, batch: Batch, counter: Counter
-) -> tuple[Record, list[tuple[float, float]]]:
-    """All optimizer steps of a round: what they saw, and loss and gradient norm of each."""
+) -> tuple[Record, list[tuple[float, float]], int]:
+    """All optimizer steps of a round: what they saw, loss and gradient norm of each that was made, and how many were
+    left out. A step without any completion in the loss would move weights by momentum and weight decay alone; it is not
+    made, and counts in the learning rate's schedule as any other, so that the rate is a function of the round.
+    """
     from rloo_pipeline.training.objective import Record, StepLoss
 
     algorithm, samples = config.algorithm, config.rollout.num_generations
@@ -101,6 +111,7 @@ def _steps(
     size = groups // algorithm.steps_per_generation
     record = Record.empty(len(sequences.prompts))
     steps: list[tuple[float, float]] = []
+    left_out = 0
     for iteration in range(algorithm.num_iterations):
         order = permutation(groups, derive(config.seed, "steps", round_, iteration))
         record.forget_pass()
@@ -110,11 +121,13 @@ def _steps(
             # a masked completion has no gradient, so it need not go through the model
             kept = [row for row in rows if not batch.masked[row]]
             counter.advance(len(rows) - len(kept))
-            loss = engine.step(
-                sequences, kept or rows[:1], config.deepspeed.max_tokens_per_micro_batch, loss_of, counter.advance
-            )
+            if not kept:
+                engine.leave_out_step()
+                left_out += 1
+                continue
+            loss = engine.step(sequences, kept, config.deepspeed.max_tokens_per_micro_batch, loss_of, counter.advance)
             steps.append((loss, engine.grad_norm))
-    return Record(*(engine.sum_over_ranks(values) for values in record)), steps
+    return Record(*(engine.sum_over_ranks(values) for values in record)), steps, left_out
 
 
 def _carry_on(config: Config, carried: Carried, batch: Batch, record: Record, rolled: pa.Table) -> Carried:

@@ -58,13 +58,11 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     if engine.rank.first:
         batch, record = trained.batch, trained.record
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
-        metrics |= update_metrics(
-            batch, record, config.algorithm.importance_sampling_level, knows_ratio(config.algorithm)
-        )
-        metrics |= _step_metrics(engine, trained.steps) | {"round": round_, "num_tokens": trained.carried.num_tokens}
+        metrics |= update_metrics(batch, record, config.algorithm, knows_ratio(config.algorithm))
+        metrics |= _step_metrics(engine, trained) | {"round": round_, "num_tokens": trained.carried.num_tokens}
         _write(config, round_, trained.rolled, batch, record, metrics, outputs, made)
         say(
-            f"round {round_}: reward {metrics['reward']}, grad norm {metrics['grad_norm']:.3g}, "
+            f"round {round_}: reward {metrics['reward']}, grad norm {_shown(metrics['grad_norm'])}, "
             f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
         )
     if not engine_cache.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
@@ -116,12 +114,18 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def _step_metrics(engine: Engine, steps: list[tuple[float, float]]) -> Metrics:
-    """Loss and gradient norm as means over the round's optimizer steps."""
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _step_metrics(engine: Engine, trained: Trained) -> Metrics:
+    """Loss and gradient norm as means over the round's optimizer steps; null where none was made."""
+    steps = trained.steps
     return {
         "step": engine.step_count,
-        "loss": sum(loss for loss, _ in steps) / len(steps),
-        "grad_norm": sum(norm for _, norm in steps) / len(steps),
+        "steps_left_out": trained.left_out,
+        "loss": sum(loss for loss, _ in steps) / len(steps) if steps else None,
+        "grad_norm": sum(norm for _, norm in steps) / len(steps) if steps else None,
         "learning_rate": engine.settings.schedule.rate(engine.step_count - 1),
     }
 

@@ -17,6 +17,7 @@ from rloo_pipeline import references
 from rloo_pipeline.algorithm import kl, known, shaping
 from rloo_pipeline.algorithm.advantages import Estimator
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
+from rloo_pipeline.errors import UserError
 
 
 class Completions(NamedTuple):
@@ -73,6 +74,37 @@ class Batch(NamedTuple):
     beta: float
 
 
+class Use(NamedTuple):
+    """Which of a round's completions its update uses."""
+
+    masked: Tensor
+    """[completions] bool: not in the loss."""
+    out: Tensor
+    """[completions] bool: as if it were not there."""
+    teaching: Tensor
+    """[prompts] bool: groups with an advantage that is not 0 on a completion in the loss."""
+
+
+def use_of(algorithm: Algorithm, samples: int, scores: Tensor, truncated: Tensor) -> Use:
+    """What is left out of a round, and which groups teach: the choice among over-sampled groups and the filter of those
+    that teach nothing both come from here.
+
+    Args:
+        algorithm: says what is masked and filtered.
+        samples: K.
+        scores: [completions], NaN where unscorable.
+        truncated: [completions] bool.
+    """
+    masked = truncated & algorithm.mask_truncated_completions
+    out = masked & (not algorithm.keep_truncated_in_baseline)
+    grouped = shaping.excluded(scores, out).view(-1, samples)
+    teaching = known.teaching(grouped, ~masked.view(-1, samples))
+    if algorithm.filter_zero_variance:
+        dull = ~teaching.repeat_interleave(samples)
+        masked, out = masked | dull, out | dull
+    return Use(masked, out, teaching)
+
+
 def make_batch(
     algorithm: Algorithm, rollout: Rollout, completions: Completions, carried: Carried
 ) -> tuple[Batch, Carried]:
@@ -81,8 +113,11 @@ def make_batch(
     A truncated completion that is masked (mask_truncated_completions) leaves the loss, its denominator and the baseline
     of its siblings. With keep_truncated_in_baseline it leaves the loss alone: with its reward and KL 0 it stays in the
     baseline, and it is counted in the denominator of the mean over completions, as TRL does.
+
+    Raises:
+        UserError: the estimator is for scores of 0 and 1, and there are others.
     """
-    masked, out = _left_out(algorithm, rollout.num_generations, completions)
+    masked, out, _ = use_of(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if carried.beta is None else carried.beta
     scores = shaping.excluded(completions.scores, out)
     rewards, moments = _shaped(algorithm, rollout, scores, completions.mask.sum(-1), carried.moments)
@@ -91,34 +126,37 @@ def make_batch(
     penalised = rewards
     if divergence is not None and algorithm.kl.placement == "reward":
         penalised = rewards - beta * divergence
-    advantages = _advantages(algorithm, penalised.view(-1, rollout.num_generations), completions.mask, beta, tokens)
+    function = _function(algorithm)
+    if function.of_success:
+        _check_success(algorithm, scores)
+    grouped, plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores))
+    found = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
+    if tokens is not None and algorithm.kl.placement == "token_reward":
+        per_token = found.unsqueeze(-1) - beta * kl.to_go(tokens.double())
+        found = torch.where(completions.mask, per_token, torch.nan)
+    if algorithm.normalize_advantages or function.whitened:
+        # where the scores alone make no two advantages differ, penalties would be all that there is to divide by
+        found = known.whiten(found, divide=known.differ(function.formula(plain)))
+    advantages = found.nan_to_num(0.0).float()
     return Batch(completions, rewards, divergence, advantages, masked, out, beta), carried._replace(moments=moments)
-
-
-def _left_out(algorithm: Algorithm, samples: int, completions: Completions) -> tuple[Tensor, Tensor]:
-    """Completions without a loss, and those among them that count nowhere."""
-    masked = completions.truncated & algorithm.mask_truncated_completions
-    out = masked & (not algorithm.keep_truncated_in_baseline)
-    if algorithm.filter_zero_variance:
-        grouped = shaping.excluded(completions.scores, out).view(-1, samples)
-        dull = known.uninformative(grouped).repeat_interleave(samples)
-        masked, out = masked | dull, out | dull
-    return masked, out
 
 
 def _shaped(
     algorithm: Algorithm, rollout: Rollout, rewards: Tensor, lengths: Tensor, moments: shaping.Moments
 ) -> tuple[Tensor, shaping.Moments]:
-    """Rewards with length penalties, standardized and clipped; the moments with this round's rewards in them."""
-    length = algorithm.response_length
+    """Rewards with length penalties, standardized and clipped; the moments with this round's rewards in them. Where all
+    scores ever seen are equal, there is nothing but penalties to standardize by, and rewards stay as they are.
+    """
+    length, differ = algorithm.response_length, known.differ(rewards)
     if length.overlong_cache is not None:
         penalty = shaping.overlong(lengths, rollout.max_completion_length, length.overlong_cache)
         rewards = rewards + length.overlong_penalty * penalty
     if length.target is not None:
         rewards = rewards + length.target_penalty * shaping.off_target(lengths, length.target)
     if algorithm.reward_normalization != "none":
-        moments = (moments if algorithm.reward_normalization == "running" else shaping.Moments()).seen(rewards)
-        rewards = moments.standardize(rewards)
+        before = moments if algorithm.reward_normalization == "running" else shaping.Moments()
+        moments = before.seen(rewards)
+        rewards = moments.standardize(rewards) if differ or before.number else rewards
     if algorithm.reward_clip_range is not None:
         rewards = rewards.clamp(*algorithm.reward_clip_range)
     return rewards, moments
@@ -132,15 +170,18 @@ def _kl_in_reward(algorithm: Algorithm, completions: Completions, masked: Tensor
     return kl.estimate(algorithm.kl.estimator, old, reference, completions.mask & ~masked.unsqueeze(-1))
 
 
-def _advantages(algorithm: Algorithm, rewards: Tensor, mask: Tensor, beta: float, tokens: Tensor | None) -> Tensor:
-    """Advantages of rewards [prompts, samples]: [completions], or [completions, longest] with a KL to go."""
+def _function(algorithm: Algorithm) -> Estimator:
+    """The advantage estimator."""
     named = references.load(estimator(algorithm.advantage))
-    function = named if isinstance(named, Estimator) else Estimator(named, whitened=False)
-    found = function.formula(rewards)
-    found = torch.where(rewards.isnan(), torch.nan, found).flatten()
-    if tokens is not None and algorithm.kl.placement == "token_reward":
-        per_token = found.unsqueeze(-1) - beta * kl.to_go(tokens.double())
-        found = torch.where(mask, per_token, torch.nan)
-    if algorithm.normalize_advantages or function.whitened:
-        found = known.whiten(found)
-    return found.nan_to_num(0.0).float()
+    return named if isinstance(named, Estimator) else Estimator(named)
+
+
+def _check_success(algorithm: Algorithm, scores: Tensor) -> None:
+    """Makes sure that every known score is 0 or 1."""
+    others = scores[~scores.isnan() & (scores != 0) & (scores != 1)]
+    if others.numel():
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} has a meaning for scores of 0 and 1 alone, and "
+            f"{others.numel()} of the {scores.numel()} completions of this round have others, such as "
+            f"{float(others[0]):g}; take rewards whose weighted sum is 0 or 1, or another estimator"
+        )

@@ -184,6 +184,10 @@ class Engine:
         self.step_count += 1
         return float(self.sum_over_ranks(loss))
 
+    def leave_out_step(self) -> None:
+        """Goes on in the learning rate's schedule without an optimizer step: weights and moments stay as they are."""
+        self.step_count += 1
+
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all ranks, on the CPU."""
         import torch

@@ -33,20 +33,24 @@ class Record(NamedTuple):
     """Sum over its tokens of the KL in the loss, nats."""
     seen: Tensor
     """1 where the last pass took it."""
+    weight: Tensor
+    """[completions, 3]: least, mean and largest mismatch weight of its actions, as its loss was multiplied by them."""
+    outside: Tensor
+    """Share of its actions that the mismatch correction truncated or dropped."""
     gap: Tensor
-    """[completions, 4]: `mismatch.Gap` at the round's first step, where no other log-probs of π_old are there."""
+    """[completions, 5]: `mismatch.Gap` at the round's first step, where no other log-probs of π_old are there."""
     compared: Tensor
     """1 where that is known."""
 
     @classmethod
     def empty(cls, completions: int) -> Record:
         """Nothing seen yet."""
-        shapes = {"gap": (completions, len(mismatch.Gap._fields))}
+        shapes = {"gap": (completions, len(mismatch.Gap._fields)), "weight": (completions, 3)}
         return cls(**{name: torch.zeros(shapes.get(name, (completions,))) for name in cls._fields})
 
     def forget_pass(self) -> None:
         """Before another pass."""
-        for values in self[:6]:
+        for values in self[:8]:
             values.zero_()
 
 
@@ -92,8 +96,9 @@ class StepLoss:
         parts = made.loss * ~batch.out[chosen].unsqueeze(-1).to(mask.device)
         sampling = self._of(batch.completions.sampling_logps, chosen, logps)
         if sampling is not None and correction.correction != "none":
-            weights = mismatch.weights(old, sampling, kept, correction.correction, correction.min, correction.max)
-            parts = parts * weights
+            made_of = mismatch.weights(old, sampling, kept, correction.correction, correction.min, correction.max)
+            parts = parts * made_of.weight
+            self._note_weights(chosen, made_of, kept if correction.correction.startswith("token") else None)
         loss = aggregate(parts, kept, algorithm.loss_agg_mode, self.totals)
         reference = self._of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
@@ -110,6 +115,16 @@ class StepLoss:
             self.record.gap[chosen] = torch.stack(mismatch.gap(logps, sampling, kept), dim=-1).cpu()
             self.record.compared[chosen] = self.record.seen[chosen]
         return loss
+
+    def _note_weights(self, rows: list[int], made: mismatch.Weights, actions: Tensor | None) -> None:
+        """Records the weights of completions; `actions` is true on their tokens where tokens are weighed."""
+        weight = made.weight.float()
+        there = torch.ones_like(made.outside) if actions is None else actions
+        count = there.sum(-1).clamp(min=1)
+        least = torch.where(there, weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)
+        mean = torch.where(there, weight, 0.0).sum(-1) / count
+        self.record.weight[rows] = torch.stack([least, mean, weight.amax(-1)], dim=-1).cpu()
+        self.record.outside[rows] = (made.outside.sum(-1) / count).cpu()
 
     @staticmethod
     def _of(values: Tensor | None, rows: list[int], like: Tensor) -> Tensor | None:
