@@ -29,7 +29,7 @@ class Moments(NamedTuple):
         squares = float(known.centred(values).square().sum())
         return Moments(
             number,
-            self.mean + gap * values.numel() / number,
+            self.mean + gap * (values.numel() / number),
             self.squares + squares + gap * gap * self.number * values.numel() / number,
         )
 

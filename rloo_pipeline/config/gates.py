@@ -103,11 +103,11 @@ class SamplerMismatch(Gate):
 class NoMovement(Gate):
     """The policy is still the warm start."""
 
-    rounds: int = Field(5, ge=1)
-    """Rounds with groups to learn from before it is said; fewer where the run is over and was evaluated."""
-    kl: float = Field(5e-4, gt=0)
-    """KL to the reference in nats a token up to which nothing has moved, where the reward has not moved either. Without
-    a reference, the entropy must have stayed within a hundredth of the first rounds'.
+    rounds: int = Field(10, ge=1)
+    """Rounds before it is said; of a run that is over, its last one will do."""
+    kl: float = Field(2e-4, gt=0)
+    """KL from policy 0 in nats a token up to which the policy has not moved. With algorithm.beta 0 it is known of
+    evaluated policies alone.
     """
     effect: float = Field(0.1, gt=0)
     """Change of the reward, in standard deviations of the first rounds' completions, up to which it has not moved."""

@@ -53,6 +53,7 @@ def diagnose(
     monitors: Sequence[str] = (),
     evaluations: Mapping[int, JSON] | None = None,
     out_of_memory: Mapping[int, str] | None = None,
+    planned: int | None = None,
 ) -> list[Symptom]:
     """The symptoms that rounds showed, those that began first to the front; one that is `off` is not looked for.
 
@@ -60,8 +61,10 @@ def diagnose(
         rounds: metrics.json of rounds 1, 2, … as far as they are there.
         gates: thresholds; their defaults where not given.
         monitors: reward functions that should not fall (`monitors_of` a configuration).
-        evaluations: summary.json of evaluated policies, by the policy's number (0 is the warm start).
+        evaluations: summary.json of evaluated policies, by the policy's number (0 is the warm start), with
+            distance.json under `distance` where there is one.
         out_of_memory: by round, what a log says of memory.
+        planned: the run's last round.
     """
     gates = gates or Gates()
     found = []
@@ -71,7 +74,7 @@ def diagnose(
             continue
         shown = []
         for count in range(1, len(rounds) + 1):
-            seen = Seen(rounds[:count], monitors, evaluations or {}, out_of_memory or {})
+            seen = Seen(rounds[:count], monitors, evaluations or {}, out_of_memory or {}, planned)
             if evidence := known.evidence(seen, gate):
                 shown.append((seen.round, evidence))
         if shown:

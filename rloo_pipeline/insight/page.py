@@ -102,7 +102,8 @@ def by_round(config: Config, evaluations: JSON) -> list[dict[str, float | None]]
 def symptoms(config: Config, rounds: Sequence[JSON], evaluations: JSON) -> list[Symptom]:
     """What went wrong while it trained."""
     by_number = {number: evaluations[name] for name, number in config.evaluated.items()}
-    return diagnose(rounds, config.gates, monitors=monitors_of(config.rewards), evaluations=by_number)
+    monitors = monitors_of(config.rewards)
+    return diagnose(rounds, config.gates, monitors=monitors, evaluations=by_number, planned=config.rounds)
 
 
 def check_figures(checks: JSON) -> dict[str, JSON]:

@@ -33,14 +33,16 @@ class RunFiles(NamedTuple):
     """metrics.json of the rounds that are done, from the first without a gap."""
 
     def evaluations(self) -> dict[int, JSON]:
-        """summary.json of evaluated policies by the policy's number; the final one only where all rounds are done."""
+        """summary.json of evaluated policies by the policy's number, with their distance.json under `distance`; the
+        final one only where all rounds are done.
+        """
         found = {}
         for file in sorted((self.folder / "evaluation").glob("*/summary.json")):
             name = file.parent.name
             if name.isdigit() or name == "warmstart":
-                found[int(name) if name.isdigit() else 0] = read_json(file)
+                found[int(name) if name.isdigit() else 0] = _evaluation(file)
             elif name == "final" and len(self.rounds) == self.config.rounds:
-                found[self.config.rounds] = read_json(file)
+                found[self.config.rounds] = _evaluation(file)
         return found
 
     def out_of_memory(self) -> dict[int, str]:
@@ -59,6 +61,7 @@ class RunFiles(NamedTuple):
             monitors=monitors_of(self.config.rewards),
             evaluations=self.evaluations(),
             out_of_memory=self.out_of_memory(),
+            planned=self.config.rounds,
         )
 
 
@@ -90,6 +93,12 @@ def metrics_until(folder: Path, last: int) -> list[Metrics]:
             break
         found.append(read_json(file))
     return found
+
+
+def _evaluation(summary: Path) -> JSON:
+    """An evaluation with its policy's distance from policy 0, where that was measured."""
+    distance = summary.with_name("distance.json")
+    return {**read_json(summary), "distance": read_json(distance) if distance.exists() else None}
 
 
 def _no_memory(file: Path) -> str | None:

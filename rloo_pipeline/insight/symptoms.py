@@ -20,6 +20,8 @@ JUMPS, SPAN = 2, 5
 """So many jumps of the gradient within so many rounds are instability; one is a bad batch."""
 ALIKE = 0.5
 """Share of groups with one and the same reward below which a low entropy is no collapse."""
+NOTHING_TO_LEARN = 0.9
+"""Share of groups with one and the same reward from which on no learning rate would move anything."""
 LENGTH, ZERO_STD = "completions/mean_length", "frac_reward_zero_std"
 
 
@@ -34,6 +36,8 @@ class Seen(NamedTuple):
     """summary.json of evaluations by the policy's number."""
     out_of_memory: Mapping[int, str] = {}
     """What a log of a round's stages says of it, by round."""
+    planned: int | None = None
+    """The run's last round; None where that is not known."""
 
     @property
     def round(self) -> int:
@@ -219,16 +223,61 @@ def cold_start(seen: Seen, gate: gates.ColdStart) -> str | None:
 
 @symptom(
     "sampler-trainer mismatch",
-    "algorithm.mismatch.correction: sequence_tis, algorithm.old_logps: trainer, the same dtype for both (model.dtype)",
+    "the same dtype for both (model.dtype), then algorithm.mismatch.correction: token_tis where a token is an action, "
+    "else sequence_mean_mis with min and max near 1",
 )
 def sampler_mismatch(seen: Seen, gate: gates.SamplerMismatch) -> str | None:
-    """What was sampled is not what is trained on."""
-    gap, size = seen.now("sampling/sampling_logp_difference/mean"), seen.now("sampling/effective_sample_size")
+    """What was sampled is not what is trained on, token by token: whole completions are far apart by length alone."""
+    gap, kl = seen.now("sampling/sampling_logp_difference/mean"), seen.now("sampling/kl")
+    outside = seen.now("sampling/outside_band")
     if gap is not None and gap > gate.logp_difference:
         return f"log-probs differ by {gap:.2g} nats a token on average"
-    if size is not None and size < gate.effective_sample_size:
-        return f"importance weights leave {size:.0%} of the samples"
+    if kl is not None and kl > gate.kl:
+        return f"the sampler's KL from the trainer is {kl:.2g} nats a token"
+    if outside is not None and outside > gate.outside_band:
+        return f"{outside:.1%} of the tokens are less than half or more than twice as likely for the trainer"
     return None
+
+
+@symptom(
+    "no movement",
+    "raise update.learning_rate 3 to 10 times (LoRA takes about ten times that of full training), lower algorithm.beta",
+)
+def no_movement(seen: Seen, gate: gates.NoMovement) -> str | None:
+    """There are groups to learn from, and neither the policy nor its reward is elsewhere than at the start."""
+    over = seen.round == seen.planned and seen.round in seen.evaluations
+    if len(seen.rounds) < gate.rounds and not over:
+        return None
+    kl, change = _distance(seen), _change(seen)
+    taught = [found for found in seen.rounds if found.get("trained_completions") != 0]
+    zero = [value for found in taught if (value := found.get(ZERO_STD)) is not None]
+    if not zero or statistics.fmean(zero) >= NOTHING_TO_LEARN or kl is None or change is None:
+        return None
+    if abs(kl) > gate.kl or abs(change) > gate.effect:
+        return None
+    gain = f", held-out accuracy by {100 * gained:+.1f} points" if (gained := _gained(seen)) is not None else ""
+    moved = f"the reward moved by {change:+.2f} standard deviations{gain}"
+    return f"after {seen.round} rounds the KL from policy 0 is {kl:.1g} nats a token, and {moved}"
+
+
+def _distance(seen: Seen) -> float | None:
+    """KL of the policy from policy 0 in nats a token: as evaluated, else of the latest rounds' completions."""
+    found = (seen.evaluations.get(seen.round) or {}).get("distance")
+    return float(found["kl"]) if found else seen.latest("kl")
+
+
+def _change(seen: Seen) -> float | None:
+    """How far the reward is from its start, in standard deviations of the start's completions."""
+    rewards, spread = seen.known("reward"), seen.known("reward_std")
+    if len(rewards) > START:
+        return seen.rise("reward", "reward_std")
+    return (rewards[-1] - rewards[0]) / spread[0] if rewards and spread and spread[0] else None
+
+
+def _gained(seen: Seen) -> float | None:
+    """Held-out accuracy of this round's policy less that of policy 0."""
+    first, latest = seen.evaluations.get(0), seen.evaluations.get(seen.round)
+    return None if first is None or latest is None else float(latest["accuracy"] - first["accuracy"])
 
 
 @symptom(

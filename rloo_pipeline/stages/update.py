@@ -18,7 +18,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.stages import round_data, round_training
 from rloo_pipeline.stages.metrics import Metrics, sample_metrics, update_metrics
 from rloo_pipeline.stages.round_data import Inputs
-from rloo_pipeline.stages.round_training import knows_ratio
+from rloo_pipeline.stages.round_training import Trained, knows_ratio
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.engine import Engine, Settings
 from rloo_pipeline.training.schedule import Schedule

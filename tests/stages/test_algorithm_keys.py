@@ -16,7 +16,7 @@ TRL_NAMES = {
     *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "completions/clipped_ratio"),
     *(f"completions/{which}_length" for which in ("mean", "min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
-    *("grad_norm", "learning_rate", "num_tokens", "loss"),
+    *("grad_norm", "learning_rate", "num_tokens", "loss", "step"),
     *(f"sampling/sampling_logp_difference/{which}" for which in ("mean", "max")),
     *(f"sampling/importance_sampling_ratio/{which}" for which in ("min", "mean", "max")),
 }
@@ -102,7 +102,7 @@ def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_
     free = metrics(updated(tmp_path / "free", tiny_model, algorithm=one_step))
     passed = metrics(updated(tmp_path / "pass", tiny_model, algorithm={**one_step, "beta": 0.05}))
     compared = [name for name in free if name.startswith("sampling/")]
-    assert len(compared) == 7
+    assert len(compared) == 9
     assert {name: free[name] for name in compared} == pytest.approx({name: passed[name] for name in compared}, rel=1e-4)
     assert free["sampling/sampling_logp_difference/mean"] > 0.1
     assert 0 < free["sampling/effective_sample_size"] < 1
@@ -146,9 +146,10 @@ VARIANTS = {
     "token_reward": {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token"},
     "cispo": {"clip": "cispo", "importance_sampling_level": "token", "loss_agg_mode": "token_mean"},
     "dual clip": {"delta": 1.5, "importance_sampling_level": "token"},
-    "gspo": {"importance_sampling_level": "sequence_mean", "advantage": "grpo"},
+    "gspo": {"importance_sampling_level": "sequence_mean", "advantage": "grpo", "beta": 0},
     "sequence_tis": {"mismatch": {"correction": "sequence_tis"}},
     "token_mis": {"mismatch": {"correction": "token_mis", "max": 2, "min": 0.5}, "importance_sampling_level": "token"},
+    "sequence_mean_mis": {"mismatch": {"correction": "sequence_mean_mis", "min": 0.7, "max": 1.4}},
     "trl's mask": {"mask_truncated_completions": True, "keep_truncated_in_baseline": True},
     "length": {"response_length": {"overlong_cache": 8, "target": 10}, "reward_normalization": "batch"},
 }
@@ -176,15 +177,49 @@ def test_each_variant_makes_another_policy_and_finite_metrics(name, variants) ->
     assert run.policy(1).joinpath("model.safetensors").exists()
 
 
-def test_a_round_of_nothing_but_equal_rewards_leaves_the_policy_as_it_is(tmp_path, tiny_model) -> None:
-    from safetensors.torch import load_file
+def test_the_weights_of_the_mismatch_are_in_the_metrics_under_trls_names(variants) -> None:
+    """As losses were multiplied by them: of completions or of tokens, truncated or dropped."""
+    ratio = "sampling/importance_sampling_ratio"
+    for name, longest in (("sequence_tis", 2), ("token_mis", 2), ("sequence_mean_mis", 1)):
+        found = metrics(variants[name])
+        assert 0 <= found[f"{ratio}/min"] < found[f"{ratio}/mean"] < found[f"{ratio}/max"] <= longest, name
+        assert 0 < found["sampling/outside_thresholds"] < 1, name
+    assert metrics(variants["defaults"])["sampling/outside_thresholds"] is None
 
-    run = Round(tmp_path / "run", tiny_model, algorithm={"filter_zero_variance": True, "beta": 0}).write(1, reward=1.0)
-    outcome = run.update()
+
+FILTERED = {"algorithm": {"filter_zero_variance": True, "beta": 0}, "update": {"weight_decay": 0.1}}
+
+
+def check_left_out(run: Round, said: str) -> None:
+    """Round 2, whose rewards are all equal, made neither of its two steps."""
+    before, after = run.weights(1), run.weights(2)
+    assert all((after[name] == before[name]).all() for name in before), "no momentum, no weight decay"
+    found = metrics(run, 2)
+    assert (found["steps_left_out"], found["step"], found["trained_completions"]) == (2, 4, 0)
+    assert (found["loss"], found["grad_norm"], found["entropy"], found["frac_reward_zero_std"]) == (None, None, None, 1)
+    assert all(row["masked"] and row["ratio"] is None for row in table(run, 2))
+    assert "round 2: 2 of 2 optimizer steps left out" in said
+
+
+def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go_on(tmp_path, tiny_model) -> None:
+    """The first round is left out too: a state without any moments goes on as well."""
+    run = Round(tmp_path / "run", tiny_model, **FILTERED)
+    for number, reward in ((1, None), (2, 1.0), (3, None)):
+        run.write(number, reward)
+    first = Round(tmp_path / "first", tiny_model, **FILTERED).write(1, 1.0).write(2)
+    calls = [*(run.words(number) for number in (1, 2, 3)), *(first.words(number) for number in (1, 2))]
+    outcome = rloo_in_turn(*calls)
     assert outcome.returncode == 0, outcome.stderr
-    start, weights = load_file(tiny_model / "model.safetensors"), run.weights()
-    assert all((weights[name] == start[name]).all() for name in start)
-    found = metrics(run)
-    assert (found["trained_completions"], found["frac_reward_zero_std"], found["entropy"]) == (0, 1.0, None)
-    assert (found["loss"], found["grad_norm"]) == (0, 0)
-    assert all(row["masked"] and row["ratio"] is None for row in table(run))
+    check_left_out(run, outcome.stderr)
+    third = metrics(run, 3)
+    assert (third["step"], third["steps_left_out"]) == (6, 0)
+    assert third["learning_rate"] == pytest.approx(0.0003 * (1 - 5 / 8)), "that of the round, whatever was left out"
+    for one, before in ((run, 2), (first, 1)):
+        assert any((one.weights(before + 1)[name] != tensor).any() for name, tensor in one.weights(before).items())
+
+
+def test_several_processes_leave_out_the_same_steps(tmp_path, tiny_model) -> None:
+    run = Round(tmp_path / "run", tiny_model, **FILTERED, deepspeed={"processes": 2, "zero_stage": 1})
+    outcomes = [run.write(number, reward).update(number) for number, reward in ((1, None), (2, 1.0))]
+    assert [outcome.returncode for outcome in outcomes] == [0, 0], outcomes[1].stderr
+    check_left_out(run, outcomes[1].stderr)

@@ -1,13 +1,16 @@
 """The advantage estimators: numbers worked out by hand, and what must hold for any rewards."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rloo_pipeline import config
-from rloo_pipeline.algorithm import advantages, known
+from rloo_pipeline.algorithm import advantages, known, shaping
 
 NAN = float("nan")
 E = known.STD_EPSILON
@@ -97,7 +100,6 @@ def test_samples_and_prompts_in_another_order_get_the_same_advantages(name, rewa
 @given(rewards_of, st.integers(-8, 8))
 def test_a_shift_of_all_rewards_changes_nothing(name, rewards, shift) -> None:
     """But for MaxRL, which divides by the mean."""
-    assume(name != "reinforce_pp" or int((~rewards.isnan()).sum()) > 1)
     torch.testing.assert_close(ALL[name](rewards + shift), ALL[name](rewards), atol=1e-9, rtol=1e-7)
 
 
@@ -128,11 +130,113 @@ def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
     assert IN_GROUPS[name](torch.full((2, samples), float(reward), dtype=torch.float64)).abs().max() < 1e-9
 
 
-def test_groups_of_equal_or_lone_rewards_are_uninformative() -> None:
+def leave_one_out(row: list[float]) -> dict[str, list[float]]:
+    """The estimators in rational numbers, sample by sample from the others' list; 0 where there is nothing to say."""
+    found: dict[str, list[float]] = {name: [] for name in ("rloo", "rloo_std", "dr_grpo", "grpo")}
+    for place, own in enumerate(row):
+        others = [Fraction(r) for i, r in enumerate(row) if i != place and not math.isnan(r)]
+        if math.isnan(own) or not others:
+            for values in found.values():
+                values.append(0.0)
+            continue
+        left = Fraction(own) - sum(others) / len(others)
+        centred = Fraction(own) - (sum(others) + Fraction(own)) / (len(others) + 1)
+        spread = deviation(others)
+        found["rloo"].append(float(left))
+        found["rloo_std"].append(float(left) / (spread + E if spread else 1.0))
+        found["dr_grpo"].append(float(centred))
+        found["grpo"].append(float(centred) / (deviation([*others, Fraction(own)]) + E))
+    return found
+
+
+def deviation(values: list[Fraction]) -> float:
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    return math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0
+
+
+sizes = st.tuples(st.sampled_from([-1.0, 1.0]), st.floats(1e-3, 1e6)).map(math.prod)
+of_dtypes = pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+
+
+@of_dtypes
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 7), st.integers(0, 3), st.data())
+def test_a_sample_among_equal_siblings_of_any_size_has_the_advantage_of_exact_arithmetic(
+    dtype, near, own, sibling, siblings, unscorable, data
+) -> None:
+    row = data.draw(st.permutations([own, *[sibling] * siblings, *[NAN] * unscorable]))
+    rewards = torch.tensor([row], dtype=dtype)
+    for name, expected in leave_one_out(rewards[0].tolist()).items():
+        torch.testing.assert_close(ALL[name](rewards), torch.tensor([expected], dtype=dtype), rtol=near, atol=0)
+
+
+@of_dtypes
+@settings(deadline=None)
+@given(sizes, st.lists(st.one_of(st.integers(-9, 9), st.just(NAN)), min_size=2, max_size=8))
+def test_rewards_far_from_0_have_the_advantages_of_exact_arithmetic(dtype, near, offset, steps) -> None:
+    """Steps of a size that float32 still tells apart at the offset."""
+    rewards = torch.tensor([[offset + step * max(1.0, abs(offset) / 64) for step in steps]], dtype=dtype)
+    for name, exact in leave_one_out(rewards[0].tolist()).items():
+        expected = torch.tensor([exact], dtype=dtype)
+        small = near * 1e-2 * float(expected.abs().max())
+        torch.testing.assert_close(ALL[name](rewards), expected, rtol=near, atol=small)
+
+
+@of_dtypes
+@settings(deadline=None)
+@given(sizes, st.integers(2, 9))
+def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, near, reward, samples) -> None:
+    for function in ALL.values():
+        assert (function(torch.full((3, samples), reward, dtype=dtype)) == 0).all(), function
+    rewards = torch.full((samples,), reward, dtype=dtype)
+    assert (known.whiten(rewards) == 0).all()
+    moments = shaping.Moments().seen(rewards).seen(rewards)
+    assert (moments.standardize(rewards.double()) == 0).all()
+
+
+@settings(deadline=None)
+@given(sizes, st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_running_moments_far_from_0_are_those_of_exact_arithmetic(offset, rounds) -> None:
+    assume(sum(map(len, rounds)) > 1)
+    batches = [[offset + step * max(1.0, abs(offset) / 64) for step in steps] for steps in rounds]
+    moments = shaping.Moments()
+    for batch in batches:
+        moments = moments.seen(torch.tensor(batch, dtype=torch.float64))
+    values = [Fraction(value) for batch in batches for value in batch]
+    assert moments.mean == pytest.approx(float(sum(values) / len(values)))
+    found = math.sqrt(moments.squares / (moments.number - 1))
+    assert found == pytest.approx(deviation(values), rel=1e-9, abs=1e-12 * abs(offset))
+
+
+@pytest.mark.parametrize("sibling", [0.1 + 0.2, 0.3])
+def test_siblings_that_differ_by_the_rounding_of_a_sum_are_equal(sibling) -> None:
+    rewards = double([[1.3, 0.3, sibling, 0.3]])
+    assert advantages.rloo_std(rewards)[0, 0].item() == pytest.approx(1.0)
+    assert not known.teaching(rewards[:, 1:], torch.ones(1, 3, dtype=torch.bool)).any()
+
+
+def test_groups_of_equal_or_lone_rewards_teach_nothing() -> None:
     rewards = double([[1, 1, 1], [1, 0, NAN], [1, 1, NAN], [1, NAN, NAN], [NAN, NAN, NAN], [0, 1, 1]])
-    assert known.uninformative(rewards).tolist() == [True, False, True, True, True, False]
-    assert known.first_informative(rewards, 2) == [1, 5]
-    assert known.first_informative(rewards, 4) == [0, 1, 2, 5]
+    teaches = known.teaching(rewards, torch.ones(6, 3, dtype=torch.bool))
+    assert teaches.tolist() == [False, True, False, False, False, True]
+    assert known.first_of(teaches, 2) == [1, 5]
+    assert known.first_of(teaches, 4) == [0, 1, 2, 5]
+
+
+def test_a_group_teaches_by_what_is_in_the_loss() -> None:
+    """The first has no loss at all, the second none but on the sample at the mean, the third on one that is not."""
+    rewards = double([[0, 1, 2], [0.1, 0.2, 0.3], [0, 1, 2]])
+    in_loss = torch.tensor([[False, False, False], [False, True, False], [True, False, False]])
+    assert known.teaching(rewards, in_loss).tolist() == [False, False, True]
+
+
+@in_groups
+@given(rewards_of)
+def test_a_group_teaches_exactly_where_an_advantage_is_not_0(name, rewards) -> None:
+    assume(name != "maxrl" or bool((rewards.nan_to_num(0.0) <= 1).all()))
+    found = (IN_GROUPS[name](rewards).abs() > 1e-12).any(-1)
+    assert torch.equal(found, known.teaching(rewards, torch.ones_like(rewards, dtype=torch.bool)))
 
 
 @given(rewards_of)

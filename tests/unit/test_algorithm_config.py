@@ -6,6 +6,8 @@ from helpers import mini
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 
+NO_KL = {"beta": 0}
+KL_IN_REWARD = {"beta": 0.01, "kl": {"placement": "reward"}}
 TOKEN = {"importance_sampling_level": "token"}
 REFUSED = {
     "delta clips first": ({"delta": 1.1}, {}, ["delta (1.1)", "1.2"]),
@@ -40,6 +42,40 @@ REFUSED = {
         {},
         ["overlong_cache (100)", "max_completion_length (48)"],
     ),
+    "a KL in what GRPO divides by": ({"advantage": "grpo"}, {}, ["advantage: grpo", "kl.placement: loss"]),
+    "a KL in the siblings' spread": ({"advantage": "rloo_std"}, {}, ["advantage: rloo_std", "kl.placement: loss"]),
+    "a KL in what MaxRL divides by": ({"preset": "maxrl", **KL_IN_REWARD}, {}, ["maxrl", "kl.placement: loss"]),
+    "length in what GRPO divides by": (
+        {"preset": "grpo", "response_length": {"target": 9}},
+        {},
+        ["advantage: grpo", "response_length", "filter_zero_variance: true"],
+    ),
+    "length in the siblings' spread": (
+        {"preset": "nemo_rl", "response_length": {"target": 9}, "filter_zero_variance": True},
+        {},
+        ["advantage: rloo_std", "response_length", "another estimator"],
+    ),
+    "length in a success": ({"preset": "maxrl", "response_length": {"target": 9}}, {}, ["maxrl", "response_length"]),
+    "a standardized success": (
+        {"preset": "maxrl", "reward_normalization": "batch"},
+        {},
+        ["maxrl", "reward_normalization", "leave it out"],
+    ),
+    "a clipped success": ({"preset": "maxrl", "reward_clip_range": [0, 0.5]}, {}, ["maxrl", "reward_clip_range"]),
+    "a success of two weights": (NO_KL | {"advantage": "maxrl"}, {}, ["maxrl", "format", "weight 0.1"]),
+    "a geometric mean with one bound": (
+        {"mismatch": {"correction": "sequence_mean_mis", "min": 0.98, "max": None}},
+        {},
+        ["sequence_mean_mis", "mismatch.min and mismatch.max"],
+    ),
+    "a geometric mean with bounds on one side": (
+        {"mismatch": {"correction": "sequence_mean_mis", "min": 1.5}},
+        {},
+        ["sequence_mean_mis", "0.98 and 1.02"],
+    ),
+    "a temperature that vLLM raises": ({}, {"rollout": {"temperature": 0.005}}, ["rollout.temperature", "0.01 to 2"]),
+    "a temperature that vLLM refuses": ({}, {"rollout": {"temperature": 2.5}}, ["rollout.temperature", "0.01 to 2"]),
+    "the same in evaluations": ({}, {"evaluation": {"temperature": 0.005}}, ["evaluation.temperature", "0.01 to 2"]),
     "a preset that is none": ({"preset": "grp"}, {}, ["grpo"]),
     "shards over the sampled prompts": ({}, {"rollout": {"oversample": 1.5, "shards": 25}}, ["25", "24 prompts"]),
 }
@@ -59,3 +95,22 @@ def test_what_means_something_is_not() -> None:
     algorithm = {"kl": {"placement": "token_reward"}, "delta": 3, "mismatch": {"correction": "token_tis"}, **TOKEN}
     found = validate(mini(algorithm=algorithm), "test.yaml").algorithm
     assert found.delta == 3
+
+
+ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"preset": "grpo"},
+        {"preset": "dapo", "response_length": {"overlong_cache": 9}},
+        {"preset": "maxrl", "beta": 0.001},
+        {"advantage": "grpo", "kl": {"placement": "token_reward"}, **TOKEN},
+        {"advantage": "dr_grpo", "response_length": {"target": 9}},
+        {"mismatch": {"correction": "sequence_mean_mis", "min": 0.98, "max": 1.02}},
+        {"preset": "grpo", "mismatch": {"correction": "token_mis", "min": 0.5, "max": 5}},
+    ],
+)
+def test_penalties_that_no_spread_divides_are_taken(algorithm) -> None:
+    validate({**mini(), "algorithm": algorithm, "rewards": ONE_REWARD, "evaluation": {"temperature": 0}}, "test.yaml")

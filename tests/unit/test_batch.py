@@ -8,7 +8,8 @@ from torch import tensor
 
 from rloo_pipeline.algorithm import known, shaping
 from rloo_pipeline.config import Algorithm, Rollout
-from rloo_pipeline.training.batch import Batch, Carried, Completions, make_batch
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.batch import Batch, Carried, Completions, make_batch, use_of
 
 NAN = float("nan")
 ROLLOUT = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=4)
@@ -82,6 +83,78 @@ def test_groups_of_equal_rewards_are_filtered_before_anything_is_added_to_them()
     assert found.masked.tolist() == found.out.tolist() == [False] * 4 + [True] * 4
     assert found.advantages[4:].tolist() == [0, 0, 0, 0]
     assert found.rewards[4:].isnan().all()
+
+
+EQUAL = [1.0] * 8
+PENALISED = {
+    "KL and TRL's normalization": {"kl": 0.1, "beta": 1e-3, "normalize_advantages": True},
+    "KL and REINFORCE++'s baseline": {"kl": 0.1, "beta": 1e-3, "advantage": "reinforce_pp_baseline"},
+    "KL and REINFORCE++": {"kl": 0.1, "beta": 1e-3, "advantage": "reinforce_pp"},
+    "KL of tokens and REINFORCE++": {
+        "kl": 0.1,
+        "beta": 1e-3,
+        "keys": {"placement": "token_reward"},
+        "advantage": "reinforce_pp",
+        "importance_sampling_level": "token",
+    },
+    "length and normalized rewards": {
+        "response_length": {"target": 2, "target_penalty": 1e-3},
+        "reward_normalization": "batch",
+    },
+    "length and running moments": {
+        "response_length": {"target": 2, "target_penalty": 1e-3},
+        "reward_normalization": "running",
+    },
+    "GRPO with its KL in the loss": {"kl": 0.1, "beta": 1e-3, "preset": "grpo"},
+    "the siblings' spread with its KL in the loss": {"kl": 0.1, "beta": 1e-3, "preset": "nemo_rl"},
+    "MaxRL with a beta of one's own": {"kl": 0.1, "beta": 1e-3, "preset": "maxrl"},
+    "DAPO with its length penalty": {"preset": "dapo", "response_length": {"overlong_cache": 2}},
+}
+
+
+@pytest.mark.parametrize("name", PENALISED)
+def test_where_all_scores_are_equal_a_small_penalty_makes_small_advantages(name) -> None:
+    """A β or a penalty of 0.001 on completions of 1 to 4 tokens: nothing may be divided by what it alone spreads."""
+    keys = dict(PENALISED[name])
+    kl, placement = keys.pop("kl", None), keys.pop("keys", None)
+    algorithm = Algorithm.model_validate({"beta": 0, **keys} | ({"kl": placement} if placement else {}))
+    data = completions(EQUAL, (1, 2, 3, 4) * 2, kl=kl)
+    assert make_batch(algorithm, ROLLOUT, data, Carried())[0].advantages.abs().max() < 0.01
+
+
+def test_running_moments_of_rounds_that_differed_standardize_one_whose_scores_are_equal() -> None:
+    algorithm = Algorithm(reward_normalization="running", beta=0)
+    _, carried = make_batch(algorithm, ROLLOUT, completions(SCORES, (1,) * 8), Carried())
+    found, after = make_batch(algorithm, ROLLOUT, completions(EQUAL, (1,) * 8), carried)
+    expected = (1 - after.moments.mean) / ((after.moments.squares / 15) ** 0.5 + known.STD_EPSILON)
+    assert found.rewards.tolist() == pytest.approx([expected] * 8)
+
+
+@pytest.mark.parametrize("score", [0.5, -1.0, 1.0000001, 2.0])
+def test_maxrl_refuses_scores_other_than_0_and_1(score) -> None:
+    with pytest.raises(UserError, match=rf"maxrl has a meaning for scores of 0 and 1 alone.*such as {score:g}"):
+        made(scores=[0.0, 1.0, score, NAN, 1.0, 1.0, 0.0, 1.0], preset="maxrl", beta=0.0)
+    made(scores=[0.0, 1.0, NAN, 1.0, 1.0, 1.0, 0.0, 1.0], preset="maxrl", beta=0.0)
+
+
+def test_what_is_chosen_of_an_over_sampled_round_is_what_the_mask_leaves_something_of() -> None:
+    """Of four groups the first differs by truncated completions alone, the second not at all."""
+    scores = tensor([0.0, 1.0, 1.0, 1.0] + [1.0] * 4 + [1.0, 0.0, 0.0, 1.0] * 2, dtype=torch.float64)
+    truncated = tensor([True] + [False] * 15)
+    masking = {"mask_truncated_completions": True}
+    for keys, expected in (({}, [0, 2]), (masking, [2, 3]), ({**masking, "keep_truncated_in_baseline": True}, [0, 2])):
+        for more in ({}, {"filter_zero_variance": True}):
+            use = use_of(Algorithm.model_validate(keys | more), 4, scores, truncated)
+            assert known.first_of(use.teaching, 2) == expected
+            if more:
+                filtered = use.out.view(-1, 4).all(-1).tolist()
+                assert filtered == [not teaches for teaches in use.teaching.tolist()]
+
+
+def test_a_group_that_is_masked_as_a_whole_teaches_nothing_though_it_stays_in_the_baseline() -> None:
+    keys = {"mask_truncated_completions": True, "keep_truncated_in_baseline": True}
+    use = use_of(Algorithm.model_validate(keys), 4, tensor(SCORES, dtype=torch.float64), tensor([True] * 8))
+    assert not use.teaching.any()
 
 
 def test_rewards_are_shaped_then_standardized_then_clipped() -> None:

@@ -33,7 +33,9 @@ HEALTHY = {
     "completions/mean_length": 100.0,
     "completions/clipped_ratio": 0.05,
     "sampling/sampling_logp_difference/mean": 0.01,
-    "sampling/effective_sample_size": 0.95,
+    "sampling/kl": 0.001,
+    "sampling/outside_band": 0.001,
+    "sampling/effective_sample_size": 0.1,
 }
 
 
@@ -56,8 +58,9 @@ LONG = [150.0, 180.0, 220.0, 240.0, 260.0]
 ALIKE = [0.85, 0.9, 0.9]
 HALF = [0.5, 0.55, 0.6]
 LOW = [0.2, 0.07, 0.05, 0.04]
+STILL = [0.0, *[1e-4, -1e-5] * 5, 1e-4]
 MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std"
-GAP, SIZE = "sampling/sampling_logp_difference/mean", "sampling/effective_sample_size"
+GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "sampling/outside_band"
 MONITOR = "rewards/worked/mean"
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
@@ -86,7 +89,16 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
         ({MEAN: [1.5] * ROUNDS}, {MEAN: [4.0] * ROUNDS}),
     ],
     "cold_start": [({ZERO: [1.0] * ROUNDS}, {ZERO: [1.0, 1.0, 0.85] + [1.0] * 9, "reward_std": [0.0] * ROUNDS})],
-    "sampler_mismatch": [({GAP: [0.15]}, {GAP: [0.08]}), ({SIZE: [0.4]}, {SIZE: [0.6]})],
+    "sampler_mismatch": [
+        ({GAP: [0.15]}, {GAP: [0.08]}),
+        ({APART: [0.02]}, {APART: [0.005]}),
+        ({OUTSIDE: [0.03]}, {OUTSIDE: [0.01]}),
+    ],
+    "no_movement": [
+        ({"kl": STILL}, {"kl": [*STILL[:-5], 3e-4, 4e-4, 5e-4, 6e-4, 7e-4]}),
+        ({"kl": STILL}, {"kl": STILL, "reward": RISE}),
+        ({"kl": STILL}, {"kl": STILL, ZERO: [0.95] * ROUNDS, "reward_std": [0.0] * ROUNDS}),
+    ],
 }
 
 
@@ -116,6 +128,52 @@ def test_a_reward_that_rises_while_held_out_accuracy_falls_is_hacked() -> None:
         latest = {"accuracy": accuracy, "ci95": interval}
         assert named(diagnose(rounds, evaluations={0: first, 10: latest})) == expected
         assert diagnose(rounds, evaluations={0: first, 99: latest}) == [], "of a policy that is not there yet"
+
+
+def test_a_run_that_ended_where_it_began_has_not_moved_however_short_it_was() -> None:
+    """Without a reference its evaluations tell, which know the distance of a policy from policy 0."""
+    rounds = run_of()[:2]
+    for found in rounds:
+        found["kl"] = None
+
+    def ended(kl: float, planned: int = 2) -> list[Symptom]:
+        last = {"accuracy": 0.4, "ci95": [0.35, 0.45], "distance": {"kl": kl}}
+        return diagnose(rounds, evaluations={0: last, 2: last}, planned=planned)
+
+    (found,) = ended(1e-4)
+    assert found.name == "no_movement"
+    assert "KL from policy 0 is 0.0001 nats a token" in found.evidence
+    assert "held-out accuracy by +0.0 points" in found.evidence
+    assert "update.learning_rate" in found.cure
+    assert ended(0.01) == []
+    assert ended(1e-4, planned=50) == [], "it has hardly begun"
+
+
+@pytest.mark.parametrize(
+    ("length", "noise", "shift", "shows"),
+    [(4096, 0.022, 0.0, False), (4096, 0.045, 0.0, False), (30, 0.3, 0.0, True), (30, 0.0, 0.15, True)],
+)
+def test_whole_completions_far_apart_by_length_alone_are_no_mismatch(length, noise, shift, shows) -> None:
+    """Rounding of bfloat16 over long completions, and samplers of another policy over short ones."""
+    import torch
+
+    from rloo_pipeline.algorithm import mismatch
+
+    draw = torch.Generator().manual_seed(length)
+    sampler = torch.full((64, length), -1.0)
+    trainer = sampler + shift + noise * torch.randn(64, length, generator=draw)
+    gap = mismatch.gap(trainer, sampler, torch.ones(64, length, dtype=torch.bool))
+    tokens = 64 * length
+    measured = {
+        GAP: float(gap.absolute.sum()) / tokens,
+        APART: float(gap.kl.sum()) / tokens,
+        OUTSIDE: float(gap.outside.sum()) / tokens,
+    }
+    assert named(diagnose(run_of(**{name: [value] for name, value in measured.items()}))) == (
+        {"sampler_mismatch"} if shows else set()
+    )
+    if length == 4096:
+        assert mismatch.effective_sample_size(gap.log_weight) < 0.5, "whole completions are far apart all the same"
 
 
 def test_a_log_that_speaks_of_memory_in_another_way_is_no_symptom(tmp_path) -> None:

@@ -163,13 +163,41 @@ TOKENS = torch.tensor([[True, True, False], [True, True, True]])
         ("token_mis", [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
         ("sequence_tis", [torch.e**-0.5], [1.0]),
         ("sequence_mis", [torch.e**-0.5], [1.0]),
+        ("sequence_mean_mis", [1.0], [1.0]),
     ],
 )
 def test_importance_weights_are_truncated_or_dropped(correction, first, second) -> None:
     low = None if correction.endswith("tis") else 0.5
-    found = mismatch.weights(TRAINER, SAMPLER, TOKENS, correction, low, 1.2).tolist()
+    found = mismatch.weights(TRAINER, SAMPLER, TOKENS, correction, low, 1.2).weight.tolist()
     assert found[0] == pytest.approx(first)
     assert found[1] == second
+
+
+def test_what_is_truncated_or_dropped_is_counted() -> None:
+    found = mismatch.weights(TRAINER, SAMPLER, TOKENS, "token_mis", 0.5, 1.2).outside
+    assert found.tolist() == [[True, True, False], [False, False, False]]
+    assert mismatch.weights(TRAINER, SAMPLER, TOKENS, "sequence_tis", 0.7, None).outside.tolist() == [[True], [False]]
+    assert not mismatch.weights(TRAINER, SAMPLER, TOKENS, "none", 0.7, 0.8).outside.any()
+
+
+def test_the_geometric_mean_judges_completions_of_all_lengths_alike() -> None:
+    """Each token of three completions is e^0.01, e^-0.05 and 1 times as likely; the product of 4,096 is e^41."""
+    shift = torch.tensor([[0.01], [-0.05], [0.0]]).expand(3, 4096)
+    mask = torch.arange(4096) < torch.tensor([[4096], [30], [4096]])
+    found = mismatch.weights(shift, torch.zeros(3, 4096), mask, "sequence_mean_mis", 0.98, 1.02)
+    assert found.weight.tolist() == [[1.0], [0.0], [1.0]]
+    assert found.outside.tolist() == [[False], [True], [False]]
+    product = mismatch.weights(shift, torch.zeros(3, 4096), mask, "sequence_mis", 0.1, 10.0)
+    assert product.weight.flatten().tolist() == pytest.approx([0.0, torch.e**-1.5, 1.0])
+
+
+@pytest.mark.parametrize("correction", ["token_tis", "sequence_tis", "token_mis", "sequence_mis"])
+@pytest.mark.parametrize("apart", [100.0, -100.0])
+def test_a_weight_without_an_upper_threshold_is_bounded_as_ratios_are(correction, apart) -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    found = mismatch.weights(torch.zeros(1, 2), torch.full((1, 2), -apart), mask, correction, 1e-12, None).weight
+    assert (found * 0.0 == 0).all(), "a loss of 0 stays 0"
+    assert found.flatten().tolist() == pytest.approx([torch.e ** (20 if apart > 0 else -20)] * found.numel())
 
 
 def test_the_gap_between_sampler_and_trainer() -> None:
@@ -178,6 +206,9 @@ def test_the_gap_between_sampler_and_trainer() -> None:
     assert found.largest.tolist() == [1.0, 0.0]
     assert found.log_weight.tolist() == [-0.5, 0.0]
     assert found.kl[0].item() == pytest.approx((torch.e**0.5 - 1.5) + (torch.e**-1 - 0.0))
+    assert found.outside.tolist() == [1, 0]
+    far = mismatch.gap(torch.zeros(1, 1), torch.full((1, 1), -100.0), torch.ones(1, 1, dtype=torch.bool))
+    assert far.kl.isfinite().all()
 
 
 def test_the_effective_sample_size_is_the_share_that_the_weights_leave() -> None:

@@ -24,8 +24,11 @@ def algorithm(**keys) -> Algorithm:
 
 
 def config(**keys) -> Config:
-    """A whole configuration; mini.yaml's own keys of `algorithm` are taken away, since they would win."""
-    return validate({**mini(), "algorithm": keys}, "test.yaml")
+    """A whole configuration; mini.yaml's own keys of `algorithm` are taken away, since they would win, and its rewards
+    but for the first, which is 0 or 1.
+    """
+    reward, *_ = mini()["rewards"]
+    return validate({**mini(), "algorithm": keys, "rewards": [reward], "evaluation": {}}, "test.yaml")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -43,6 +46,12 @@ def test_a_preset_spells_out_what_it_rests_on(name) -> None:
     assert PRESETS[name].keys() >= MUST_SPELL_OUT
     assert PRESETS[name].keys() <= Algorithm.model_fields.keys() - {"preset", "steps_per_generation"}
     assert PRESETS[name]["kl"].keys() >= {"placement", "estimator"}
+
+
+@pytest.mark.parametrize("name", [name for name, values in PRESETS.items() if values.get("beta") == 0])
+def test_a_beta_of_ones_own_goes_into_the_loss_where_the_preset_has_none(name) -> None:
+    found = config(preset=name, beta=0.001).algorithm
+    assert (found.kl.placement, found.kl.estimator) == ("loss", "k3")
 
 
 def test_given_keys_win_over_a_preset() -> None:
