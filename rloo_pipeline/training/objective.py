@@ -112,7 +112,7 @@ class StepLoss:
         self.record.entropy[chosen] = (entropy * kept).sum(-1).cpu()
         self.record.seen[chosen] = kept.any(-1).float().cpu()
         if self.compares and sampling is not None:
-            self.record.gap[chosen] = torch.stack(mismatch.gap(logps, sampling, kept), dim=-1).cpu()
+            self.record.gap[chosen] = torch.stack(mismatch.gap(logps, sampling, kept), dim=-1).float().cpu()
             self.record.compared[chosen] = self.record.seen[chosen]
         return loss
 
