@@ -149,7 +149,7 @@ class Limits(Section):
     stop_ids: Limit = (0, None)
     """Most disagreements of tokenizer, generation config and template on the token that ends an answer."""
     pad_token: Limit = (0, None)
-    """1 where the PAD token is an end token too."""
+    """1 where the PAD token is an end token too, or the tokenizer has none and EOS stands for it."""
     logprob_difference: Limit | None = None
     """Most nats between vLLM's and the trainer's log-prob of a token; where not given, [0.001, 0.1] in float32 and
     [1, 5] in the 16-bit formats, whose tails are that rough.

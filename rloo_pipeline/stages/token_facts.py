@@ -42,7 +42,7 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
             for row, text in zip(chats, opening, strict=True)
         ),
         generation_prompt=opening[0] if opening else "",
-        pad=pad if isinstance(pad, int) else None,
+        pad=pad if isinstance(pad, int) and policy.has_pad(tokenizer) else None,
         eos=eos if isinstance(eos, int) else None,
         stops=tuple(policy.stop_ids(folder, tokenizer)),
         configured=tuple(ids) if path.exists() else None,

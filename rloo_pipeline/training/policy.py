@@ -87,10 +87,11 @@ def base_of(folder: Path) -> Path:
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer, which must know how a completion ends and what to pad with.
+    """The tokenizer, which must know how a completion ends. One without PAD gets EOS for it, as TRL does: nothing is
+    padded here, so the end token stays in the loss and counts as an end.
 
     Raises:
-        UserError: no tokenizer, or no end or pad token.
+        UserError: no tokenizer, or no end token.
     """
     lean.before_transformers()
     from transformers import AutoTokenizer
@@ -107,11 +108,13 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
             "end; set eos_token in tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
-        raise UserError(
-            f"{folder}: the tokenizer has no PAD token; set pad_token in "
-            "tokenizer_config.json (an unused token, best not EOS)"
-        )
+        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer came with a PAD token, or got EOS for one from `load_tokenizer`."""
+    return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
 
 
 def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:

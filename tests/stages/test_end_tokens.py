@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import Round
+from helpers import Round, mini, rloo_in_turn
 
 from rloo_pipeline import runtime
 
@@ -41,16 +41,41 @@ def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> No
     assert sampler.sample(requests[:20], Decoding(1.0, 1.0, 0, None, 40), "completions") == found[:20]
 
 
-def test_a_tokenizer_that_pads_with_its_end_token_trains_the_same_policy(tmp_path, tiny_model) -> None:
-    """Nothing is padded, so no end token can be taken for padding and masked."""
-    folder = Path(shutil.copytree(tiny_model, tmp_path / "pad-is-eos"))
+def padding_with(token: str | None, tiny_model: Path, folder: Path) -> Path:
+    """The model, with a tokenizer that has another PAD token, or none."""
+    shutil.copytree(tiny_model, folder)
     path = folder / "tokenizer_config.json"
     tokenizer = json.loads(path.read_text())
-    assert tokenizer["pad_token"] != tokenizer["eos_token"]
-    path.write_text(json.dumps(tokenizer | {"pad_token": tokenizer["eos_token"]}))
-    runs = [Round(tmp_path / name, model).write(1) for name, model in (("own", tiny_model), ("eos", folder))]
-    for run in runs:
-        outcome = run.update()
-        assert outcome.returncode == 0, outcome.stderr
-    own, eos = ((run.policy(1) / "model.safetensors").read_bytes() for run in runs)
-    assert own == eos
+    assert tokenizer.pop("pad_token") not in (None, tokenizer["eos_token"])
+    path.write_text(json.dumps(tokenizer if token is None else tokenizer | {"pad_token": tokenizer[token]}))
+    return folder
+
+
+def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_policy(tmp_path, tiny_model) -> None:
+    """Nothing is padded, so no end token can be taken for padding and masked."""
+    models = {
+        "own": tiny_model,
+        "eos": padding_with("eos_token", tiny_model, tmp_path / "pad-is-eos"),
+        "none": padding_with(None, tiny_model, tmp_path / "no-pad"),
+    }
+    runs = [Round(tmp_path / name, model).write(1) for name, model in models.items()]
+    outcome = rloo_in_turn(*(run.words() for run in runs))
+    assert outcome.returncode == 0, outcome.stderr
+    own, eos, none = ((run.policy(1) / "model.safetensors").read_bytes() for run in runs)
+    assert own == eos == none
+
+
+def test_end_tokens_stand_for_a_pad_token_that_is_not_there_and_the_checks_say_so(tmp_path, tiny_model) -> None:
+    from rloo_pipeline.config import Config
+    from rloo_pipeline.stages.token_facts import token_facts
+    from rloo_pipeline.training import policy
+
+    rows = [{"prompt": "1+1", "prompt_ids": [4, 5]}]
+    config = Config(**mini())
+    for token, pad in (("eos_token", 2), (None, None)):
+        folder = padding_with(token, tiny_model, tmp_path / f"{token}")
+        tokenizer = policy.load_tokenizer(folder, False)
+        assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
+        assert token_facts(config, folder, rows).pad == pad
+    own = policy.load_tokenizer(tiny_model, False)
+    assert own.pad_token_id == token_facts(config, tiny_model, rows).pad == 0

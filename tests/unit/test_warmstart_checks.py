@@ -90,6 +90,12 @@ def test_each_symptom_is_named_with_advice(name) -> None:
     assert found["asks_for_sft"] == CHECKS[name].sft
 
 
+def test_a_tokenizer_without_a_pad_token_is_said_to_keep_its_end_tokens_in_the_loss() -> None:
+    found = verdicts(healthy(**tokens(pad=None)))["pad_token"]
+    assert (found["verdict"], found["shown"]) == ("warn", "no pad, so eos 2 stands for it")
+    assert "the end token stays in the loss and counts as an end" in found["advice"]
+
+
 def test_what_can_be_measured_only_stays_without_a_verdict_until_it_has_a_limit() -> None:
     assert CHECKS.keys() - SICK.keys() == {"mean_reward", "pass_at_1"}
     assert verdict_of(0.0, None, None, "below") == "pass"

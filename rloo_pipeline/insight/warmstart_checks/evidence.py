@@ -26,6 +26,7 @@ class TokenFacts:
     generation_prompt: str
     """That text, as the first of them has it."""
     pad: int | None
+    """None where the tokenizer has none of its own and EOS stands for it."""
     eos: int | None
     stops: tuple[int, ...]
     """Ids at which the sampler ends a completion."""

@@ -63,11 +63,15 @@ def stop_ids(seen: Evidence) -> Measure:
 
 @check("pad_token", bad="above")
 def pad_token(seen: Evidence) -> Measure:
-    """1 where PAD is an end token too: safe here, since masks come from lengths and not from ids."""
-    shared = seen.tokens.pad in seen.tokens.stops
+    """1 where PAD is an end token too, or EOS stands for it: safe here, since masks come from lengths and not from
+    ids.
+    """
+    pad, eos = seen.tokens.pad, seen.tokens.eos
+    what = "The tokenizer has no PAD token, and EOS stands for it" if pad is None else "PAD is also an end token"
     return Measure(
-        float(shared),
-        f"pad {seen.tokens.pad}, eos {seen.tokens.eos}",
+        float(pad is None or pad in seen.tokens.stops),
+        f"no pad, so eos {eos} stands for it" if pad is None else f"pad {pad}, eos {eos}",
         "Padding is not an end token.",
-        "PAD is also an end token: safe here, but give the tokenizer a PAD of its own for other tools.",
+        f"{what}: safe here, where nothing is padded, so the end token stays in the loss and counts as an end; give "
+        "the tokenizer a PAD of its own for other tools.",
     )
