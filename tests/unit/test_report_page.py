@@ -124,7 +124,7 @@ def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -
     summary = summarize(config, run)
     assert summary["gains"]["rewards/worked"] == {"value": 0.0, "ci95": None, "p": 1.0, "prompts": 60, "p_holm": 1.0}
     assert summary["gain_ci95"] == pytest.approx((-0.0596, 0.0596), abs=1e-4)
-    assert "all alike" in Reader(render(config, run, summary)).text
+    assert "all equal" in Reader(render(config, run, summary)).text
 
 
 def test_the_parts_of_a_gain_add_up_to_it(run: Path, config: Config) -> None:
