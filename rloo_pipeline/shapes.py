@@ -14,6 +14,7 @@ from rloo_pipeline import references
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
+from rloo_pipeline.training import model_support
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -43,11 +44,11 @@ def of_model(config: Config) -> Shape:
     """The shape of the model that a configuration names; one that is built is built for a look at it.
 
     Raises:
-        UserError: it is not on this machine.
+        UserError: it is not on this machine, or cannot be trained.
     """
     assets = Path("results") / config.run / "assets" / "model"
     if config.model.build is not None and (assets / "config.json").exists():
-        return read(assets)
+        return _trained(config, assets)
     if config.model.build is not None:
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -55,9 +56,15 @@ def of_model(config: Config) -> Shape:
                     references.load(config.model.build)(Path(folder), 0, **config.model.build_options)
             except ImportError as error:
                 raise UserError(f"{config.model.build} needs the stages' environment here ({error})") from error
-            return read(Path(folder))._replace(source=config.model.build)
+            return _trained(config, Path(folder))._replace(source=config.model.build)
     name = str(config.model.name_or_path)
-    return read(Path(name) if Path(name).is_dir() else _cached(name, config.model.revision, config.run))
+    return _trained(config, Path(name) if Path(name).is_dir() else _cached(name, config.model.revision, config.run))
+
+
+def _trained(config: Config, folder: Path) -> Shape:
+    """The shape of the model in a folder, once its config.json says that the run can train it."""
+    model_support.refuse_run(config, folder)
+    return read(folder)
 
 
 def _cached(name: str, revision: str | None, run: str) -> Path:

@@ -215,9 +215,11 @@ _MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communicati
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
-    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart"), ("update",)),
+    "stage-assets": Sections(
+        ("seed", "data_dir", "model", "dataset", "warmstart"), ("update", "rollout", "evaluation")
+    ),
     "prompts": Sections(("dataset", "model")),
-    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed", "update")),
+    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed", "update", "rollout", "evaluation")),
     "probe": Sections(
         ("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm"), {"checks": _JUDGING}
     ),

@@ -45,6 +45,11 @@ class Update(Section):
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient norm to clip to."""
+    disable_dropout: bool = True
+    """Whether dropout that the model's config.json asks for is left out. With `false` it is on in optimizer steps and
+    in the old log-probs that they are compared with, and each pass drops something else. lora_dropout is a key of its
+    own.
+    """
     lora: Lora | None = None
     """Train a LoRA adapter instead of all weights."""
 

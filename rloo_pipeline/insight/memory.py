@@ -79,7 +79,7 @@ def update(config: Config, shape: Shape, chip: str, work: Work | None = None, fi
     master, sums = 4 if stage else 0, 4 if size == 2 else 0
     gradients = learned * size * split["grads"]
     optimizer = learned * ((8 + master) * split["adam"] + sums * split["grads"])
-    forward = {"activations": activations(config, shape, work, chip), "logits": logits(shape, work, chip)}
+    forward = {"activations": activations(config, shape, work, chip), "logits": logits(config, shape, work, chip)}
     left = 0.0 if work.several else total(forward)
     if first:
         optimizer = max(0.0, gradients + optimizer - left)
@@ -101,7 +101,7 @@ def reference(config: Config, shape: Shape, chip: str, work: Work | None = None)
         "process": PROCESS[chip],
         "weights": float(shape.parameters * BYTES[config.model.dtype]),
         "activations": work.tokens * one,
-        "logits": logits(shape, work, chip),
+        "logits": logits(config, shape, work, chip),
     }
 
 
@@ -122,10 +122,10 @@ def _of_a_layer(config: Config, shape: Shape, chip: str) -> float:
     return kept + sum(float(times * widths[name]) for name, times in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 
-def logits(shape: Shape, work: Work, chip: str) -> float:
-    """Logits of completion tokens, their softmax and its gradient, in float32."""
+def logits(config: Config, shape: Shape, work: Work, chip: str) -> float:
+    """Logits of completion tokens, their softmax and its gradient, in float32: some at a time, but all in float16."""
     held = work.places * shape.vocabulary
-    return LOGITS * 4 * min(held, LOGITS_AT_ONCE[chip])
+    return LOGITS * 4 * (held if config.model.dtype == "float16" else min(held, LOGITS_AT_ONCE[chip]))
 
 
 def rollout(config: Config, shape: Shape, chip: str, card: float | None = None) -> Terms:

@@ -56,8 +56,8 @@ def _writable(folder: Path) -> bool:
 
 
 def model(config: Config) -> Finding:
-    """Whether the model is here and whole."""
-    from rloo_pipeline.training import policy
+    """Whether the model is here, whole, and of a kind that can be trained."""
+    from rloo_pipeline.training import model_support, policy
 
     if config.model.build is not None:
         return Finding("model", True, f"made by {config.model.build}")
@@ -69,6 +69,10 @@ def model(config: Config) -> Finding:
         policy.check(folder)
     except UserError as error:
         return Finding("model", False, str(error), _fetch(config))
+    try:
+        model_support.refuse_run(config, folder)
+    except UserError as error:
+        return Finding("model", False, str(error), "name another model in model.name_or_path")
     return Finding("model", True, f"{folder} is whole")
 
 

@@ -29,7 +29,7 @@ from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.demonstrations import demonstrations
 from rloo_pipeline.stages.probe import policy_in
 from rloo_pipeline.stages.token_facts import token_facts
-from rloo_pipeline.training import passes
+from rloo_pipeline.training import passes, self_check
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -106,6 +106,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
     trained, held_out = _demonstrated(config, assets, prompts, passed)
     return Evidence(
+        packed=self_check.of(folder, config.model.trust_remote_code).logps,
         tokens=token_facts(config, folder, [known[prompt_id] for prompt_id in ids]),
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,

@@ -15,7 +15,7 @@ from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
 from rloo_pipeline.rewards.score_table import score_table
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import policy
+from rloo_pipeline.training import policy, self_check
 
 
 def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, output: Path) -> None:
@@ -27,6 +27,9 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
         folder: a policy, or what `stage-assets` wrote: then the model as it is.
         earlier: a probe of the model as it is; where the policy is still that, it is taken over.
         output: the table.
+
+    Raises:
+        UserError: the model cannot be trained.
     """
     folder = policy_in(folder)
     digest = policy.digest(folder)
@@ -35,6 +38,7 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
             shutil.copyfile(earlier, beside)
         say("the policy is the model as it is, which has been probed")
         return
+    self_check.of(folder, config.model.trust_remote_code)  # before an engine starts
     train = PromptSet(prompts / "train")
     drawn = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
     samples = config.checks.probe_num_generations or config.rollout.num_generations

@@ -86,4 +86,5 @@ def _settings(config: Config, section: Sft) -> Settings:
         gradient_checkpointing=config.deepspeed.gradient_checkpointing,
         lora=None,
         communication_data_type=config.deepspeed.communication_data_type,
+        disable_dropout=section.disable_dropout,
     )

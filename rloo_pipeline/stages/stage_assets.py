@@ -15,6 +15,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_folder, write_json
 from rloo_pipeline.progress import say
 from rloo_pipeline.seeds import derive
+from rloo_pipeline.training import model_support
 
 ASSETS = "assets.json"
 WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
@@ -24,13 +25,14 @@ def stage_assets(config: Config, output: Path) -> None:
     """Fetches or makes everything the run needs, into the folder `output` where it must be made.
 
     Raises:
-        UserError: something named in the configuration is not there, or cannot be fetched.
+        UserError: something named in the configuration is not there, or cannot be fetched; the model cannot be trained.
     """
     sources = {"train": config.dataset.train, "eval": config.dataset.eval}
     if config.warmstart.sft is not None:
         sources["demonstrations"] = config.warmstart.sft.demonstrations
     with new_folder(output) as beside:
         model = _model(config.model, config.seed, config.data_dir, beside)
+        model_support.refuse_run(config, Path(model["path"] or beside / "model"))
         assets = {"model": {**model, "path": model["path"] or str(output / "model")}}
         assets |= {name: _source(source, config.data_dir) for name, source in sources.items()}
         write_json(beside / ASSETS, assets)

@@ -111,6 +111,7 @@ def settings_of(config: Config) -> Settings:
         gradient_checkpointing=config.deepspeed.gradient_checkpointing,
         lora=section.lora,
         communication_data_type=config.deepspeed.communication_data_type,
+        disable_dropout=section.disable_dropout,
     )
 
 

@@ -8,7 +8,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.files import folder_files, link_or_copy, new_folder, read_json
 from rloo_pipeline.progress import say
 from rloo_pipeline.stages.sft import sft
-from rloo_pipeline.training import policy
+from rloo_pipeline.training import model_support, policy, self_check
 
 
 def trains(config: Config, trial: Path | None) -> bool:
@@ -30,17 +30,21 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     Raises:
         UserError: the model is not whole or cannot be trained; no demonstrations are left.
     """
+    model = Path(read_json(assets / "assets.json")["model"]["path"])
+    model_support.refuse_run(config, model)
     if trial is not None and config.warmstart.sft is not None:
         asking = read_json(trial)["asks_for_sft"]
         say(f"SFT is asked for by {', '.join(asking)}" if asking else "no check asks for SFT")
     if config.warmstart.sft is not None and trains(config, trial):
         sft(config, config.warmstart.sft, assets, prompts, output)
         return
-    model = Path(read_json(assets / "assets.json")["model"]["path"])
     policy.check(model)
+    found = self_check.of(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)
     with new_folder(output) as beside:
         for file in folder_files(model):
             if file.suffix not in policy.PICKLES:
                 link_or_copy(file, beside / file.relative_to(model))
+        (beside / self_check.RECORD).unlink(missing_ok=True)  # which may be a link to the model's
+        found.write(beside)
     say(f"policy 0 is {model} as it is")

@@ -12,6 +12,8 @@ cache), and scaled_dot_product_attention for all else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.layout import Block, Layout, Rows
 
 NAME = "rloo_packed"
@@ -28,34 +31,100 @@ SCORES = 2**18
 """Scores that are worked on at once: 1 MB, so that a CPU's cache holds them."""
 
 
+_CALLS: ContextVar[list[str] | None] = ContextVar("calls of attention", default=None)
+"""While a pack goes through a model, the layers that have attended."""
+
+
+@contextmanager
+def pack_under_way(model: str, layers: int) -> Iterator[None]:
+    """A block in which a pack goes once through a model: attention without its layout is an error, and so is a model
+    of which not every layer attends here.
+
+    Args:
+        model: its name, for the error.
+        layers: how many it has.
+
+    Raises:
+        UserError: some layers attend elsewhere, where sequences of a pack would see each other.
+    """
+    calls: list[str] = []
+    before = _CALLS.set(calls)
+    try:
+        yield
+    finally:
+        _CALLS.reset(before)
+    if len(calls) != layers:
+        raise UserError(
+            f"{model}: {len(calls)} calls of transformers' attention interface for {layers} layers; packed training "
+            "covers models that attend through it once a layer, so take another model"
+        )
+
+
 def packed_attention(
-    module: torch.nn.Module,  # noqa: ARG001
+    module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     layout: Layout | None = None,
-    **_: object,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence.
 
     Args:
-        query: [1, heads, tokens, head_dim]; key and value: [1, key-value heads, tokens, head_dim].
-        layout: of the pack; without it the row is one sequence.
+        query: [1, heads, tokens, head_dim]; key: [1, key-value heads, tokens, head_dim]; value: the same with a
+            head_dim of its own.
+        layout: of the pack; without it, where no pack is under way, the row is one sequence.
 
     Returns:
-        [1, tokens, heads, head_dim].
+        [1, tokens, heads, head_dim of the values].
+
+    Raises:
+        UserError: the layer asks for something else than causal attention within each sequence.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    calls = _CALLS.get()
+    if calls is not None or layout is not None:
+        _refuse(module, attention_mask, layout, others)
+    if calls is not None:
+        calls.append(type(module).__name__)
     if layout is None:
         return _sdpa(query, key, value, scale, dropout).transpose(1, 2).contiguous(), None
     parts = [heads.squeeze(0).transpose(0, 1) for heads in (query, key, value)]
-    found = (
-        _at_once(parts, layout, scale) if _flash(query) and not dropout else _by_block(parts, layout, scale, dropout)
-    )
+    at_once = _flash(query) and query.shape[-1] == value.shape[-1] and not dropout
+    found = _at_once(parts, layout, scale) if at_once else _by_block(parts, layout, scale, dropout)
     return found.unsqueeze(0), None
+
+
+MORE = {
+    "softcap": "soft-capped attention",
+    "s_aux": "attention sinks",
+    "position_bias": "a bias of positions",
+    "indices": "sparse attention",
+    "block_indices": "sparse attention",
+}
+"""What a layer may ask for that is not done here, by the name of its argument."""
+
+
+def _refuse(module: torch.nn.Module, mask: Tensor | None, layout: Layout | None, others: dict[str, Any]) -> None:
+    """Raises where a layer of a pack asks for something else than causal attention within each sequence."""
+    asked = [what for name, what in MORE.items() if others.get(name) is not None]
+    if mask is not None:
+        asked.append("a mask of its own")
+    if others.get("is_causal", getattr(module, "is_causal", True)) is False:
+        asked.append("attention that is not causal")
+    if layout is None:
+        asked.append("attention without the layout of the pack, which its model does not hand on")
+    else:
+        window, longest = others.get("sliding_window"), layout.blocks[0].tokens
+        if window is not None and longest > window:
+            asked.append(f"a window of {window} tokens, where a sequence has {longest}")
+    if asked:
+        raise UserError(
+            f"{type(module).__name__} asks for {', '.join(asked)}; packed training covers full causal attention only"
+        )
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
@@ -95,10 +164,10 @@ def _at_once(heads: Sequence[Tensor], layout: Layout, scale: float) -> Tensor:
 
 def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: float) -> Tensor:
     """Block after block, of [tokens, heads, head_dim] the same; the short ones come last."""
-    (tokens, count, size), keys = heads[0].shape, heads[1].shape[1]
+    (tokens, count, _), (_, keys, size) = heads[0].shape, heads[2].shape
     of_query, of_key = layout.of_heads(count), layout.of_heads(keys)
     query, key, value = (
-        _LaidOut.apply(one.reshape(-1, size), rows)  # type: ignore[no-untyped-call]
+        _LaidOut.apply(one.reshape(-1, one.shape[-1]), rows)  # type: ignore[no-untyped-call]
         for one, rows in zip(heads, (of_query, of_key, of_key), strict=True)
     )
     brief = query.device.type == "cpu" and query.dtype == torch.float32 and not dropout
@@ -108,7 +177,7 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: fl
     parts = [_cut(one, own, [*lengths, left]) for one, own in ((query, count), (key, keys), (value, keys))]
     found = list[Tensor]()
     for (sequences, length), *some in zip(blocks, *parts, strict=False):
-        q, k, v = (one.view(sequences, -1, length, size) for one in some)
+        q, k, v = (one.view(sequences, -1, length, one.shape[-1]) for one in some)
         found.append(_sdpa(q, k, v, scale, dropout).reshape(-1, size))
     if left:
         rest = [one[-1] for one in parts]
@@ -161,7 +230,7 @@ class _Short(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], keys: int, scale: float
     ) -> Tensor:
-        out, probs = torch.empty_like(query), list[Tensor]()
+        out, probs = value.new_empty(len(query), value.shape[-1]), list[Tensor]()
         ctx.parts, ctx.scale = list(_parts(blocks, keys, len(query) // len(key))), scale
         for part in ctx.parts:
             q, k, v, found = part.of(query, key, value, out)

@@ -49,6 +49,13 @@ class Settings(NamedTuple):
     gradient_checkpointing: bool
     lora: Lora | None
     communication_data_type: str = "float32"
+    disable_dropout: bool = True
+    """Of the model's own."""
+
+    @property
+    def drops(self) -> bool:
+        """Whether something is dropped while it trains."""
+        return not self.disable_dropout or (self.lora is not None and self.lora.lora_dropout > 0)
 
 
 class Engine:
@@ -109,7 +116,8 @@ class Engine:
         runtime.hold_gpu(self)
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
-        """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work.
+        """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work. Where a
+        step drops something, so do they, or a ratio would be of two different policies.
 
         Returns:
             [sequences, longest completion] on the CPU, the same on every rank; 0 behind a completion's end.
@@ -117,7 +125,7 @@ class Engine:
         import torch
 
         found = torch.zeros(len(sequences.prompts), max(map(len, sequences.completions)))
-        self.engine.eval()
+        self.engine.train(self.settings.drops)
         with torch.no_grad():
             for batch in self._own(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(batch or [0]).to(self.device)
@@ -339,7 +347,7 @@ def of_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
 
 def _trainable(folder: Path, settings: Settings) -> Any:
     """The model with the parameters to train marked."""
-    model = policy_model.load(folder, settings.dtype, settings.trust_remote_code)
+    model = policy_model.load(folder, settings.dtype, settings.trust_remote_code, settings.disable_dropout)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()

@@ -1,6 +1,6 @@
 """Hidden states → log-probs, loss and gradient, through the vocabulary without ever holding all logits.
 
-With z = h·Wᵀ/T, p = softmax(z) and g_t = ∂loss/∂log π(y_t), the gradient of a token's logits is
+With z = h·Wᵀ/T (or a `Form` of it), p = softmax(z) and g_t = ∂loss/∂log π(y_t), the gradient of a token's logits is
 
     ∂loss/∂z_t = g_t · (onehot(y_t) − p_t)
 
@@ -13,6 +13,7 @@ computed again. Only where one sequence alone is over the limit are its logits m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -32,6 +33,31 @@ IN_CACHE, ROWS = 2**18, 256
 slow."""
 
 
+class Form(NamedTuple):
+    """How logits come from the products z of the last hidden states with the vocabulary: scale · z, or with a cap
+    cap · tanh(scale · z / cap).
+    """
+
+    scale: float = 1.0
+    """Of Granite (1 / logits_scaling), Cohere (logit_scale)."""
+    cap: float = inf
+    """Of Gemma 2 (final_logit_softcapping)."""
+
+    def of(self, products: Tensor) -> Tensor:
+        """The logits."""
+        scaled = products * self.scale
+        return scaled if self.cap == inf else (scaled / self.cap).tanh() * self.cap
+
+
+class Parts(NamedTuple):
+    """A model in two."""
+
+    decoder: nn.Module
+    projection: nn.Module
+    """Onto the vocabulary; also takes a `Job`."""
+    form: Form
+
+
 class Job(NamedTuple):
     """What the projection is to do with hidden states."""
 
@@ -39,13 +65,14 @@ class Job(NamedTuple):
     temperature: float
     loss_of: LossOf | None
     """None: log-probs are all that is wanted."""
+    form: Form = Form()
 
 
-def attach(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+def attach(model: nn.Module) -> Parts | None:
     """The model's layers and its vocabulary projection, which from now on also takes a `Job`.
 
-    None where logits are more than that projection of the last hidden states (scaled, capped …), or are float16, whose
-    gradients need a loss scale that is not known here.
+    None where logits are something else than a `Form` of that projection of the last hidden states, or are float16,
+    whose gradients need a loss scale that is not known here.
     """
     causal: Any = model
     if hasattr(model, "peft_config"):
@@ -53,34 +80,65 @@ def attach(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     linear = causal.get_output_embeddings()
     if type(linear) is not nn.Linear or linear.weight.dtype == torch.float16:
         return None
-    if not _is_all(causal, linear):
+    form = _form(causal, linear)
+    if form is None:
         return None
     linear.forward = MethodType(_project, linear)  # type: ignore[method-assign]
-    return causal.base_model, linear
+    return Parts(causal.base_model, linear, form)
 
 
 @torch.no_grad()
-def _is_all(causal: Any, linear: nn.Linear) -> bool:
-    """Whether the model's logits are what `linear` gives for its last hidden states: tried with logits that are not
-    its own, so that a cap shows itself.
+def _form(causal: Any, linear: nn.Linear) -> Form | None:
+    """How the model makes logits of what `linear` gives for its last hidden states: tried with products that are not
+    its own, small ones for the scale and large ones for the cap.
+    """
+    ids = torch.ones((1, 2), dtype=torch.long, device=linear.weight.device)
+    training = causal.training
+    causal.eval()
+    try:
+        hidden = getattr(causal.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
+        if hidden is None:
+            return None
+        tried = [_logits_of(causal, linear, ids, size) for size in (0.01, 1000.0)]
+    finally:
+        causal.train(training)
+    if not all(torch.equal(hidden, seen) for seen, _, _ in tried):
+        return None
+    _, products, logits = tried[0]
+    scale = float(logits[-1] / products[-1])
+    cap = getattr(causal.config.get_text_config(), "final_logit_softcapping", None) or inf
+    # a scale that is 1 or a power of 2 is exact in every number format; others are as exact as the format
+    found = Form(1.0 if abs(scale - 1) < 1e-3 else _nearest(scale, causal.config.get_text_config()), cap)
+    close = 1e-5 if logits.dtype == torch.float32 else 1e-2
+    same = all(
+        torch.allclose(found.of(z.double()), made.double(), rtol=close, atol=close * 0.01) for _, z, made in tried
+    )
+    return found if same else None
+
+
+def _nearest(scale: float, config: Any) -> float:
+    """The scale as config.json has it, where that is where it comes from; what was measured is rounded."""
+    said = [getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
+    return next((float(one) for one in said if one and abs(one / scale - 1) < 1e-2), scale)
+
+
+def _logits_of(causal: Any, linear: nn.Linear, ids: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The last hidden states that `linear` sees, and products up to `size` that are given in its place with the logits
+    that the model makes of them, flat.
     """
     seen: list[Tensor] = []
 
     def instead(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        seen.append(inputs[0])
-        return torch.linspace(-1000, 1000, output.numel()).view_as(output).to(output)
+        given = torch.linspace(-size, size, output.numel()).view_as(output).to(output)
+        seen.extend((inputs[0], given))
+        return given
 
-    training = causal.training
-    ids = torch.ones((1, 2), dtype=torch.long, device=linear.weight.device)
     hook = linear.register_forward_hook(instead)
     try:
-        logits = causal.eval()(input_ids=ids, use_cache=False).logits
-        hidden = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = causal(input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
-        causal.train(training)
-    wanted = torch.linspace(-1000, 1000, logits.numel()).view_as(logits).to(logits)
-    return torch.equal(logits, wanted) and torch.equal(hidden, seen[0])
+    return seen[0], seen[1].flatten(), logits.flatten()
 
 
 def _project(self: nn.Linear, hidden: Tensor, job: Job | None = None) -> Tensor:
@@ -114,14 +172,16 @@ class _Projection:
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> None:
         self.hidden, self.weight, self.bias, self.job = hidden.detach(), weight.detach(), bias, job
-        vocabulary = len(weight)
-        self.limit = max(1, ELEMENTS.get(hidden.device.type, ELEMENTS["cuda"]) // vocabulary)
+        self.form, vocabulary = job.form, len(weight)
+        self.divisor = job.temperature / job.form.scale
+        capped = job.form.cap < inf
+        self.limit = max(1, ELEMENTS.get(hidden.device.type, ELEMENTS["cuda"]) // (vocabulary * (2 if capped else 1)))
         self.step = self.few = self.limit
         if hidden.device.type == "cpu":
             self.few = max(1, IN_CACHE // vocabulary)
             self.step = min(self.limit, max(ROWS, self.few))
         self.logits = hidden.new_empty((min(len(hidden), self.step), vocabulary), dtype=torch.float32)
-        self.probs = self.sums = self.logits[:0]
+        self.probs = self.sums = self.slopes = self.logits[:0]
         self.d_hidden: Tensor | None = None
         self.d_weight: Tensor | None = None
         self.d_bias: Tensor | None = None
@@ -140,6 +200,8 @@ class _Projection:
         held = min(len(self.hidden), self.limit)
         self.probs = self.logits.new_empty(held, len(self.weight))
         self.sums = self.logits.new_empty(held, 1)
+        if self.form.cap < inf:
+            self.slopes = torch.empty_like(self.probs)
         self.d_hidden = torch.zeros_like(self.hidden)
         if for_weight:
             self.d_weight = torch.zeros_like(self.weight, dtype=torch.float32)
@@ -178,7 +240,11 @@ class _Projection:
             into.copy_(hidden @ self.weight.T)
         if self.bias is not None:
             into += self.bias
-        return into if self.job.temperature == 1 else into.div_(self.job.temperature)
+        if self.form.cap < inf:
+            into.mul_(self.form.scale / self.form.cap).tanh_().mul_(self.form.cap / self.job.temperature)
+        elif self.divisor != 1:
+            into.div_(self.divisor)
+        return into
 
     def _of_targets(self, values: Tensor, part: slice) -> Tensor:
         return values.gather(-1, self.job.pack.targets[part].unsqueeze(-1)).squeeze(-1)
@@ -187,6 +253,8 @@ class _Projection:
         """Log-probs and entropies of some tokens; exp(z − max z) and its sum are left at a place of their buffers."""
         logits = self._logits(part)
         at_targets, these = self._of_targets(logits, part), slice(place, place + len(logits))
+        if self.form.cap < inf:  # tanh' = 1 − tanh²
+            torch.mul(logits, self.job.temperature / self.form.cap, out=self.slopes[these]).square_().neg_().add_(1)
         blocks = zip(*(all_of.split(self.few) for all_of in (logits, self.probs[these], self.sums[these])), strict=True)
         largest, mean = (torch.cat(values) for values in zip(*(_exponentials(*block) for block in blocks), strict=True))
         total = self.sums[these].squeeze(-1)
@@ -208,11 +276,13 @@ class _Projection:
     def _push(self, part: slice, place: int, gradient: Tensor) -> None:
         """Takes some tokens' gradient on to hidden states and weights; what was left of them is used up."""
         assert self.d_hidden is not None
-        hidden, scale = self.hidden[part], gradient / self.job.temperature
+        hidden, scale = self.hidden[part], gradient / self.divisor
         scale = scale.unsqueeze(-1)
         at_logits = self.probs[place : place + len(hidden)]
         at_logits *= -scale / self.sums[place : place + len(hidden)]
         at_logits.scatter_add_(-1, self.job.pack.targets[part].unsqueeze(-1), scale)
+        if self.form.cap < inf:
+            at_logits *= self.slopes[place : place + len(hidden)]
         if self.d_bias is not None:
             self.d_bias += at_logits.sum(0)
         at_logits = at_logits.to(self.weight.dtype)

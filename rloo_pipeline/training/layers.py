@@ -16,7 +16,8 @@ and what is not float32 on a CPU, stay as they are. Zhang & Sennrich 2019 (RMSNo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -46,6 +47,22 @@ def install(model: nn.Module) -> None:
     for module in {sys.modules[type(layer).__module__] for layer in model.modules()}:
         if hasattr(module, ROTARY):
             _replace_rotary(module)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """A block in which models that nothing was installed in are wholly transformers' own: the functions too that they
+    share with others of their module.
+    """
+    ours = {module: vars(module).get(ROTARY) for module in list(sys.modules.values()) if module is not None}
+    ours = {module: function for module, function in ours.items() if hasattr(function, PLAIN)}
+    for module, function in ours.items():
+        setattr(module, ROTARY, getattr(function, PLAIN))
+    try:
+        yield
+    finally:
+        for module, function in ours.items():
+            setattr(module, ROTARY, function)
 
 
 def _replace(layer: Any, forward: Callable[..., Tensor]) -> None:
@@ -82,7 +99,10 @@ def _is_norm(layer: Any) -> bool:
     if not isinstance(weight, Tensor) or not _fits(weight):
         return False
     tokens = _tokens(len(weight))
-    return _same(_norm(layer, tokens), layer(tokens))
+    try:
+        return _same(_norm(layer, tokens), layer(tokens))
+    except TypeError:  # it takes something else as well
+        return False
 
 
 class _Norm(torch.autograd.Function):

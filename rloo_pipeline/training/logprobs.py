@@ -6,10 +6,15 @@ places that predict a completion token, and where the model allows it never all 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.training import head, layers
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import attention, head, layers, model_support
 from rloo_pipeline.training.head import LossOf
 from rloo_pipeline.training.packing import Pack
 
@@ -22,6 +27,10 @@ class TokenLogProbs(nn.Module):
         super().__init__()
         self.model = model
         self.temperature = temperature
+        base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+        self.name = type(base).__name__
+        self.layers: int = base.config.get_text_config().num_hidden_layers
+        self.limit = model_support.limit(base.config.to_dict())
         self.parts = None if whole else head.attach(model)
         if not whole:
             layers.install(model)
@@ -34,10 +43,28 @@ class TokenLogProbs(nn.Module):
                 return logps
             padded, mask = pack.unpack(logps)
             return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
-        decoder, projection = self.parts
-        hidden = decoder(**pack.inputs(), use_cache=False).last_hidden_state.squeeze(0).index_select(0, pack.predicting)
-        found: Tensor = projection(hidden, head.Job(pack, self.temperature, loss_of))
+        decoder, projection, form = self.parts
+        with self._under_way(pack):
+            states = decoder(**pack.inputs(), use_cache=False).last_hidden_state
+        hidden = states.squeeze(0).index_select(0, pack.predicting)
+        found: Tensor = projection(hidden, head.Job(pack, self.temperature, loss_of, form))
         return found
+
+    @contextmanager
+    def _under_way(self, pack: Pack) -> Iterator[None]:
+        """A block in which the pack goes through the model.
+
+        Raises:
+            UserError: the model does not compute its sequences each for itself.
+        """
+        longest = pack.layout.blocks[0].tokens
+        if self.limit is not None and longest > self.limit.tokens:
+            raise UserError(
+                f"a sequence of {longest} tokens: {self.name} has {self.limit.key}, and {model_support.OUTSIDE}; "
+                "shorten prompts, completions or demonstrations, or take another model"
+            )
+        with attention.pack_under_way(self.name, self.layers):
+            yield
 
     def leave_gpu(self) -> None:
         """Moves the model to the host's memory."""
@@ -47,7 +74,8 @@ class TokenLogProbs(nn.Module):
 
     def _whole(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-probs, and entropies without gradient, [completion tokens] float32, from all logits."""
-        logits = self.model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]
+        with self._under_way(pack):
+            logits = self.model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]
         scaled = logits.float() / self.temperature
         normalizer = scaled.logsumexp(-1)
         logps = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1) - normalizer

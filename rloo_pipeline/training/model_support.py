@@ -20,8 +20,6 @@ from rloo_pipeline.training.model_types import EVERY_LAYER, FROM_LAYER, REFUSED,
 OUTSIDE = "packed training covers full causal attention only"
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence that is there at once."""
-NO_WINDOW = {"max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "use_sliding_window"}
-"""Keys with a window in their name that are not its length."""
 
 
 class Limit(NamedTuple):
@@ -102,7 +100,7 @@ def _outside(config: Mapping[str, Any]) -> str | None:
     others -= {"full_attention", "sliding_attention", "chunked_attention"}
     if others:
         return f"uses {', '.join(sorted(others))} (layer_types)"
-    if text.get("is_causal") is False or text.get("use_bidirectional_attention"):
+    if text.get("is_causal") is False or text.get("use_bidirectional_attention") in {True, "all"}:
         return "does not attend causally"
     return None
 
@@ -120,9 +118,15 @@ def _windows(config: Mapping[str, Any]) -> Iterator[Limit]:
     if kind in FROM_LAYER and not layers and facts.get("max_window_layers", 0) >= facts.get("num_hidden_layers", 0):
         return
     for key, value in facts.items():
-        named = "window" in key or key in {"attention_chunk_size", "local_attention"}
-        if named and key not in NO_WINDOW and type(value) is int and value > 0:
+        if is_window(key) and type(value) is int and value > 0:
             yield Limit(value, f"{key}: {value}")
+
+
+def is_window(key: str) -> bool:
+    """Whether a key of config.json names a length beyond which some layer does not attend."""
+    if key in {"attention_chunk_size", "local_attention"}:
+        return True
+    return "window" in key and not key.endswith(("layers", "pattern"))
 
 
 def _rotary(config: Mapping[str, Any]) -> Iterator[Limit]:

@@ -6,6 +6,7 @@ from typing import Any
 
 _RECURRENT = "mixes tokens in recurrent or convolutional layers as well"
 _OWN = "computes its attention by itself"
+_ENCODER = "is an encoder, or a decoder beside one"
 _SINKS = "has attention sinks"
 
 REFUSED: dict[str, str] = {
@@ -13,7 +14,21 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h"), _RECURRENT),
     **dict.fromkeys(("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"), _RECURRENT),
     **dict.fromkeys(("qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _RECURRENT),
+    **dict.fromkeys(("nemotron", "stablelm"), "does not tell its attention where packed sequences begin"),
     **dict.fromkeys(("bloom", "falcon", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "codegen", "xglm"), _OWN),
+    **dict.fromkeys(("bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot"), _ENCODER),
+    **dict.fromkeys(
+        ("blenderbot-small", "camembert", "data2vec-text", "electra", "ernie", "marian", "mbart"), _ENCODER
+    ),
+    **dict.fromkeys(("megatron-bert", "mvp", "pegasus", "plbart", "prophetnet", "rembert", "roberta"), _ENCODER),
+    **dict.fromkeys(("roberta-prelayernorm", "roc_bert", "roformer", "trocr", "whisper", "xlm"), _ENCODER),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"), _ENCODER),
+    **dict.fromkeys(("blt", "cpmant", "git", "gpt_neo", "reformer"), _OWN),
+    "diffllama": "attends twice a layer",
+    "doge": "has a mask of its own",
+    "hrm_text": "goes through its layers several times",
+    "moshi": "does not tell its attention where packed sequences begin",
+    "phimoe": "draws its experts at random in training",
     **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),
 }
 """By model type, what its layers do that packing does not cover."""

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING
 
 from rloo_pipeline import lean
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import self_check
 from rloo_pipeline.training.policy import INDEX, PICKLES, WEIGHTS, base_of, check
+from rloo_pipeline.training.self_check import SelfCheck
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
 
-def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: bool = True) -> PreTrainedModel:
     """The full model of a policy, or the base of its adapter, with packed attention.
+
+    Args:
+        folder: the policy.
+        dtype: number format of its weights.
+        trust_remote_code: whether code that comes with it may be run.
+        disable_dropout: whether none of its own dropout is done, in training either.
 
     Raises:
         UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
@@ -26,11 +34,12 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rloo_pipeline.training import attention
+    from rloo_pipeline.training import attention, dropout
 
     base = base_of(folder)
     check(folder)
     check(base)
+    found = self_check.of(base, trust_remote_code)
     attention.register()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -44,12 +53,9 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
         raise UserError(
             f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
         ) from error
-    others = set(getattr(model.config, "layer_types", None) or []) - {"full_attention"}
-    if others or getattr(model.config, "attn_logit_softcapping", None):
-        what = ", ".join(sorted(others)) or "soft-capped attention"
-        raise UserError(
-            f"{base}: {model.config.model_type} uses {what}; packed training covers full causal attention only"
-        )
+    if disable_dropout:
+        dropout.remove(model)
+    model.self_check = found  # type: ignore[assignment]
     return model
 
 
@@ -74,6 +80,9 @@ def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, pr
         save_file(kept, beside / WEIGHTS, metadata={"format": "pt"})
     else:
         model.save_pretrained(beside, state_dict=kept)
+    found = getattr(model, "self_check", None)
+    if isinstance(found, SelfCheck):
+        found.write(beside)
     copy_side_files(previous, beside)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import attention
 from rloo_pipeline.training.layout import Block, lay_out
 
@@ -23,9 +24,10 @@ SEQUENCES = [
 LAYOUT = lay_out(*(torch.tensor(values) for values in (FIRST, PROMPTS, OWN, COMPLETIONS)))
 
 
-def heads() -> list[torch.Tensor]:
+def heads(of_values: int = 8) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
-    return [torch.randn(1, count, TOKENS, 8, generator=draw).requires_grad_() for count in (4, 2, 2)]
+    sizes = ((4, 8), (2, 8), (2, of_values))
+    return [torch.randn(1, count, TOKENS, size, generator=draw).requires_grad_() for count, size in sizes]
 
 
 def weighted(out: torch.Tensor) -> torch.Tensor:
@@ -74,6 +76,50 @@ def test_each_sequence_alone_gives_the_same(short, scores, monkeypatch) -> None:
     monkeypatch.setattr(attention, "SHORT", short)
     monkeypatch.setattr(attention, "SCORES", scores)
     assert equal(found(*heads()), wanted(*heads()))
+
+
+@pytest.mark.parametrize("short", [128, 0])
+def test_values_may_have_heads_of_another_size(short, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "SHORT", short)
+    assert equal(found(*heads(12)), wanted(*heads(12)))
+
+
+MORE = {
+    "soft-capped": {"softcap": 50.0},
+    "sinks": {"s_aux": torch.zeros(4)},
+    "bias": {"position_bias": torch.zeros(1)},
+    "not causal": {"is_causal": False},
+    "a window of 38 tokens, where a sequence has 39": {"sliding_window": 38},
+    "a mask of its own": {"attention_mask": torch.zeros(1)},
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_more_than_causal_attention_is_refused_and_not_left_out(what) -> None:
+    asked = {"attention_mask": None, "layout": LAYOUT, **MORE[what]}
+    with pytest.raises(UserError, match=f"Module asks for .*{what}"):
+        attention.packed_attention(torch.nn.Module(), *heads(), **asked)
+
+
+def test_a_window_that_no_sequence_reaches_beyond_does_no_harm() -> None:
+    plain, _ = attention.packed_attention(torch.nn.Module(), *heads(), None, layout=LAYOUT)
+    windowed, _ = attention.packed_attention(torch.nn.Module(), *heads(), None, layout=LAYOUT, sliding_window=39)
+    assert torch.equal(plain, windowed)
+
+
+def test_while_a_pack_is_under_way_every_layer_attends_with_its_layout() -> None:
+    def attend(layout):
+        return attention.packed_attention(torch.nn.Module(), *heads(), None, layout=layout)
+
+    attend(None)
+    with pytest.raises(UserError, match="without the layout"), attention.pack_under_way("Model", 1):
+        attend(None)
+    with pytest.raises(UserError, match="Model: 1 calls of"), attention.pack_under_way("Model", 2):
+        attend(LAYOUT)
+    with attention.pack_under_way("Model", 2):
+        attend(LAYOUT)
+        attend(LAYOUT)
+    attend(None)
 
 
 def test_varlen_attention_is_called_as_it_wants_to_be(monkeypatch) -> None:

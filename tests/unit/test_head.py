@@ -1,9 +1,11 @@
 """Loss and gradient through the vocabulary: some sequences at a time gives what all logits at once give."""
 
+from math import inf
+
 import pytest
 import torch
 from models import SIZES, gradient, qwen3
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rloo_pipeline.training import attention, head, packing
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -104,8 +106,45 @@ def test_a_bias_of_the_projection_has_its_gradient(monkeypatch) -> None:
     assert (parts[2] - whole[2]).norm() < 1e-6 * whole[2].norm()
 
 
-def test_logits_that_are_more_than_a_projection_are_made_whole() -> None:
+FORMS = {
+    "granite": {"logits_scaling": 3.0},
+    "cohere": {"logit_scale": 0.3},
+    "gemma2": {"final_logit_softcapping": 0.2, "attn_logit_softcapping": None},
+}
+"""Of models whose logits are a scale of products with the vocabulary, or these with a cap, near enough to be felt."""
+
+
+def scaled(kind: str) -> torch.nn.Module:
     attention.register()
-    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=30.0))
+    torch.manual_seed(4)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **FORMS[kind]))
+
+
+@pytest.mark.parametrize("tokens", [3, 8, 10**6])
+@pytest.mark.parametrize("kind", FORMS)
+def test_scaled_and_capped_logits_are_made_in_pieces_too(kind, tokens, monkeypatch) -> None:
+    whole = found(scaled(kind), whole=True)
+    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    loss, entropies, slope = found(scaled(kind), whole=False)
+    assert loss == pytest.approx(whole[0], rel=1e-5)
+    assert entropies == pytest.approx(whole[1], rel=1e-5)
+    assert (slope - whole[2]).norm() < 1e-5 * whole[2].norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_form_of_logits_is_that_of_the_configuration(dtype) -> None:
+    forms = [head.attach(scaled(kind).to(dtype)).form for kind in FORMS]
+    assert forms == [(1 / 3.0, inf), (0.3, inf), (1.0, 0.2)]
+
+
+def test_logits_that_are_more_than_that_are_made_whole(monkeypatch) -> None:
+    model, plain = qwen3(), type(qwen3()).forward
+
+    def squared(self, *args, **named):
+        out = plain(self, *args, **named)
+        return type(out)(logits=out.logits.square())
+
+    assert head.attach(qwen3()) is not None
+    monkeypatch.setattr(type(model), "forward", squared)
     assert head.attach(model) is None
     assert head.attach(qwen3(dtype=torch.float16)) is None

@@ -137,3 +137,18 @@ def test_an_unknown_model_is_one_line() -> None:
     assert outcome.returncode == 1
     assert "Qwen/Qwen3-4B: neither a folder nor in the Hub's cache" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
+    window = {**QWEN3_4B, "model_type": "mistral", "sliding_window": 512}
+    (tmp_path / "config.json").write_text(json.dumps(window))
+    config = gsm8k(**{"model.name_or_path": str(tmp_path), "model.revision": None})
+    with pytest.raises(UserError, match="mistral has sliding_window: 512, and the longest prompt and completion"):
+        plan_run(config, None, Console(file=io.StringIO()))
+
+
+def test_float16_holds_all_logits_at_once(qwen) -> None:
+    """Its loss needs a scale that the pieces do not know."""
+    halves = [gsm8k(**{"model.dtype": dtype}) for dtype in ("float16", "bfloat16")]
+    whole, pieces = (memory.update(config, qwen, "cpu")["logits"] for config in halves)
+    assert whole == memory.LOGITS * 4 * memory.work_of(halves[0]).places * qwen.vocabulary > 10 * pieces

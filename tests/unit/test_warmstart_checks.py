@@ -22,6 +22,7 @@ def healthy(**changes) -> Evidence:
     right = draw.random((PROMPTS, SAMPLES)) < draw.beta(3, 3, (PROMPTS, 1))
     plain = {
         "tokens": TOKENS,
+        "packed": 1e-6,
         "dtype": "float32",
         "longest": 100,
         "rewards": right.astype(float),
@@ -51,7 +52,9 @@ SICK = {
     "generation_prompt": ("warn", tokens(opened=0, generation_prompt="")),
     "stop_ids": ("warn", tokens(turn_end=(7, "<|im_end|>"))),
     "pad_token": ("warn", tokens(pad=2)),
-    "logprob_difference": ("fail", {"differences": np.array([0.0, 0.3])}),
+    "packed_logprobs": ("warn", {"packed": 3e-4}),
+    "logprob_difference": ("fail", {"differences": np.array([0.0] * 99 + [0.02])}),
+    "logprob_difference_q95": ("fail", {"differences": np.array([0.0] * 90 + [0.02] * 10)}),
     "perplexity": ("warn", {"demonstrations": np.full(10, -4.0)}),
     "perplexity_held_out": ("warn", {"held_out": np.full(10, -4.0)}),
     "overfitting": ("warn", {"demonstrations": np.full(10, -0.1), "held_out": np.full(10, -0.9)}),
@@ -107,7 +110,7 @@ def test_a_check_that_does_not_apply_is_left_out() -> None:
     left = verdicts(healthy(**gone, **tokens(chats=0, opened=0)))
     expected = {
         *("perplexity", "perplexity_held_out", "overfitting", "format_rate", "logprob_difference"),
-        "generation_prompt",
+        *("generation_prompt", "logprob_difference_q95"),
     }
     assert CHECKS.keys() - left.keys() == expected
 
@@ -136,3 +139,30 @@ def test_the_distribution_behind_the_groups_is_found_again() -> None:
     assert found.mixed(32) == pytest.approx(float(np.mean((share > 0) & (share < 32))), abs=0.01)
     assert fit([0, 0, 0], 8) is None
     assert fit([8, 8], 8) is None
+
+
+MEASURED = {
+    "bfloat16": [
+        (0.018, 0.05, 0.11, "pass"),
+        (0.044, 0.12, 0.27, "pass"),
+        (0.15, 0.65, 1.4, "warn"),
+        (0.8, 2.0, 3.1, "fail"),
+    ],
+    "float16": [(0.0025, 0.006, 0.014, "pass"), (0.022, 0.08, 0.3, "warn"), (0.8, 2.0, 3.1, "fail")],
+}
+"""Mean, 95% quantile and largest of differences: of dense models by rounding, of experts or half a window, of packed
+sequences that see each other.
+"""
+
+
+@pytest.mark.parametrize("dtype", MEASURED)
+def test_in_16_bits_a_wrong_mask_is_told_from_rounding(dtype) -> None:
+    for mean, above, largest, verdict in MEASURED[dtype]:
+        differences = np.full(1000, mean)
+        differences[:60], differences[0] = above, largest
+        differences[60:] += (mean - differences.mean()) * 1000 / 940
+        limits = Limits().by_name(dtype)
+        found = {one["name"]: one for one in judge(healthy(dtype=dtype, differences=differences), limits, ())}
+        both = [found[name]["verdict"] for name in ("logprob_difference", "logprob_difference_q95")]
+        assert max(both, key=["pass", "warn", "fail"].index) == verdict
+        assert found["logprob_difference"]["value"] == pytest.approx(mean)

@@ -41,6 +41,8 @@ class Evidence:
     """A trial of a policy on P probe prompts with K completions each."""
 
     tokens: TokenFacts
+    packed: float
+    """Largest difference of a token's log-prob that the model's self-check found, nats."""
     dtype: str
     longest: int
     """max_completion_length of the trial."""

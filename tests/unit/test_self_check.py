@@ -1,0 +1,124 @@
+"""A model is held against itself once, and what came out goes with its policies."""
+
+import json
+
+import pytest
+import torch
+from models import SIZES
+from transformers import LlamaConfig
+from transformers.models.llama import modeling_llama
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import attention, dropout, policy_model, self_check
+from rloo_pipeline.training.self_check import compare, small
+
+LARGE = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
+@pytest.fixture
+def unknown(monkeypatch) -> None:
+    """As in a new process."""
+    monkeypatch.setattr(self_check, "_known", {})
+
+
+@pytest.fixture
+def times(monkeypatch, unknown) -> list[str]:
+    """Of comparisons, one entry each."""
+    made = []
+    plain = compare.compare
+
+    def counted(config, *others):
+        made.append(config.model_type)
+        return plain(config, *others)
+
+    monkeypatch.setattr(compare, "compare", counted)
+    return made
+
+
+def test_it_is_made_once_and_read_from_beside_the_weights_afterwards(tiny_model, tmp_path, times, monkeypatch) -> None:
+    model = policy_model.load(tiny_model, "float32", False)
+    policy_model.load(tiny_model, "bfloat16", False)
+    assert times == ["qwen3"]
+    assert model.self_check.logps < self_check.LOGPS / 10
+    policy_model.save(model, model.state_dict(), tmp_path, tiny_model, alike=False)
+    assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
+    monkeypatch.setattr(self_check, "_known", {})
+    policy_model.load(tmp_path, "float32", False)
+    assert times == ["qwen3"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    policy_model.load(tmp_path, "float32", False)
+    assert times == ["qwen3"] * 2, "of another model it tells nothing"
+
+
+def test_a_large_model_is_tried_on_a_small_copy(tmp_path, unknown) -> None:
+    config = LlamaConfig(**LARGE)
+    copy = small.copy_of(config, narrow=True, window=True)
+    assert sum(one.numel() for one in small.build(copy, False, "eager").parameters()) < 4e6
+    config.save_pretrained(tmp_path)
+    assert self_check.of(tmp_path, False).logps < self_check.LOGPS / 10
+
+
+def test_each_kind_of_layer_is_in_the_copy() -> None:
+    config = LlamaConfig(num_hidden_layers=9)
+    config.layer_types = ["full_attention"] * 4 + ["chunked_attention"] * 5
+    copy = small.copy_of(config, narrow=True, window=True)
+    assert (copy.num_hidden_layers, copy.layer_types) == (5, config.layer_types[:5])
+    assert config.num_hidden_layers == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("attention", "asks for a mask of its own"),
+        ("rotation", r"log-probs differ by up to \d.*the gradient of"),
+    ],
+)
+def test_a_model_that_does_something_else_when_packed_is_an_error_with_its_class(
+    name, words, tmp_path, unknown, monkeypatch
+) -> None:
+    """Attention that makes a mask, and positions that are those in the row."""
+    LlamaConfig(**{key: value for key, value in SIZES.items() if key != "attn_implementation"}).save_pretrained(
+        tmp_path
+    )
+    if name == "attention":
+        plain = attention.packed_attention
+
+        def masked(module, query, key, value, attention_mask, **named):
+            return plain(module, query, key, value, torch.zeros(1), **named)
+
+        monkeypatch.setattr(attention, "packed_attention", masked)
+    else:
+        plain = modeling_llama.LlamaRotaryEmbedding.forward
+
+        def by_place(self, x, position_ids):
+            return plain(self, x, torch.arange(x.shape[1])[None])
+
+        monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
+    with pytest.raises(UserError, match=f"llama.*LlamaForCausalLM.*{words}" if name == "rotation" else words):
+        self_check.of(tmp_path, False)
+
+
+def test_it_draws_from_no_generator_of_others(tmp_path, unknown) -> None:
+    LlamaConfig(**LARGE).save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    self_check.of(tmp_path, False)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_nothing_is_dropped_where_dropout_is_disabled() -> None:
+    from cases import RIGHT, config
+
+    model = small.build(config("opt", RIGHT["opt"]), False, "eager").train()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    dropout.remove(model)
+    assert torch.equal(model(ids).logits, model(ids).logits)
