@@ -5,7 +5,8 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import forks
@@ -31,6 +32,14 @@ def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
         if outcome.returncode != 0:
             break
     return outcome
+
+
+def until(there: Callable[[], object], seconds: float = 300.0) -> None:
+    """Waits for what comes, however busy the machine is."""
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.02)
 
 
 def merged(base: dict, changes: dict) -> dict:

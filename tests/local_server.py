@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,13 +66,3 @@ def serving(answer: Callable[[Request, int], tuple[int, Any]]) -> Iterator[Serve
     finally:
         made.server.shutdown()
         made.server.server_close()
-
-
-def slowly(seconds: float, answer: Callable[[Request, int], tuple[int, Any]]) -> Callable[[Request, int], Any]:
-    """The same answers, each after a while."""
-
-    def late(request: Request, number: int) -> tuple[int, Any]:
-        time.sleep(seconds)
-        return answer(request, number)
-
-    return late

@@ -82,12 +82,12 @@ def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
 
 def test_what_runs_beside_it_is_not_waited_for(bench, tmp_path) -> None:
     _, whole = bench
-    beside = subprocess.Popen(["sleep", "60"])
+    beside = subprocess.Popen(["sleep", "600"])
     try:
         found = whole.taken(["sh", "-c", "(sleep 1; echo later > later) & echo said"], tmp_path, {})
         assert found.said == "said\n"
         assert (tmp_path / "later").exists(), "but what it leaves behind is"
-        assert 0 < found.seconds < 30
+        assert 0 < found.seconds < 300
         assert beside.poll() is None
     finally:
         beside.kill()

@@ -7,6 +7,7 @@ from helpers import Project
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_vllm_samples_from_the_adapter_that_the_round_before_made(tmp_path) -> None:
     project = Project(tmp_path / "project")
     update = {"learning_rate": 0.05, "lora": {"r": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}}

@@ -228,6 +228,7 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     assert project.files("rounds/00001/**/*") == finished.files("rounds/00001/**/*")
 
 
+@pytest.mark.long
 def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
     """A run of another name takes them from the first one's cache and trains nothing."""
     finished.environment["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path)

@@ -63,6 +63,7 @@ def project(tmp_path) -> Project:
     return Project(tmp_path / "project")
 
 
+@pytest.mark.long
 def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_path) -> None:
     marks, shim = tmp_path / "marks", tmp_path / "shim"
     marks.mkdir()
@@ -84,6 +85,7 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
         assert project.files(pattern) == finished.files(pattern)
 
 
+@pytest.mark.long
 def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
     project.take(finished, *AFTER_SFT).configure()
     words = ("--cores", "2", "--", "results/mini/policies/00002")
@@ -105,6 +107,7 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
     assert project.files("policies/*/*") == finished.files("policies/*/*")
 
 
+@pytest.mark.long
 def test_a_longer_run_goes_on_where_a_shorter_one_ended(project, finished) -> None:
     """Two rounds at once, or one and then another: the same policies, as the learning rate has its own horizon."""
     project.take(finished, *AFTER_SFT)
@@ -115,6 +118,7 @@ def test_a_longer_run_goes_on_where_a_shorter_one_ended(project, finished) -> No
         assert project.files(pattern) == finished.files(pattern) != {}
 
 
+@pytest.mark.long
 def test_shards_change_no_policy(project, finished) -> None:
     project.take(finished, *AFTER_SFT)
     rollout = mini()["rollout"] | {"shards": 1}

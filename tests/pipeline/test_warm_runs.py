@@ -1,10 +1,12 @@
 """Workers keep engines alive between rounds: the same bytes as without them, and as with workers that die."""
 
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
 
+import forks
 import psutil
 import pytest
 from helpers import AFTER_SFT, Project
@@ -32,6 +34,26 @@ def served(project: Project) -> list[str]:
     return sorted(line.split()[1] for line in said(project) if line.startswith("rloo ") and line.endswith(": 0"))
 
 
+def test_a_stage_by_itself_gives_the_bytes_that_a_worker_gave(tmp_path, finished) -> None:
+    """The commands that Snakemake prints, in a copy of the run from which the second round was taken."""
+    second = ("rounds/00002", "policies/00002", "trainer/00002", "tensorboard/00002*")
+    project = Project(tmp_path / "project").take(finished, *second, "evaluation/final", "*.json", "*.html")
+    said = project.snakemake("--dry-run").stdout
+    commands = {words[1]: words[1:] for words in map(str.split, re.findall(r"rloo .*/00002.*", said))}
+    for stage in ("rollout", "score", "reference"):
+        for shard in ("000", "001"):
+            run_in(project, [re.sub(r"/\d{3}\.", f"/{shard}.", word) for word in commands[stage]])
+    run_in(project, commands["update"])
+    for pattern in ("rounds/00002/*/*", "policies/00002/*", "trainer/00002/**/*", "tensorboard/00002*"):
+        assert project.files(pattern) == finished.files(pattern) != {}
+
+
+def run_in(project: Project, words: list[str]) -> None:
+    outcome = forks.run("rloo_pipeline", words, project.environment, project.folder)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+@pytest.mark.long
 def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     times = {"rollout": 4, "score": 4, "reference": 4, "update": 2, "gate": 1, "evaluate": 2, "distance": 1}
     times |= {"probe": 1, "checks": 1}
@@ -43,6 +65,7 @@ def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
     same(project, finished)
 
 
+@pytest.mark.long
 def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished) -> None:
     """They die in the second round, whose update then begins with the trainer state on the disk."""
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -27,7 +28,6 @@ ALONE = {
     "checkpointing": {"gradient_checkpointing": True},
 }
 TOGETHER = {
-    "two-ranks": {"processes": 2},
     "zero-2-two-ranks": {"zero_stage": 2, "processes": 2, "max_tokens_per_micro_batch": 300},
     "zero-3-two-ranks": {"zero_stage": 3, "processes": 2},
 }
@@ -38,6 +38,18 @@ def made(tmp_path, tiny_model, name, **changes) -> Round:
     outcome = run.update()
     assert outcome.returncode == 0, outcome.stderr
     return run
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
+    """The same update by two ranks, as torchrun starts them."""
+    folder = tmp_path_factory.mktemp("together")
+    runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in TOGETHER.items()}
+    for run in runs.values():
+        words = [str(word) for word in run.write(1).words() if not str(word).startswith("--log=")]
+        for outcome in forks.run_ranks("rloo_pipeline", words, 2):
+            assert outcome.returncode == 0, outcome.stderr
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +87,13 @@ def distance(left: Round, right: Round, start) -> float:
 
 
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER][1:])
-def test_how_a_step_is_cut_changes_nothing_but_rounding(tmp_path, tiny_model, plain, alone, name) -> None:
-    other = alone[name] if name in alone else made(tmp_path, tiny_model, name, deepspeed=TOGETHER[name])
-    assert distance(plain, other, tiny_model) < 1e-4
-    read = [json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text()) for run in (plain, other)]
+def test_how_a_step_is_cut_changes_nothing_but_rounding(tiny_model, plain, alone, together, name) -> None:
+    same_but_for_rounding(plain, {**alone, **together}[name], tiny_model)
+
+
+def same_but_for_rounding(one: Round, other: Round, start: Path) -> None:
+    assert distance(one, other, start) < 1e-4
+    read = [json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text()) for run in (one, other)]
     assert read[0] == pytest.approx(read[1], rel=1e-4)
 
 
@@ -89,15 +104,18 @@ def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_update_leaves_nothing_on_the_node(tmp_path, tiny_model, monkeypatch, processes) -> None:
+def test_an_update_of_any_number_of_processes_leaves_nothing_on_the_node(
+    tmp_path, tiny_model, plain, monkeypatch, processes
+) -> None:
     """What lies in shared memory or in the scratch folder would fill the node, round by round."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     before = set(Path("/dev/shm").glob("*deepspeed*"))
-    made(tmp_path, tiny_model, "node", deepspeed={"processes": processes})
+    run = made(tmp_path, tiny_model, "node", deepspeed={"processes": processes})
     assert set(Path("/dev/shm").glob("*deepspeed*")) == before
     assert list(scratch.iterdir()) == []
+    same_but_for_rounding(plain, run, tiny_model)
 
 
 def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) -> None:

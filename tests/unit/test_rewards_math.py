@@ -153,9 +153,9 @@ def test_only_what_follows_the_thinking_counts() -> None:
     ],
 )
 def test_nothing_hangs(said: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert score(said, "42") == 0.0
-    assert time.monotonic() - began < 30, "milliseconds, on a machine with nothing else to do"
+    assert time.process_time() - began < 30, "milliseconds of CPU"
 
 
 @pytest.mark.parametrize("gold", ["", "   ", None, "unknown", "no idea at all", "???", "#### ", "9" * 500, "9**9**9"])

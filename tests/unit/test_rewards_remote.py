@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-import time
+import threading
 from typing import Any
 
 import pytest
-from local_server import Request, serving, slowly
+from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.remote import remote_reward
@@ -19,14 +19,14 @@ def lengths(request: Request, number: int) -> tuple[int, Any]:
 
 
 def ask(url: str, texts: list[str], **options: Any) -> list[float | None]:
-    return asyncio.run(remote_reward(["p"] * len(texts), texts, url, **{"backoff": 0.01, "timeout": 5.0, **options}))
+    return asyncio.run(remote_reward(["p"] * len(texts), texts, url, **{"backoff": 0.01, "timeout": 60.0, **options}))
 
 
 TEXTS = ["a" * n for n in range(50)]
 
 
 def test_each_row_gets_its_own_score_in_order_and_columns_go_along() -> None:
-    with serving(slowly(0.01, lengths)) as server:
+    with serving(lengths) as server:
         columns = {"columns": ["answer"], "answer": [str(n) for n in range(50)], "other": [0] * 50}
         assert ask(server.address + "/score", TEXTS, batch_size=7, **columns) == [float(n) for n in range(50)]
         assert {request.path for request in server.requests} == {"/score"}
@@ -47,7 +47,14 @@ def test_no_more_requests_are_under_way_than_allowed_whoever_calls() -> None:
         calls = [remote_reward(["p"] * 9, TEXTS[:9], url, batch_size=1, concurrency=4) for _ in range(3)]
         await asyncio.gather(*calls)
 
-    with serving(slowly(0.02, lengths)) as server:
+    two = threading.Barrier(2)
+
+    def first_ones_meet(request: Request, number: int) -> tuple[int, Any]:
+        if number < 2:
+            two.wait(timeout=300)
+        return lengths(request, number)
+
+    with serving(first_ones_meet) as server:
         asyncio.run(three_calls(server.address))
         assert len(server.requests) == 27
         assert 2 <= server.most_under_way <= 4
@@ -61,13 +68,17 @@ def test_a_failure_that_may_pass_is_tried_again(status: int) -> None:
 
 
 def test_a_server_that_is_too_slow_is_tried_again() -> None:
+    over = threading.Event()
+
     def first_is_slow(request: Request, number: int) -> tuple[int, Any]:
-        time.sleep(0.5 if number == 0 else 0)
+        if number == 0:
+            over.wait(timeout=300)
         return lengths(request, number)
 
     with serving(first_is_slow) as server:
-        assert ask(server.address, ["abc"], timeout=0.2) == [3.0]
+        assert ask(server.address, ["abc"], timeout=3.0) == [3.0]
         assert len(server.requests) == 2
+        over.set()
 
 
 def test_a_server_that_fails_for_good_is_a_sentence() -> None:
@@ -78,11 +89,11 @@ def test_a_server_that_fails_for_good_is_a_sentence() -> None:
         address = server.address
     with pytest.raises(UserError, match="failed 2 times, last with ConnectError"):
         ask(address, ["abc"], attempts=2)
-    with (
-        serving(slowly(0.3, lengths)) as server,
-        pytest.raises(UserError, match=r"last with (no answer within 0.1 s|ReadTimeout)"),
-    ):
-        ask(server.address, ["abc"], attempts=1, timeout=0.1)
+    over = threading.Event()
+    with serving(lambda r, n: over.wait(timeout=300) and lengths(r, n)) as server:
+        with pytest.raises(UserError, match=r"last with (no answer within 0.1 s|ReadTimeout)"):
+            ask(server.address, ["abc"], attempts=1, timeout=0.1)
+        over.set()
 
 
 def test_a_refusal_is_not_tried_again() -> None:

@@ -70,7 +70,7 @@ def test_the_example_notebook_reads_a_run(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RLOO_RUN", str(folder))
     notebook = nbformat.read(ROOT / "notebooks" / "read_a_run.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without results"
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in shown)
     assert "groups have different rewards" in "".join(output.get("text", "") for output in shown)

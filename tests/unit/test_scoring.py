@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import ROOT
+from helpers import ROOT, until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
@@ -97,9 +97,22 @@ async def tells_later(completions):
 def threads_and_process(completions):
     return [float(os.environ["OMP_NUM_THREADS"]) + os.getpid() / 1e9] * len(completions)
 
-async def waits(completions):
-    await asyncio.sleep(0.5)
-    return number(completions)
+under_way = 0
+
+async def meet(completions):
+    # four calls wait for each other; the score is how many there are
+    global under_way
+    under_way += 1
+    while under_way < 4:
+        await asyncio.sleep(0.01)
+    return [float(under_way)] * len(completions)
+
+async def counts(completions):
+    global under_way
+    under_way += 1
+    await asyncio.sleep(0.01)
+    found, under_way = under_way, under_way - 1
+    return [float(found)] * len(completions)
 
 async def waits_for_ever(completions):
     if "7" in completions:
@@ -138,17 +151,17 @@ def without(row: int) -> list[float | None]:
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("sleeps", {}, "took over 0.5 s"),
-        ("backtracks", {}, "took over 0.5 s"),
-        ("waits_for_ever", {}, "took over 0.5 s"),
-        ("never_awaits", {}, "took over 0.5 s"),
+        ("sleeps", {}, "took over 2 s"),
+        ("backtracks", {}, "took over 2 s"),
+        ("waits_for_ever", {}, "took over 2 s"),
+        ("never_awaits", {}, "took over 2 s"),
         ("crashes", {"on_error": "none"}, "died of SIGSEGV"),
         ("leaves", {"on_error": "none"}, "ended its process with exit code 3"),
         ("raises", {"on_error": "none"}, "raised ValueError: boom"),
     ],
 )
 def test_a_row_that_fails_loses_its_own_score_and_no_others(file, name, keys, said) -> None:
-    found = scored(file, name, timeout=0.5, **keys)
+    found = scored(file, name, timeout=2, **keys)
     assert found.scores == without(7)
     assert [place for place, error in enumerate(found.errors) if error] == [7]
     assert found.errors[7] == f"{name} {said}"
@@ -166,19 +179,20 @@ def test_rows_that_fail_only_together_are_named_together(file) -> None:
 
 
 def test_a_late_row_gets_what_the_policy_says(file) -> None:
-    found = scored(file, "sleeps", timeout=0.3, on_timeout="value", timeout_value=-1.0)
+    found = scored(file, "sleeps", timeout=2, on_timeout="value", timeout_value=-1.0)
     assert found.scores[6:9] == [6.0, -1.0, 8.0]
     assert "took over" in str(found.errors[7])
-    assert 0.3 <= found.seconds[7] < 2
+    assert found.seconds[7] >= 2
     with pytest.raises(UserError, match="for row 7; raise its timeout"):
         scored(file, "sleeps", timeout=0.3, on_timeout="fail")
 
 
 def test_a_killed_call_leaves_nothing_that_it_started(file) -> None:
-    scored(file, "starts_a_child", groups=(1,), timeout=0.3)
+    before = set(psutil.Process().children())
+    scored(file, "starts_a_child", groups=(1,), timeout=3)
     child = int(Path(f"{file}.child").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
-    assert not psutil.Process().children(recursive=True)
+    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: set(psutil.Process().children()) <= before)
 
 
 def test_alarms_ring_since_functions_run_on_a_main_thread(file) -> None:
@@ -186,12 +200,8 @@ def test_alarms_ring_since_functions_run_on_a_main_thread(file) -> None:
 
 
 def test_async_calls_wait_beside_each_other(file) -> None:
-    began = time.monotonic()
-    found = scored(file, "waits", groups=(1,) * 20)
-    assert found.scores == NUMBERS
-    assert time.monotonic() - began < 4, "20 rows of half a second"
-    serial = scored(file, "waits", groups=(1,) * 4, concurrency=1)
-    assert sum(serial.seconds) >= 2
+    assert min(scored(file, "meet", groups=(1,) * 20).scores) >= 4
+    assert scored(file, "counts", groups=(1,) * 4, concurrency=1).scores == [1.0] * 4
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -256,13 +266,9 @@ def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     for name in ("sleeps", "backtracks", "never_awaits"):
         command = [sys.executable, str(script), f"{file}:{name}"]
         parent = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        workers: list[psutil.Process] = []
-        deadline = time.monotonic() + 20
-        while not workers and time.monotonic() < deadline:
-            workers = psutil.Process(parent.pid).children()
-            time.sleep(0.05)
-        time.sleep(0.5)
+        until(lambda parent=parent: psutil.Process(parent.pid).children())
+        workers = psutil.Process(parent.pid).children()
+        time.sleep(0.5)  # so that they are at work, as a rule; they must die before that, too
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        assert workers
-        assert not psutil.wait_procs(workers, timeout=5)[1]
+        assert not psutil.wait_procs(workers, timeout=300)[1]
