@@ -89,4 +89,6 @@ def finished(tmp_path_factory) -> Project:
             assert outcome.returncode == 0, outcome.stdout + outcome.stderr
             first.folder.rename(made)
     shutil.copytree(made, own, symlinks=True)
-    return Project(own)
+    project = Project(own)
+    project.made_in = made
+    return project

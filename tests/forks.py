@@ -67,14 +67,18 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
     return [subprocess.CompletedProcess(*made) for made in zip(commands, codes, *zip(*said, strict=True), strict=True)]
 
 
-def run_ranks(module: str, words: Sequence[str], count: int) -> list[subprocess.CompletedProcess[str]]:
+def run_ranks(
+    module: str, words: Sequence[str], count: int, **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
     """Runs a command as ranks of one job, each of which has the environment that torchrun would give it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
     job |= {"LOCAL_WORLD_SIZE": str(count)}
-    ranks = [os.environ | job | {"RANK": str(n), "LOCAL_RANK": str(n), "GROUP_RANK": "0"} for n in range(count)]
+    ranks = [
+        os.environ | environment | job | {"RANK": str(n), "LOCAL_RANK": str(n), "GROUP_RANK": "0"} for n in range(count)
+    ]
     return run_together([Command(module, words, environment) for environment in ranks])
 
 

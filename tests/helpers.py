@@ -147,7 +147,7 @@ class Project:
     """A copy of the sources whose edits change nothing elsewhere; one that is there is taken as it is."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = self.made_in = folder
         self.environment = {**os.environ, "PYTHONPATH": str(folder)}
         if folder.exists():
             return

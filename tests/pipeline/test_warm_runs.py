@@ -9,10 +9,11 @@ from collections import Counter
 import forks
 import psutil
 import pytest
-from helpers import AFTER_SFT, Project
+from helpers import AFTER_SFT, Project, until
 
 pytestmark = pytest.mark.slow
 
+TABLES = {"rollout": "rollouts", "score": "scores", "reference": "reference"}
 EVERYTHING = ("warmstart/**/*", "policies/*/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*", "tensorboard/*")
 
 
@@ -34,30 +35,32 @@ def served(project: Project) -> list[str]:
     return sorted(line.split()[1] for line in said(project) if line.startswith("rloo ") and line.endswith(": 0"))
 
 
-def test_a_stage_by_itself_gives_the_bytes_that_a_worker_gave(tmp_path, finished) -> None:
-    """The commands that Snakemake prints, in a copy of the run from which the second round was taken."""
-    second = ("rounds/00002", "policies/00002", "trainer/00002", "tensorboard/00002*")
-    project = Project(tmp_path / "project").take(finished, *second, "evaluation/final", "*.json", "*.html")
-    said = project.snakemake("--dry-run").stdout
-    commands = {words[1]: words[1:] for words in map(str.split, re.findall(r"rloo .*/00002.*", said))}
-    for stage in ("rollout", "score", "reference"):
-        for shard in ("000", "001"):
-            run_in(project, [re.sub(r"/\d{3}\.", f"/{shard}.", word) for word in commands[stage]])
-    run_in(project, commands["update"])
-    for pattern in ("rounds/00002/*/*", "policies/00002/*", "trainer/00002/**/*", "tensorboard/00002*"):
+def test_stages_by_themselves_give_the_bytes_that_workers_gave(tmp_path, finished) -> None:
+    """By the commands that Snakemake prints, in a copy of the run without a shard of its second round."""
+    again = ("rounds/00002/*/000.parquet", "policies/00002", "rounds/00002/*.*", "tensorboard/00002*")
+    project = Project(tmp_path / "project").take(finished, *again)
+    planned = project.snakemake("--dry-run", "--forceall", "--printshellcmds")
+    commands = re.findall(r"rloo (\S+ .*)", planned.stdout + planned.stderr)
+    for stage, output in (
+        ("update", "policies/00001"),  # the state that it leaves is gone when a run is finished
+        *((stage, f"/00002/{table}/000.") for stage, table in TABLES.items()),
+        ("update", "policies/00002"),
+    ):
+        (words,) = {line for line in commands if line.startswith(stage) and output in line.partition("--output")[2]}
+        outcome = forks.run("rloo_pipeline", words.split(), project.environment, project.folder)
+        assert outcome.returncode == 0, outcome.stderr
+    for pattern in ("rounds/00002/*/*", "rounds/00002/*.*", "policies/*/*", "trainer/00002/**/*", "tensorboard/*"):
         assert project.files(pattern) == finished.files(pattern) != {}
 
 
-def run_in(project: Project, words: list[str]) -> None:
-    outcome = forks.run("rloo_pipeline", words, project.environment, project.folder)
-    assert outcome.returncode == 0, outcome.stderr
+def test_every_stage_that_a_worker_can_do_was_done_by_one(finished) -> None:
+    times = {"rollout": 4, "score": 4, "reference": 4, "update": 2, "gate": 1, "evaluate": 2, "distance": 1}
+    times |= {"probe": 1, "checks": 1}
+    assert Counter(served(finished)) >= Counter(times)
 
 
 @pytest.mark.long
 def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
-    times = {"rollout": 4, "score": 4, "reference": 4, "update": 2, "gate": 1, "evaluate": 2, "distance": 1}
-    times |= {"probe": 1, "checks": 1}
-    assert Counter(served(finished)) >= Counter(times), "every stage that a worker can do was done by one"
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     outcome = project.snakemake("--cores", "2", workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
@@ -93,6 +96,11 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
 
 
 def test_workers_end_with_their_snakemake(finished) -> None:
-    mine = str(finished.folder)
-    alive = [p for p in psutil.process_iter(["cmdline", "cwd"]) if "worker" in (p.info["cmdline"] or [])]
-    assert not [process for process in alive if process.info["cwd"] == mine]
+    """Which has made the run where this one was copied from."""
+
+    def alive() -> list[psutil.Process]:
+        processes = psutil.process_iter(["cmdline", "cwd"])
+        workers = [process for process in processes if "worker" in (process.info["cmdline"] or [])]
+        return [process for process in workers if process.info["cwd"] == str(finished.made_in)]
+
+    until(lambda: not alive())

@@ -64,6 +64,7 @@ def test_our_step_without_deepspeed_is_measured_on_any_device(tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_side_whose_library_is_missing_is_left_out_by_name(tmp_path) -> None:
     """As on a machine with torch, transformers and peft: no more is imported for the step without DeepSpeed."""
     missing = ("trl", "deepspeed", "vllm", "pydantic")

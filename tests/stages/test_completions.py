@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
+import forks
 import pytest
 
 from rloo_pipeline.demo.text_model import text_qwen3
@@ -69,8 +68,9 @@ def test_no_compiler_is_needed_to_sample(sampler, tmp_path) -> None:
     (programs / "lscpu").symlink_to(shutil.which("lscpu"))
     without = {"PATH": str(programs), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
-    command = [sys.executable, "-c", SAMPLE, sampler.settings["model"]]
-    outcome = subprocess.run(command, env=environment | without, capture_output=True, text=True, check=False)
+    program = tmp_path / "sample.py"
+    program.write_text(SAMPLE)
+    outcome = forks.run(program, [sampler.settings["model"]], environment | without)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     assert not list((tmp_path / "cache").rglob("*.so"))
 

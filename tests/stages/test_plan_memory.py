@@ -112,7 +112,7 @@ def check(what: str, measured: float, terms: memory.Terms) -> None:
     assert abs(predicted - measured) <= WITHIN * measured, said
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["small", *(pytest.param(size, marks=pytest.mark.long) for size in list(SIZES)[1:])])
 def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     model = make_model(tmp_path / "model", size)
     run = tmp_path / "run"

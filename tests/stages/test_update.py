@@ -13,6 +13,8 @@ import pytest
 import torch
 from helpers import Round, rloo_in_turn
 
+from rloo_pipeline import fence
+
 pytestmark = pytest.mark.slow
 
 # Everything about the algorithm that can differ between ways of cutting a batch is on.
@@ -47,7 +49,9 @@ def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in TOGETHER.items()}
     for run in runs.values():
         words = [str(word) for word in run.write(1).words() if not str(word).startswith("--log=")]
-        for outcome in forks.run_ranks("rloo_pipeline", words, 2):
+        held = run.run / "held"  # the stage that starts ranks holds its output for them
+        held.write_text("us")
+        for outcome in forks.run_ranks("rloo_pipeline", words, 2, **{fence.VARIABLE: f"us {held}"}):
             assert outcome.returncode == 0, outcome.stderr
     return runs
 
