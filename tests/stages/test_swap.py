@@ -1,10 +1,9 @@
 """A sampler that takes another policy's weights samples like one that was started with them; each step of it counts."""
 
-import multiprocessing
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import forks
 import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
@@ -44,8 +43,7 @@ def fresh(folder: Path) -> list[tuple[list[int], list[float]]]:
 @pytest.fixture(scope="module")
 def engines(policies):
     """What each policy gives in an engine of its own, and an engine to swap them in; a process holds one."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-        second = other.submit(fresh, policies[1]).result()
+    second = forks.call(fresh, policies[1])
     sampler = Sampler(policies[0], ENGINE, 256, 0)
     return sampled(sampler), second, sampler
 

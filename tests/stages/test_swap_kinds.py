@@ -3,11 +3,10 @@
 One with a tied head is in test_swap.py.
 """
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forks
 import kinds
 import pytest
 
@@ -64,8 +63,7 @@ def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Of each kind; in a process of its own, with one engine after the other."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-        return other.submit(all_kinds, tmp_path_factory.mktemp("kinds")).result()
+    return forks.call(all_kinds, tmp_path_factory.mktemp("kinds"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

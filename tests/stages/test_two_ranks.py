@@ -1,17 +1,13 @@
 """In bfloat16 two processes take the steps of one, to the last bit: gradients are summed in float32 on their way."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import forks
 import pytest
 import torch
 import two_ranks
 
 from rloo_pipeline.demo.model import tiny_qwen3
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +21,9 @@ def model(tmp_path_factory):
 def both(model, tmp_path_factory):
     """Norms and weights of two processes, in one launch for all."""
     output = tmp_path_factory.mktemp("ranks") / "found.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    where = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [*command, str(Path(two_ranks.__file__)), str(model), str(output)]
-    done = subprocess.run(words, env=os.environ | where, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    for done in forks.run_ranks(two_ranks.__file__, [str(model), str(output)], 2):
+        assert done.returncode == 0, done.stderr[-2000:]
     return torch.load(output)
-
-
-@pytest.fixture(autouse=True)
-def linear(monkeypatch) -> None:
-    """ZeRO 3 puts a function of its own in place of this one, for all of the process."""
-    monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
