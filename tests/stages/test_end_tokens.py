@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import forks
 import pytest
 from helpers import Round, mini, rloo_in_turn
 
@@ -22,11 +23,11 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
     return folder, 7
 
 
-def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> None:
+def sampled(folder: Path, token: int) -> None:
+    """Ends an engine, which a process that trains, too, would not bear."""
     from rloo_pipeline.generation.completions import Decoding, Request
     from rloo_pipeline.generation.sampler import Engine, Sampler
 
-    folder, token = second_end
     sampler = Sampler(folder, Engine("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids
     requests = [Request([4, 5, 6], seed) for seed in range(200)]
@@ -39,6 +40,10 @@ def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> No
     runtime.free_gpu()
     assert sampler.llm is None, "the engine has left"
     assert sampler.sample(requests[:20], Decoding(1.0, 1.0, 0, None, 40), "completions") == found[:20]
+
+
+def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> None:
+    forks.call(sampled, *second_end)
 
 
 def padding_with(token: str | None, tiny_model: Path, folder: Path) -> Path:
