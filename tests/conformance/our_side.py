@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.rewards.score_table import weighted_sum
+from rloo_pipeline.stages.metrics import update_metrics
 from rloo_pipeline.training import packing, policy_model
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
 from rloo_pipeline.training.engine import of_rows
@@ -35,7 +36,7 @@ def steps(
         options: of the section `algorithm`.
 
     Returns:
-        The steps; their metric `terms` is the sum of what the completions add to the loss, each without its sign.
+        The steps with their metrics; `terms` is the sum of what the completions add to the loss, each without its sign.
     """
     algorithm = Algorithm(**options)
     rollout = Rollout(
@@ -58,7 +59,8 @@ def steps(
     batch, _ = make_batch(algorithm, rollout, completions, Carried())
     made = []
     for number, chosen in enumerate(rows):
-        loss_of = StepLoss(algorithm, batch, chosen, LONGEST, Record.empty(len(round_.prompts)), first=number == 0)
+        record = Record.empty(len(round_.prompts))
+        loss_of = StepLoss(algorithm, batch, chosen, LONGEST, record, first=number == 0)
         loss = terms = 0.0
         for part in (chosen[0::2], chosen[1::2]):
             pack = _pack(round_, part)
@@ -67,7 +69,8 @@ def steps(
             loss += float(share)
             terms += _terms(model, pack, part, loss_of)
         gradient = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
-        made.append(Step(list(chosen), loss, gradient, {"terms": terms}))
+        metrics = update_metrics(batch, record, algorithm, ratio_is_known=True)
+        made.append(Step(list(chosen), loss, gradient, {"terms": terms, **metrics}))
         model.zero_grad()
         shift(model.model, number + 1)
     return made

@@ -47,7 +47,7 @@ class Step(NamedTuple):
     rows: list[int]
     loss: float
     gradient: Mapping[str, Tensor]
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
 
 
 def make_round(

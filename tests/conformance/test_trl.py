@@ -69,14 +69,15 @@ def different(ours: Sequence[Step], theirs: Sequence[Step]) -> bool:
     return any(gradient > DIFFERENT for _, gradient in apart(ours, theirs))
 
 
-def check(case: Case, theirs: Sequence[Step], round_: Round, model, sampler) -> None:
-    """Our steps equal theirs, and differ with options that make another algorithm."""
+def check(case: Case, theirs: Sequence[Step], round_: Round, model, sampler) -> list[Step]:
+    """Our steps, once they equal theirs, and differ with options that make another algorithm."""
     rows, options = [step.rows for step in theirs], {**case.ours, **case.both}
     ours = our_side.steps(model, round_, rows, sampler, **options)
     assert abs(ours[1].loss) > LEFT * ours[1].metrics["terms"]
     assert equal(ours, theirs), apart(ours, theirs)
     for other in case.unlike:
         assert different(our_side.steps(model, round_, rows, sampler, **merged(options, dict(other))), theirs), other
+    return ours
 
 
 @pytest.mark.parametrize("case", RLOO, ids=lambda case: case.name.replace(" ", "-"))
@@ -96,7 +97,13 @@ def test_loss_and_gradient_are_those_of_trls_grpo_trainer(tiny_model, tokenizer,
     theirs = trl_side.steps(trl_side.Grpo, tiny_model, tokenizer, round_, tmp_path, sampler, **options)
     clipped = "cispo_clip_ratio" if case.theirs["loss_type"] == "cispo" else "clip_ratio/region_mean"
     assert theirs[1].metrics[clipped] > 0
-    check(case, theirs, round_, tiny_model, sampler)
+    ours = check(case, theirs, round_, tiny_model, sampler)
+    if sampler and "mask_truncated_completions" not in case.both:
+        names = [name for name in theirs[0].metrics if name.startswith("sampling/")]
+        assert len(names) == 5
+        assert [ours[0].metrics[name] for name in names] == pytest.approx(
+            [theirs[0].metrics[name] for name in names], rel=1e-4
+        )
 
 
 def test_the_end_token_counts_for_trl_as_here_though_it_pads_as_well(tiny_model, tokenizer, trl_side, tmp_path) -> None:
