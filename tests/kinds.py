@@ -6,7 +6,7 @@ from typing import Any
 CONTEXT = 256
 
 
-def write(kind: str, folder: Path, seed: int) -> Path:
+def build(folder: Path, seed: int, kind: str, **_: Any) -> Path:
     """Writes a model of this kind and the demo's tokenizer; another seed is another model in every weight."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig

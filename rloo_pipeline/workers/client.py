@@ -33,6 +33,10 @@ ROLES = {
     "gate": "clerk",
 }
 """Which worker does a stage: vLLM; a model that is read; a model that is trained; libraries alone."""
+PATIENCE = {"sampler": 10.0, "reader": 3.0, "trainer": 3.0, "clerk": 1.0}
+"""Seconds for which a stage waits for a worker that is busy: about what its own engine would take to start, so that it
+never loses more by waiting than as much again.
+"""
 
 
 class Handed:
@@ -75,18 +79,24 @@ def ask(words: Sequence[str]) -> int | None:
 
 
 def hand(words: Sequence[str]) -> Handed | None:
-    """Has a worker begin with `rloo WORDS`; None where none is free for that."""
+    """Has a worker begin with `rloo WORDS`; None where there is none for that, or none becomes free in PATIENCE."""
     role = ROLES.get(words[0]) if words else None
     if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return None
-    for name in _listening(os.environ[FOLDER], role, _shard(words)):
-        lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return Handed(lock, _request(f"{name}.sock", words))
-        except OSError:  # busy, or gone
-            os.close(lock)
-    return None
+    deadline = time.monotonic() + PATIENCE[role]
+    while True:
+        busy = False
+        for name in _listening(os.environ[FOLDER], role, _shard(words)):
+            lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return Handed(lock, _request(f"{name}.sock", words))
+            except OSError as why:  # BlockingIOError where it is busy, else it is gone
+                os.close(lock)
+                busy = busy or isinstance(why, BlockingIOError)
+        if not busy or time.monotonic() > deadline:
+            return None
+        time.sleep(0.02)
 
 
 def _shard(words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 import forks
+import kinds
 import psutil
 import pytest
 from helpers import AFTER_SFT, Project, until
@@ -104,3 +105,20 @@ def test_workers_end_with_their_snakemake(finished) -> None:
         return [process for process in workers if process.info["cwd"] == str(finished.made_in)]
 
     until(lambda: not alive())
+
+
+@pytest.mark.long
+def test_a_mixture_of_experts_gives_the_same_bytes_with_workers_and_without(tmp_path) -> None:
+    """Its second rollout is a swap, in which vLLM would leave the experts as they were."""
+    model = {"build": f"{kinds.__file__}:build", "build_options": {"kind": "qwen3_moe"}}
+    changes = {"model": model, "rollout": {"shards": 1}, "evaluation": {"bootstrap_samples": 100}}
+    warm = Project(tmp_path / "warm")
+    outcome = warm.snakemake("--cores", "1", **changes)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert Counter(served(warm))["rollout"] == 2
+    assert not any("holds" in line for line in said(warm)), "an engine that did not fit"
+    cold = Project(tmp_path / "cold").take(warm, *AFTER_SFT)
+    outcome = cold.snakemake("--cores", "1", **changes, workers="never")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert served(cold) == []
+    same(cold, warm)

@@ -31,7 +31,7 @@ def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
 
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
     """What two policies give, each in a fresh engine and each after a swap."""
-    first, second = (kinds.write(kind, folder / f"{kind}-{seed}", seed) for seed in (1, 2))
+    first, second = (kinds.build(folder / f"{kind}-{seed}", seed, kind) for seed in (1, 2))
     sampler = Sampler(first, ENGINE, kinds.CONTEXT, 0)
     found = {"fresh": [samples(sampler)], "swapped": []}
     sampler.leave_gpu()  # which ends this engine, and the next completion starts another

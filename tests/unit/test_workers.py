@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,7 +93,17 @@ def test_what_the_stage_says_comes_out_where_it_was_asked(worker) -> None:
     assert b"rloo rollout --help: 0" in worker.stdout.read()
 
 
-def test_without_a_free_worker_a_stage_does_its_work_itself(worker) -> None:
+def test_a_stage_waits_for_a_busy_worker_as_long_as_an_engine_takes_to_start(worker) -> None:
+    with (Path(os.environ[client.FOLDER]) / "sampler-0.lock").open("w") as lock, ThreadPoolExecutor() as other:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = other.submit(client.ask, HELP)
+        assert not wait([answer], timeout=0.2).done
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert answer.result() == 0
+
+
+def test_without_a_free_worker_a_stage_does_its_work_itself(worker, monkeypatch) -> None:
+    monkeypatch.setitem(client.PATIENCE, "sampler", 0.1)
     assert client.ask(["report", "--help"]) is None, "no worker does this"
     assert client.ask(["update", "--help"]) is None, "no worker of this role"
     with (Path(os.environ[client.FOLDER]) / "sampler-0.lock").open("w") as lock:
