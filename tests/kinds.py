@@ -25,6 +25,25 @@ def build(folder: Path, seed: int, kind: str, **_: Any) -> Path:
     return folder
 
 
+def adapter(base: Path, folder: Path, seed: int) -> Path:
+    """Writes a LoRA adapter on a model, whose effect is as large as that of the model's own weights."""
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    made = peft.get_peft_model(
+        model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "o_proj", "up_proj"])
+    )
+    chance = torch.Generator().manual_seed(seed)
+    for name, weights in made.named_parameters():
+        if "lora_" in name:
+            weights.data = torch.randn(weights.shape, generator=chance) / 4
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    made.save_pretrained(folder)
+    return folder
+
+
 def configuration(kind: str, tokenizer: Any) -> Any:
     """Of `untied` (Qwen3), `qwen3_moe` and `mixtral`, whose experts vLLM pads."""
     import transformers

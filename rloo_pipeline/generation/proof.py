@@ -122,9 +122,13 @@ def check_weights(said: Seen, folder: Path, dtype: Dtype, trust_remote_code: boo
         prompts: the fixed ones.
 
     Raises:
-        IncompatibleEngine: it does not.
+        IncompatibleEngine: it does not, or transformers cannot say.
     """
-    nats = apart(said, by_transformers(folder, dtype, trust_remote_code, prompts))
+    try:
+        expected = by_transformers(folder, dtype, trust_remote_code, prompts)
+    except Exception as why:  # of whatever kind: a fresh engine needs no proof
+        raise IncompatibleEngine(f"weights that transformers could not be asked about ({why})") from why
+    nats = apart(said, expected)
     if nats <= LIMITS[dtype]:
         return
     config = read_json(policy.base_of(folder) / "config.json")

@@ -19,7 +19,7 @@ from rloo_pipeline.generation.sampler import Engine, Sampler
 pytestmark = pytest.mark.slow
 
 ENGINE = Engine("float32", False, 0.5, 1, 1)
-KINDS = ["untied", "qwen3_moe", "mixtral"]
+KINDS = ["untied", "qwen3_moe", "mixtral", "adapter"]
 # longer than a block of the cache, and alike
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
 HOW = Decoding(1.0, 1.0, 0, None, 12)
@@ -29,16 +29,22 @@ def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
     return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, HOW, "completions")]
 
 
+def policy(kind: str, folder: Path, seed: int) -> Path:
+    """A model, or an adapter on one."""
+    made = folder / f"{kind}-{seed}"
+    return kinds.adapter(folder / "untied-1", made, seed) if kind == "adapter" else kinds.build(made, seed, kind)
+
+
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
     """What two policies give, each in a fresh engine and each after a swap."""
-    first, second = (kinds.build(folder / f"{kind}-{seed}", seed, kind) for seed in (1, 2))
+    first, second = (policy(kind, folder, seed) for seed in (1, 2))
     sampler = Sampler(first, ENGINE, kinds.CONTEXT, 0)
     found = {"fresh": [samples(sampler)], "swapped": []}
     sampler.leave_gpu()  # which ends this engine, and the next completion starts another
     sampler.swap(second, kinds.CONTEXT)
     found["fresh"].append(samples(sampler))
-    for policy in (first, second):
-        sampler.swap(policy, kinds.CONTEXT)
+    for there in (first, second):
+        sampler.swap(there, kinds.CONTEXT)
         found["swapped"].append(samples(sampler))
     said: list[float] = []
     apart = proof.apart
