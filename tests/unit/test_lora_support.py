@@ -1,13 +1,16 @@
 """An adapter that vLLM could not serve is refused by config.json and the section `lora` alone."""
 
+import json
 import subprocess
 import sys
 
 import pytest
+from helpers import mini
 
-from rloo_pipeline.config import Lora
+from rloo_pipeline.config import Config, Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
+from rloo_pipeline.training.model_support import refuse_run
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
@@ -68,3 +71,12 @@ for name in ("BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTJFo
     found = {line.split()[1]: line.split()[2] == "True" for line in said.splitlines() if line.startswith("is ")}
     assert found == {name: name not in lora_support.WITHOUT for name in found}
     assert len(found) == 10
+
+
+@pytest.mark.parametrize("stage", ["stage-assets", "warmstart"])
+def test_the_first_stages_refuse_it(tmp_path, stage) -> None:
+    """By what they are given of the configuration."""
+    (tmp_path / "config.json").write_text(json.dumps({**EXPERTS, "num_attention_heads": 2, "hidden_size": 64}))
+    with pytest.raises(UserError, match="has experts"):
+        refuse_run(Config(**mini(update={"lora": {}})).only(stage), tmp_path)
+    refuse_run(Config(**mini()).only(stage), tmp_path)
