@@ -24,6 +24,8 @@ LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
 EXACT = 20
 """Of how many different patterns of signs all are looked at, as a power of 2."""
+ROUNDING = 1e-12
+"""Relative difference of two sums of the same numbers in another order, at most."""
 BATCH = 2**20
 """Numbers drawn at a time."""
 
@@ -115,7 +117,7 @@ def estimate_mean(values: Array, resamples: int, seed: int) -> Estimate:
     from scipy.special import stdtrit
 
     prompts, found = len(values), float(values.mean())
-    if np.ptp(values) == 0:
+    if np.ptp(values) <= ROUNDING * np.abs(values).max():
         return Estimate(found, None)
     error = float(values.std(ddof=1)) / sqrt(prompts)
     centred = values - found
@@ -160,6 +162,7 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
     """
     both = ~(np.isnan(before) | np.isnan(after))
     differences = after[both] - before[both]
+    differences[np.isclose(before[both], after[both], rtol=ROUNDING, atol=ROUNDING)] = 0.0
     if not len(differences):
         return Gain(None, None, None, 0)
     found = estimate_mean(differences, resamples, seed) if samples is None else share_difference(differences, samples)

@@ -171,6 +171,15 @@ def test_scores_of_0_and_1_are_shares_and_others_means() -> None:
     assert estimate_scores(scores * np.nan, 100, 1) is None
 
 
+def test_sums_in_another_order_are_no_difference() -> None:
+    before = np.array([[0.1, 0.2, 0.3], [0.7, 0.1, 0.6]]).repeat(10, axis=0)
+    after = before[:, ::-1]
+    assert (before.mean(axis=1) != after.mean(axis=1)).any(), "the machine rounds them apart"
+    found = gain(before.mean(axis=1), after.mean(axis=1), 100, 1)
+    assert (found.value, found.p, found.ci95) == (0.0, 1.0, None)
+    assert estimate_mean(np.array([0.1 + 0.2, 0.3] * 5), 100, 1).ci95 is None
+
+
 def test_holm_multiplies_the_smallest_by_all_and_each_further_one_by_one_less() -> None:
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None, "e": 0.5})
     assert found == {"a": 0.04, "b": 0.09, "c": 0.09, "d": None, "e": 0.5}
