@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +107,40 @@ def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain)
     again = made(tmp_path, tiny_model, "again")
     for file in ("policies/00001/model.safetensors", "policies/00001/config.json", "rounds/00001/train.parquet"):
         assert (plain.run / file).read_bytes() == (again.run / file).read_bytes()
+
+
+KILLED = """
+import os, signal, sys
+from rloo_pipeline import cli
+
+left, replace = int(sys.argv[1]), os.replace
+
+def dies(*words):
+    global left
+    left -= 1
+    if left:
+        return replace(*words)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = dies
+cli.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("renames", [2, 3, 5])
+def test_an_update_killed_at_one_of_its_renames_gives_the_same_bytes_when_it_is_run_again(
+    tmp_path, tiny_model, plain, renames
+) -> None:
+    run = Round(tmp_path / "killed", tiny_model, **CHANGES).write(1)
+    (tmp_path / "killed.py").write_text(KILLED)
+    words = [str(word) for word in run.words()]
+    assert forks.run(tmp_path / "killed.py", [str(renames), *words], os.environ).returncode == -signal.SIGKILL
+    assert any(run.run.rglob(".*.tmp"))
+    assert run.update().returncode == 0
+    assert not any(run.run.rglob(".*.tmp"))
+    for pattern in ("policies/00001/*", "trainer/00001/**/*", "rounds/00001/*.*", "tensorboard/*"):
+        found = {file.relative_to(run.run): file.read_bytes() for file in run.run.glob(pattern) if file.is_file()}
+        assert found == {name: (plain.run / name).read_bytes() for name in found} != {}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
