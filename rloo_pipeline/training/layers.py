@@ -210,14 +210,15 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        out = flat.new_empty(len(flat), len(down))
+        out = flat.new_empty(*hidden.shape[:-1], len(down))  # whole, and no view, which nobody could add to in place
+        rows = out.view(len(flat), len(down))
         kept = list[Tensor]()
         for part in _parts(len(flat), len(gate)):
             gated, raised = linear(flat[part], gate), linear(flat[part], up)
-            torch.mm(silu(gated).mul_(raised), down.T, out=out[part])
+            torch.mm(silu(gated).mul_(raised), down.T, out=rows[part])
             kept += gated, raised
         ctx.save_for_backward(flat, gate, up, down, *kept)
-        return out.view(*hidden.shape[:-1], -1)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -127,3 +127,14 @@ def test_adapters_on_the_projections_are_not_passed_by(replaced_before) -> None:
         layers.install(base)
     ours = TokenLogProbs(adapted(base), 1.0)(pack)
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_layer_gives_may_be_added_to_in_place() -> None:
+    """As models with experts do that share one."""
+    model = llama()
+    layers.install(model)
+    hidden = torch.randn(1, 5, 32, requires_grad=True)
+    out = model.model.layers[0].mlp(hidden)
+    out.add_(1.0)
+    out.sum().backward()
+    assert hidden.grad is not None

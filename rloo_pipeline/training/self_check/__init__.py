@@ -76,17 +76,22 @@ def of(folder: Path, trust_remote_code: bool) -> SelfCheck:
         record = folder / RECORD
         found = SelfCheck.from_json(read_json(record)) if record.exists() else None
         if found is None or found.digest != digest:
-            found = _made(config, facts, trust_remote_code, digest)
+            found = of_config(config, trust_remote_code)._replace(digest=digest)
         _known[digest] = found
     return _known[digest]
 
 
-def _made(config: Any, facts: JSON, trust_remote_code: bool, digest: str) -> SelfCheck:
+def of_config(config: Any, trust_remote_code: bool) -> SelfCheck:
+    """Of a model of a configuration of transformers', made now.
+
+    Raises:
+        UserError: as `of`.
+    """
     from rloo_pipeline.training import attention
     from rloo_pipeline.training.self_check import compare, small
 
     attention.register()
-    window = model_support.limit(facts)
+    window = model_support.limit(config.to_dict())
     kind, troubles = config.model_type, list[str]()
     for narrow in (True, False):
         try:
@@ -100,7 +105,7 @@ def _made(config: Any, facts: JSON, trust_remote_code: bool, digest: str) -> Sel
         except Exception as error:
             troubles.append(_words(error))
             continue
-        made = SelfCheck(found.model, found.logps, found.gradient, found.parameter, digest)
+        made = SelfCheck(found.model, found.logps, found.gradient, found.parameter, "")
         _judge(kind, made)
         return made
     raise UserError(

@@ -98,6 +98,8 @@ def _narrow(config: Any) -> None:
     for name, value in list(vars(config).items()):
         if WIDE.search(name) and type(value) is int and value > WIDTH:
             setattr(config, name, WIDTH)
+        elif WIDE.search(name) and isinstance(value, list) and all(type(one) is int for one in value):
+            setattr(config, name, [min(one, WIDTH) for one in value])
         elif EXPERTS.search(name) and type(value) is int:
             setattr(config, name, min(value, _experts(config)))
 

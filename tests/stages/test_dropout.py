@@ -1,0 +1,48 @@
+"""Dropout of a model's own is off in training; where it is asked for it is on in both sides of a ratio."""
+
+import pytest
+import torch
+from cases import RIGHT, write
+
+from rloo_pipeline.config import Lora
+from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.schedule import Schedule
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
+
+SEQUENCES = Sequences([[5, 6, 7]] * 2, [[8, 9, 10], [11, 12]])
+
+
+def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Old ones, twice, and those that an optimizer step sees."""
+    seen = []
+
+    def loss_of(_, logps, mask, __):
+        seen.append(logps.detach().clone())
+        return (logps * mask).sum()
+
+    old = [engine.logps(SEQUENCES, 100, lambda _: None) for _ in range(2)]
+    engine.step(SEQUENCES, range(2), 100, loss_of, lambda _: None)
+    return *old, seen[0]
+
+
+@pytest.mark.parametrize("asked", ["nowhere", "by the model", "of the adapter"])
+def test_a_step_and_the_log_probs_that_it_is_compared_with_drop_alike(tmp_path, asked) -> None:
+    folder = write(tmp_path, "gpt2", RIGHT["gpt2"])
+    lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if asked == "of the adapter" else None
+    rate = Schedule(0.0, "constant", 0, 0, 0.0)  # the weights stay
+    settings = Settings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
+    engine = Engine(folder, settings._replace(disable_dropout=asked != "by the model"), 0)
+    if lora is not None:
+        with torch.no_grad():
+            for name, weights in engine.model.named_parameters():
+                if "lora_B" in name:
+                    weights.normal_()
+    first, again, stepped = log_probs(engine)
+    if asked == "nowhere":
+        torch.testing.assert_close(first, again, rtol=0, atol=0)
+        torch.testing.assert_close(first, stepped, rtol=0, atol=1e-6)
+    else:
+        assert not torch.equal(first, again), "old log-probs drop something"
+        assert not torch.allclose(again, stepped, atol=1e-3), "and so does the step"
