@@ -105,21 +105,20 @@ def _form(causal: Any, linear: nn.Linear) -> Form | None:
     if not all(torch.equal(hidden, seen) for seen, _, _ in tried):
         return None
     _, products, logits = tried[0]
-    scale = float(logits[-1] / products[-1])
-    cap = getattr(causal.config.get_text_config(), "final_logit_softcapping", None) or inf
-    # a scale that is 1 or a power of 2 is exact in every number format; others are as exact as the format
-    found = Form(1.0 if abs(scale - 1) < 1e-3 else _nearest(scale, causal.config.get_text_config()), cap)
+    facts = causal.config.get_text_config()
+    scale = _said(float(logits[-1] / products[-1]), facts)
+    if scale is None:
+        return None
+    found = Form(scale, getattr(facts, "final_logit_softcapping", None) or inf)
     close = 1e-5 if logits.dtype == torch.float32 else 1e-2
-    same = all(
-        torch.allclose(found.of(z.double()), made.double(), rtol=close, atol=close * 0.01) for _, z, made in tried
-    )
-    return found if same else None
+    same = (torch.allclose(found.of(z.double()), made.double(), rtol=close, atol=close / 100) for _, z, made in tried)
+    return found if all(same) else None
 
 
-def _nearest(scale: float, config: Any) -> float:
-    """The scale as config.json has it, where that is where it comes from; what was measured is rounded."""
-    said = [getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
-    return next((float(one) for one in said if one and abs(one / scale - 1) < 1e-2), scale)
+def _said(scale: float, config: Any) -> float | None:
+    """The scale as config.json has it, since what was measured is rounded; None where it does not come from there."""
+    said = [1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
+    return next((float(one) for one in said if one and abs(scale / one - 1) < 1e-2), None)
 
 
 def _logits_of(causal: Any, linear: nn.Linear, ids: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor]:

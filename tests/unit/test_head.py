@@ -144,7 +144,13 @@ def test_logits_that_are_more_than_that_are_made_whole(monkeypatch) -> None:
         out = plain(self, *args, **named)
         return type(out)(logits=out.logits.square())
 
+    def scaled_by_itself(self, *args, **named):
+        out = plain(self, *args, **named)
+        return type(out)(logits=out.logits * 0.77)
+
     assert head.attach(qwen3()) is not None
+    monkeypatch.setattr(type(model), "forward", scaled_by_itself)
+    assert head.attach(model) is None, "a scale that config.json does not have is known as rounded alone"
     monkeypatch.setattr(type(model), "forward", squared)
     assert head.attach(model) is None
     assert head.attach(qwen3(dtype=torch.float16)) is None

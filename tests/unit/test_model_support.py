@@ -6,8 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from helpers import mini
 
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.generation import groups
+from rloo_pipeline.stages.probe import probe
+from rloo_pipeline.stages.stage_assets import stage_assets
+from rloo_pipeline.stages.warmstart import warmstart
 from rloo_pipeline.training.model_support import limit, refuse
 
 LAYERS = {"num_hidden_layers": 4}
@@ -17,7 +23,11 @@ WINDOWED = {
     "mistral by its default": {"model_type": "mistral"},
     "mixtral": {"model_type": "mixtral", "sliding_window": 64},
     "phi3": {"model_type": "phi3", "sliding_window": 64},
-    "phimoe": {"model_type": "phimoe", "sliding_window": 64, "layer_types": ["full_attention"] * 4},
+    "phi3 whatever its layer_types": {
+        "model_type": "phi3",
+        "sliding_window": 64,
+        "layer_types": ["full_attention"] * 4,
+    },
     "starcoder2": {"model_type": "starcoder2", "sliding_window": 64},
     "ministral3": {"model_type": "ministral3", "sliding_window": 64},
     "qwen2 with windows": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, **LAYERS},
@@ -110,6 +120,32 @@ def test_a_file_or_its_folder_is_named(tmp_path) -> None:
     for place in (tmp_path, tmp_path / "config.json"):
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: bloom")):
             refuse(place)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Config:
+    """Of a model that recurs; engines must not start."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(OUTSIDE["recurrent"]))
+    (tmp_path / "assets").mkdir()
+    assets = {"model": {"path": str(tmp_path / "model"), "revision": None}}
+    (tmp_path / "assets" / "assets.json").write_text(json.dumps(assets))
+    monkeypatch.setattr(groups, "load_sampler", lambda *_: pytest.fail("an engine starts"))
+    return Config(**mini(model={"build": None, "build_options": {}, "name_or_path": str(tmp_path / "model")}))
+
+
+def test_every_stage_before_the_first_engine_refuses(run, tmp_path) -> None:
+    assets, out = tmp_path / "assets", tmp_path / "out"
+    stages = {
+        "stage-assets": lambda: stage_assets(run.only("stage-assets"), out),
+        "warmstart": lambda: warmstart(run.only("warmstart"), assets, tmp_path, None, out),
+        "probe": lambda: probe(run.only("probe"), tmp_path, assets, None, out),
+    }
+    (tmp_path / "model" / "model.safetensors").touch()
+    for name, stage in stages.items():
+        with pytest.raises(UserError, match="falcon_h1 mixes tokens in recurrent"):
+            stage()
+        assert not out.exists(), name
 
 
 def test_no_torch_is_needed() -> None:
