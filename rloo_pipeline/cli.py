@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from rloo_pipeline import __version__, cli_cluster, cli_insight, cli_rewards, fence, progress, runtime
+from rloo_pipeline.cli_help import Commands, Parser
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config_file import load
@@ -22,7 +23,7 @@ Command = Callable[[argparse.Namespace], None]
 def main(words: Sequence[str] | None = None) -> None:
     """The command `rloo`; exits with 0, with 1 after an error said in one line, or with 2 on unknown words."""
     words = list(sys.argv[1:] if words is None else words)
-    arguments = _parser().parse_args(words)
+    arguments = _parser().take(words)
     arguments.words = words
     nodes.take_rank()
     runtime.prepare(arguments.log)
@@ -224,13 +225,19 @@ def _worker(arguments: argparse.Namespace) -> None:
 
 
 @cache
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Commands:
     """All commands and their options; made once in a process, since a worker is asked again and again."""
-    parser = argparse.ArgumentParser(
-        "rloo", description="The stages of an RLOO run; Snakemake calls them, and so can you."
+    parser = Commands(
+        "rloo",
+        usage="rloo [--version] COMMAND …",
+        description="RLOO post-training. `snakemake --configfile my-run.yaml` starts a run and goes on with it; these "
+        "are the commands around it, and the stages that it calls.",
+        epilog="`rloo COMMAND --help` says what a command takes.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(title="stages", metavar="STAGE", required=True)
+    commands = parser.commands = parser.add_subparsers(
+        prog="rloo", metavar="COMMAND", required=True, parser_class=Parser
+    )
 
     def stage(name: str, command: Command, about: str, *paths: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(

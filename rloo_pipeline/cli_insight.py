@@ -1,4 +1,6 @@
-"""The commands that look at a run, before, while and after it runs: gate, diagnose, plan, doctor, watch, track."""
+"""The commands that look at a run, before, while and after it runs: check, plan, doctor, gate, diagnose, watch,
+track.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from rloo_pipeline.config_file import load
+from rloo_pipeline.config_file import Asked, load
 from rloo_pipeline.insight.trackers import TRACKERS
 
 AddCommand = Callable[..., argparse.ArgumentParser]
-WITHOUT_CONFIG = ("diagnose", "doctor", "plan", "track", "watch")
+WITHOUT_CONFIG = ("check", "diagnose", "doctor", "plan", "track", "watch")
 """Those that are given a configuration, or a run that has one."""
 DEFAULT = Path("config/config.yaml")
 
@@ -31,13 +33,17 @@ def add_commands(add: AddCommand) -> None:
     track.add_argument("--round", type=int, help="the latest round that is sure to be of this run; by default any")
     track.add_argument("--earlier", type=Path, nargs="?", help="what an earlier call wrote; that is not sent again")
     track.add_argument("--output", type=Path, help="JSON file for what was sent; failing is then a warning")
+    check = add("check", _check, "Look at model, data and reward functions in seconds, before any engine starts.")
     plan = add("plan", _plan, "Say what a run will take: memory, jobs, tokens, disk, GPU-hours.")
-    plan.add_argument("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file")
     plan.add_argument("--cluster-gpu", metavar="NAME[:GB]", help="the card that stages will have, such as h100:80")
     doctor = add("doctor", _doctor, "Look whether this node has what a run needs; offline.")
-    doctor.add_argument("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file")
     doctor.add_argument("--profile", type=Path, help="folder of Snakemake's profile, such as profiles/slurm")
     doctor.add_argument("--no-image", action="store_true", help="stages run in this environment, without Apptainer")
+    for command in (check, plan, doctor):
+        command.add_argument("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file")
+        command.add_argument(
+            "--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as for Snakemake"
+        )
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -65,13 +71,23 @@ def _track(arguments: argparse.Namespace) -> None:
     track(arguments.run, arguments.to, arguments.round, arguments.earlier, arguments.output)
 
 
+def _asked(arguments: argparse.Namespace) -> Asked:
+    return Asked(arguments.configuration, arguments.config)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.check import check
+
+    check(_asked(arguments))
+
+
 def _plan(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.plan import plan_run
 
-    plan_run(load(arguments.configuration), arguments.cluster_gpu)
+    plan_run(_asked(arguments), arguments.cluster_gpu)
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.doctor import doctor
 
-    doctor(load(arguments.configuration), Path(), arguments.profile, not arguments.no_image)
+    doctor(_asked(arguments), Path(), arguments.profile, not arguments.no_image)

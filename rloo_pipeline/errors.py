@@ -20,11 +20,16 @@ class IncompatibleEngine(BaseException):
     """
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of the known words, or nothing when none is near."""
+def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """`; did you mean 'x'?` for the nearest of the known words, or nothing when none is near.
+
+    Args:
+        word, known: what was written, and what is there.
+        likeness: least similarity, from 0 to 1 (difflib's ratio).
+    """
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

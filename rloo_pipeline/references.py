@@ -81,11 +81,37 @@ def load(reference: str) -> Callable[..., Any]:
     try:
         module = _from_file(path) if where.endswith(".py") and path else importlib.import_module(where)
     except Exception as error:
-        raise UserError(f"'{reference}': importing {where} failed with {type(error).__name__}: {error}") from error
+        line = place(error, reference)
+        raise UserError(
+            f"'{reference}': importing {where} failed with {type(error).__name__}: {error}{line}"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"'{reference}': {where} has no function {name}{did_you_mean(name, vars(module))}")
     found: Callable[..., Any] = function
+    return found
+
+
+def place(error: BaseException, reference: str) -> str:
+    """Where in a user's files an exception was raised: ` (mine.py, line 12)`, the innermost line of the function's own
+    file or of one below its folder. Empty where none of them had a part in it.
+
+    Args:
+        error: raised by a function or its import.
+        reference: to the function.
+    """
+    import traceback
+
+    source = source_of(reference)
+    if source is None or isinstance(error, SyntaxError):  # that names the line itself
+        return ""
+    own, folder, package = source.resolve(), source.resolve().parent, Path(__file__).resolve().parent
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename).resolve()
+        beside = file.is_relative_to(folder) and not file.is_relative_to(package)
+        if file == own or (beside and not {"site-packages", "dist-packages"} & set(file.parts)):
+            found = f" ({file.relative_to(folder)}, line {frame.lineno})"
     return found
 
 

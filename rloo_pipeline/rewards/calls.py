@@ -12,6 +12,8 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 Scores = list[float | None]
+OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""What functions are given besides the dataset's columns."""
 
 
 class BadOutputError(Exception):
@@ -70,7 +72,8 @@ def fresh_notes() -> dict[int, str]:
 
 
 def checked(given: Any, rows: Sequence[int]) -> Scores:
-    """What a function returned for these rows of the table, once it is one finite number or None for each.
+    """What a function returned for these rows of the table, once it is one finite number or None for each. What
+    `float` makes a number of is one, True and False too, as in TRL; a text is none, though it may look like one.
 
     Raises:
         BadOutputError: it is not.
@@ -94,12 +97,20 @@ def _number(value: Any, row: int) -> float | None:
     if value is None:
         return None
     try:
+        if isinstance(value, str | bytes | bytearray):  # float() would read some of them
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
-        raise BadOutputError(f"returned {value!r:.100} for row {row}, not a number or None") from None
+        raise BadOutputError(
+            f"returned {value!r:.100} for row {row}, {_kind(value)} and not a number or None; return float(…) of it"
+        ) from None
     if not isfinite(number):
         raise BadOutputError(f"returned {number} for row {row}; return None where a completion cannot be scored")
     return number
+
+
+def _kind(value: Any) -> str:
+    return "a text" if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
 def rows_text(rows: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.rewards.calls import Scores, Signature, rows_text
+from rloo_pipeline.rewards.calls import OWN_ARGUMENTS, Scores, Signature, rows_text
 from rloo_pipeline.rewards.messages import Done, Failed, Work
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ class Job:
                         f"{self.who} takes token ids and there are none; give a --tokenizer, or --completions with a "
                         "column 'completion_ids'"
                     )
-                near = did_you_mean(name, self.offered) or f"; there are {', '.join(sorted(self.offered))}"
+                columns = [column for column in self.offered if column not in OWN_ARGUMENTS]
+                near = did_you_mean(name, columns) or f"; there are {', '.join(sorted(columns))}"
                 raise UserError(f"{self.who} needs a column '{name}', which the dataset lacks{near}")
         self.signature = signature
 

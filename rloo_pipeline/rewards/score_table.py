@@ -15,8 +15,9 @@ from rloo_pipeline import runtime, tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.rewards.calls import OWN_ARGUMENTS
 from rloo_pipeline.rewards.schedule import Crews
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, score_with, tell
+from rloo_pipeline.rewards.scoring import Batch, score_with, tell
 from rloo_pipeline.training import policy
 
 

@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.rewards.calls import Scores
+from rloo_pipeline.rewards.calls import OWN_ARGUMENTS, Scores
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
     from rloo_pipeline.rewards.schedule import Crews
-
-OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
 
 
 class Batch(NamedTuple):

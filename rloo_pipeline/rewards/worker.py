@@ -88,7 +88,7 @@ def _serve(line: Line, desk: int, board: Board, start: Start) -> None:
     line.send([Ready(signature)])
     gc.collect()
     gc.freeze()  # what is loaded stays: no need to look through it again and again
-    make = _Calls(function, start.options, line, board)
+    make = _Calls(function, start, line, board)
     while True:
         work = pick_up(desk, line.receive())
         _speak_where(start.parent)
@@ -133,8 +133,8 @@ def _die_with(parent: int) -> None:
 class _Calls:
     """Calls of one function."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any], line: Line, board: Board) -> None:
-        self.function, self.options, self.line, self.board = function, options, line, board
+    def __init__(self, function: Callable[..., Any], start: Start, line: Line, board: Board) -> None:
+        self.function, self.reference, self.line, self.board = function, start.function, line, board
 
     @cached_property
     def loop(self) -> asyncio.Runner:
@@ -161,7 +161,7 @@ class _Calls:
                 scores = calls.checked(given, call.rows)
                 _add(said, call, time.monotonic() - began, scores, notes)
             except Exception as error:
-                said.append(_failed(call, began, error))
+                said.append(self._failed(call, began, error))
         self.line.send(said)
 
     async def beside_each_other(self, todo: list[Call], at_once: int) -> None:
@@ -190,8 +190,20 @@ class _Calls:
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed(call.number, time.monotonic() - began, late=True)
-            return _failed(call, began, error)
+            return self._failed(call, began, error)
         return _add([], call, time.monotonic() - began, scores, notes)
+
+    def _failed(self, call: Call, began: float, error: Exception) -> Failed:
+        import traceback
+
+        seconds = time.monotonic() - began
+        if isinstance(error, calls.BadOutputError):
+            return Failed(call.number, seconds, bad=str(error))
+        if isinstance(error, UserError):
+            return Failed(call.number, seconds, bad=f"cannot go on: {error}")
+        what = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
+        what += references.place(error, self.reference)
+        return Failed(call.number, seconds, raised=what, traceback="".join(traceback.format_exception(error)))
 
 
 def _add(said: list[Done | Failed], call: Call, seconds: float, scores: calls.Scores, notes: dict[int, str]) -> Done:
@@ -210,15 +222,3 @@ def _add(said: list[Done | Failed], call: Call, seconds: float, scores: calls.Sc
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _failed(call: Call, began: float, error: Exception) -> Failed:
-    import traceback
-
-    seconds = time.monotonic() - began
-    if isinstance(error, calls.BadOutputError):
-        return Failed(call.number, seconds, bad=str(error))
-    if isinstance(error, UserError):
-        return Failed(call.number, seconds, bad=f"cannot go on: {error}")
-    said = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
-    return Failed(call.number, seconds, raised=said, traceback="".join(traceback.format_exception(error)))

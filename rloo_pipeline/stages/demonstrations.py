@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config import Config, Sft
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.progress import say, track
 from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.prompting import encode, prompt_of
+from rloo_pipeline.prompting import check_column, encode, prompt_of
 from rloo_pipeline.rows import read_rows
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.packing import Sequences
 
 Pair = tuple[list[int], list[int]]
+COMPLETION = "warmstart.sft.completion_column"
 
 
 class Demonstrations(NamedTuple):
@@ -37,9 +38,11 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
     rows = read_rows(section.demonstrations, path)
     pairs: list[Pair] = []
     held_out: list[Pair] = []
-    for row in track(rows, "tokenizing demonstrations", len(rows)):
-        ids = encode(prompt_of(row, config.dataset, path), config.dataset, tokenizer, path)
-        text = _completion_text(row, section.completion_column, path)
+    check_column(section.completion_column, rows[0], COMPLETION, path)
+    for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
+        place = f"{path}, row {number}"
+        ids = encode(prompt_of(row, config.dataset, place), config.dataset, tokenizer, place)
+        text = completion_text(row, section.completion_column, place)
         pair = ids, [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         (held_out if tuple(ids) in evaluated else pairs).append(pair)
     if held_out:
@@ -53,10 +56,18 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
     return Demonstrations(Sequences(*zip(*pairs, strict=True)), held_out)
 
 
-def _completion_text(row: dict[str, Any], column: str, path: str) -> str:
-    """The completion of a demonstration, given as text or as one assistant message."""
-    if column not in row:
-        near = did_you_mean(column, row) or f"; there are {', '.join(row)}"
-        raise UserError(f"{path}: no column '{column}' (warmstart.sft.completion_column){near}")
+def completion_text(row: dict[str, Any], column: str, place: str) -> str:
+    """The completion of a demonstration, given as text or as one assistant message.
+
+    Raises:
+        UserError: it is neither.
+    """
     completion = row[column]
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        completion = completion[-1].get("content")
+    if not isinstance(completion, str):
+        raise UserError(
+            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, or a list "
+            "with one assistant message"
+        )
+    return completion

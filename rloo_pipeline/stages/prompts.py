@@ -17,7 +17,7 @@ from rloo_pipeline.config import TABLE_COLUMNS, Config, Dataset
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_folder, read_json, write_json
 from rloo_pipeline.progress import say, track
-from rloo_pipeline.prompting import encode, prompt_of
+from rloo_pipeline.prompting import check_columns, check_names, encode, prompt_of
 from rloo_pipeline.rows import Row, read_rows
 from rloo_pipeline.training import policy
 
@@ -55,8 +55,10 @@ def _part(
     counts: Counter[str] = Counter(rows=len(rows), kept=0)
     kept: list[Row] = []
     ids: set[str] = set()
-    for row in track(rows, f"templating {name}", len(rows)):
-        made = _prompt_row(row, dataset, tokenizer, path)
+    check_columns(rows[0], dataset, path)
+    check_names(rows[0], dataset, path)
+    for number, row in enumerate(track(rows, f"templating {name}", len(rows))):
+        made = _prompt_row(row, dataset, tokenizer, f"{path}, row {number}")
         if len(made["prompt_ids"]) > dataset.max_prompt_length:
             counts["too long"] += 1
         elif made["prompt_id"] in ids:
@@ -79,9 +81,6 @@ def _prompt_row(row: Row, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, 
     """A row with its prompt, prompt_ids and prompt_id, and every column it had."""
     prompt = prompt_of(row, dataset, path)
     columns = {key: value for key, value in row.items() if key != dataset.prompt_column or key not in TABLE_COLUMNS}
-    clash = sorted(columns.keys() & set(TABLE_COLUMNS) - {"prompt", "completion"})
-    if clash:
-        raise UserError(f"{path}: column '{clash[0]}' has a name that the pipeline uses itself; rename it")
     identity = hashlib.sha256(
         json.dumps([row, prompt], sort_keys=True, default=str, ensure_ascii=False).encode()
     ).hexdigest()

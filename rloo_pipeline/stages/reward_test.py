@@ -17,7 +17,8 @@ from rich.table import Table
 
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.rewards.scoring import OWN_ARGUMENTS, Batch, Scored, score_all, text_of
+from rloo_pipeline.rewards.calls import OWN_ARGUMENTS
+from rloo_pipeline.rewards.scoring import Batch, Scored, score_all, text_of
 from rloo_pipeline.rows import Row, read_rows
 
 SHOWN = 5
