@@ -84,7 +84,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.plan import plan_run
 
-    plan_run(_asked(arguments), arguments.cluster_gpu)
+    plan_run(_asked(arguments).config, arguments.cluster_gpu)
 
 
 def _doctor(arguments: argparse.Namespace) -> None:

@@ -91,7 +91,7 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         line += error.lineno - 1
-        said = f"{path}, line {line}: not JSON: {error.msg} at character {error.colno}"
+        said = f"{path}, line {line}: not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
         lines = path.suffix == ".jsonl" or error.msg == "Extra data" or line == 1
         raise UserError(f"{said}; {'each line must be one whole object' if lines else 'mend it there'}") from error
 

@@ -1,4 +1,4 @@
-"""From a dataset row to the token ids that a completion continues."""
+"""From a dataset row to the token ids that a completion continues; the completion of a demonstration."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rloo_pipeline.rows import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+COMPLETION = "warmstart.sft.completion_column"
 
 
 def template_columns(template: str) -> list[str]:
@@ -54,7 +57,7 @@ def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None
     """
     columns = list(columns)
     if name not in columns:
-        near = did_you_mean(name, columns) or f"; there are {', '.join(columns)}"
+        near = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(columns)}"
         raise UserError(f"{path}: no column '{name}' ({key}){near}")
 
 
@@ -94,6 +97,23 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
 
 def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) and "role" in one for one in prompt)
+
+
+def completion_text(row: Row, column: str, place: str) -> str:
+    """The completion of a demonstration, given as text or as one assistant message.
+
+    Raises:
+        UserError: it is neither.
+    """
+    completion = row[column]
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        completion = completion[-1].get("content")
+    if not isinstance(completion, str):
+        raise UserError(
+            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, or a list "
+            "with one assistant message"
+        )
+    return completion
 
 
 def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
-import tempfile
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline import references
-from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
-from rloo_pipeline.training import model_support
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CONTEXT = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""Keys of config.json that say how long a sequence may be, as vLLM reads them; the smallest holds."""
+ALREADY_SCALED = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
+"""Kinds of rotary embedding whose factor is in these keys already."""
 
 
 class Shape(NamedTuple):
@@ -40,44 +41,16 @@ class Shape(NamedTuple):
         return 2 * self.layers * self.key_value * BYTES[dtype]
 
 
-def of_model(config: Config) -> Shape:
-    """The shape of the model that a configuration names; one that is built is built for a look at it.
-
-    Raises:
-        UserError: it is not on this machine, or cannot be trained.
-    """
-    assets = Path("results") / config.run / "assets" / "model"
-    if config.model.build is not None and (assets / "config.json").exists():
-        return _trained(config, assets)
-    if config.model.build is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # what libraries say to themselves
-                    references.load(config.model.build)(Path(folder), 0, **config.model.build_options)
-            except ImportError as error:
-                raise UserError(f"{config.model.build} needs the stages' environment here ({error})") from error
-            return _trained(config, Path(folder))._replace(source=config.model.build)
-    name = str(config.model.name_or_path)
-    return _trained(config, Path(name) if Path(name).is_dir() else _cached(name, config.model.revision, config.run))
-
-
-def _trained(config: Config, folder: Path) -> Shape:
-    """The shape of the model in a folder, once its config.json says that the run can train it."""
-    model_support.refuse_run(config, folder)
-    return read(folder)
-
-
-def _cached(name: str, revision: str | None, run: str) -> Path:
-    """A model's folder in the Hub's cache; its config.json is enough."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    if not isinstance(found, str):
-        raise UserError(
-            f"{name}: neither a folder nor in the Hub's cache; fetch it first: "
-            f"snakemake --cores 1 -- results/{run}/assets"
-        )
-    return Path(found).parent
+def context(facts: dict[str, Any]) -> int | None:
+    """Tokens of the longest sequence that a model with this config.json is made for; None where that does not say."""
+    text = facts.get("text_config") or facts
+    known = [text[key] for key in CONTEXT if isinstance(text.get(key), int)]
+    longest = text.get("model_max_length") or min(known, default=None)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if longest is None or kind in ALREADY_SCALED or "gemma3" in str(facts.get("model_type")):
+        return longest
+    return int(longest * (rope.get("factor") or 1))
 
 
 def read(folder: Path) -> Shape:
@@ -108,9 +81,12 @@ def read(folder: Path) -> Shape:
 
 
 def _counted(folder: Path) -> int:
-    """Parameters by the headers of all safetensors files; 0 where there are none."""
-    total = 0
-    for file in sorted(folder.glob("*.safetensors")):
+    """Parameters by the headers of all safetensors files; 0 where one is missing."""
+    total, files = 0, sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists() and not {file.name for file in files} >= set(read_json(index)["weight_map"].values()):
+        return 0
+    for file in files:
         with file.open("rb") as handle:
             header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
         for name, entry in header.items():

@@ -209,17 +209,17 @@ class Sections(NamedTuple):
     """Keys of the first ones that do not."""
 
 
+_LENGTHS = ("rollout", "evaluation")
+"""Of these the lengths of completions are held against the model's context."""
 _OTHERS = {"evaluation": {"every", "harness"}}
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
 _MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type"}
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
-    "stage-assets": Sections(
-        ("seed", "data_dir", "model", "dataset", "warmstart"), ("update", "rollout", "evaluation")
-    ),
-    "prompts": Sections(("dataset", "model")),
-    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), ("deepspeed", "update", "rollout", "evaluation")),
+    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart"), (*_LENGTHS, "update")),
+    "prompts": Sections(("dataset", "model"), _LENGTHS),
+    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), (*_LENGTHS, "deepspeed", "update")),
     "probe": Sections(
         ("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm"), {"checks": _JUDGING}
     ),

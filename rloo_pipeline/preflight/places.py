@@ -12,18 +12,25 @@ from pathlib import Path
 from rloo_pipeline import runtime
 from rloo_pipeline.config import Config, Source
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding
+from rloo_pipeline.preflight import Finding, inputs
 
-GB = 1e9
+GB, MB = 1e9, 1e6
 CACHES = ("HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
 
 
-def look(config: Config, needed: float) -> Iterator[Finding]:
-    """Everything about folders; `needed` are the bytes that the run will write."""
+def look(config: Config, needed: float | None, fetch: str) -> Iterator[Finding]:
+    """Everything about folders.
+
+    Args:
+        config: of the run.
+        needed: bytes that the run will write, where they are known.
+        fetch: the command that fetches model and data.
+    """
+    cure = f"where there is internet: {fetch}, with the nodes' HF_HOME"
     yield from binds(config)
     yield from caches()
-    yield model(config)
-    yield from datasets(config)
+    yield from model(config, cure)
+    yield from datasets(config, cure)
     yield from space(Path("results"), needed)
 
 
@@ -55,79 +62,80 @@ def _writable(folder: Path) -> bool:
         return False
 
 
-def model(config: Config) -> Finding:
-    """Whether the model is here, whole, and of a kind that can be trained."""
-    from rloo_pipeline.training import model_support, policy
+def model(config: Config, fetch: str) -> Iterator[Finding]:
+    """Whether the model is here and whole, and can be trained as the configuration asks."""
+    from rloo_pipeline.training import policy
 
+    seen = inputs.look_at_model(config)
+    if seen.problem:
+        yield Finding("model", False, seen.problem)
+        return
+    if seen.note:
+        yield Finding("model's context", True, seen.note, note=True)
     if config.model.build is not None:
-        return Finding("model", True, f"made by {config.model.build}")
+        yield Finding("model", True, f"made by {config.model.build}")
+        return
     name = str(config.model.name_or_path)
-    folder = Path(name) if Path(name).is_dir() else _cached(name, config.model.revision, "model")
+    folder = Path(name) if Path(name).is_dir() else inputs.cached(name, config.model.revision, "model")
     if folder is None:
-        return Finding("model", False, f"{name} is neither a folder nor in the Hub's cache", _fetch(config))
-    try:
-        policy.check(folder)
-    except UserError as error:
-        return Finding("model", False, str(error), _fetch(config))
-    try:
-        model_support.refuse_run(config, folder)
-    except UserError as error:
-        return Finding("model", False, str(error), "name another model in model.name_or_path")
-    return Finding("model", True, f"{folder} is whole")
+        yield Finding("model", False, f"{name} is neither a folder nor in the Hub's cache", fetch)
+    elif not Path(name).is_dir() and not any(folder.glob("*.safetensors")):
+        yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fetch)
+    else:
+        try:
+            policy.check(folder)
+        except UserError as error:
+            yield Finding("model", False, str(error), fetch)
+        else:
+            yield Finding("model", True, f"{folder} is whole")
 
 
-def datasets(config: Config) -> Iterator[Finding]:
-    """Whether data is here and can be read."""
-    sources = {"dataset.train": config.dataset.train, "dataset.eval": config.dataset.eval}
-    if config.warmstart.sft:
-        sources["warmstart.sft.demonstrations"] = config.warmstart.sft.demonstrations
-    for key, source in sources.items():
-        yield _dataset(config, key, source)
+def datasets(config: Config, fetch: str) -> Iterator[Finding]:
+    """Whether data is here and can be read, as far as its first row tells."""
+    for key, source in inputs.sources(config).items():
+        yield _dataset(config, key, source, fetch)
 
 
-def _dataset(config: Config, key: str, source: Source) -> Finding:
+def _dataset(config: Config, key: str, source: Source, fetch: str) -> Finding:
     base = Path(config.data_dir or ".")
     if source.generator:
         return Finding(key, True, f"made by {source.generator}")
     if source.path:
-        file = base / source.path
-        readable = file.is_file() and file.stat().st_size > 0 and os.access(file, os.R_OK)
-        said = f"{file}, {file.stat().st_size / 1e6:.1f} MB" if readable else f"{file} is not there, or empty"
-        return Finding(key, readable, said, "mend its path, or data_dir")
+        try:
+            columns = inputs.columns(config, key, source)
+        except UserError as error:
+            return Finding(key, False, str(error))
+        size = f"{base / source.path}, {(base / source.path).stat().st_size / 1e6:.1f} MB"
+        return Finding(key, True, size + (f", columns {', '.join(columns)}" if columns else ""))
     name = str(source.name)
-    folder = base / name if (base / name).is_dir() else _cached(name, source.revision, "dataset")
+    folder = base / name if (base / name).is_dir() else inputs.cached(name, source.revision, "dataset")
     if folder is None:
-        return Finding(key, False, f"{name} is neither a folder nor in the Hub's cache", _fetch(config))
+        return Finding(key, False, f"{name} is neither a folder nor in the Hub's cache", fetch)
     empty = not any(file.is_file() for file in folder.rglob("*"))
-    return Finding(key, not empty, f"{folder}{' is empty' if empty else ''}", _fetch(config))
+    return Finding(key, not empty, f"{folder}{' is empty' if empty else ''}", fetch)
 
 
-def _cached(name: str, revision: str | None, kind: str) -> Path | None:
-    """The snapshot of a repository in the Hub's cache."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision, repo_type=kind, local_files_only=True))
-    except Exception:  # the Hub's own errors differ from version to version, and all of them say that it is not there
-        return None
-
-
-def _fetch(config: Config) -> str:
-    return f"where there is internet: snakemake --cores 1 -- results/{config.run}/assets, with the nodes' HF_HOME"
-
-
-def space(folder: Path, needed: float) -> Iterator[Finding]:
-    """Free space, free files and quota where results go."""
+def space(folder: Path, needed: float | None) -> Iterator[Finding]:
+    """Free space, free files and quota where results go, against the bytes that the run will write."""
     place = folder if folder.exists() else Path()
     free = shutil.disk_usage(place).free
-    said = f"{free / GB:.1f} GB free at {place.resolve()}, the run needs about {needed / GB:.1f} GB"
-    yield Finding("disk", free > needed, said, "free some, raise keep_every, or link results/ to a larger file system")
+    said = f"{free / GB:.1f} GB free at {place.resolve()}"
+    if needed is None:
+        yield Finding("disk", True, f"{said}; what the run needs is not known before the model is here", note=True)
+    else:
+        cure = "free some, raise keep_every, or link results/ to a larger file system"
+        yield Finding("disk", free > needed, f"{said}, the run needs about {size_of(needed)}", cure)
     if inodes := os.statvfs(place).f_files:
         left = os.statvfs(place).f_favail
         yield Finding("files", left > 10_000, f"{left} of {inodes} files are free", "remove some, or ask for more")
     if program := shutil.which("quota"):
         done = subprocess.run([program, "-w", "-p"], capture_output=True, text=True, check=False)
-        yield from quota(done.stdout, needed)
+        yield from quota(done.stdout, needed or 0.0)
+
+
+def size_of(count: float) -> str:
+    """Bytes as a person reads them."""
+    return f"{count / GB:.1f} GB" if count >= 0.1 * GB else f"{count / MB:.1f} MB"
 
 
 def quota(said: str, needed: float) -> Iterator[Finding]:

@@ -126,7 +126,7 @@ class Job:
                         "column 'completion_ids'"
                     )
                 columns = [column for column in self.offered if column not in OWN_ARGUMENTS]
-                near = did_you_mean(name, columns) or f"; there are {', '.join(sorted(columns))}"
+                near = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(sorted(columns))}"
                 raise UserError(f"{self.who} needs a column '{name}', which the dataset lacks{near}")
         self.signature = signature
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.progress import say, track
 from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.prompting import check_column, encode, prompt_of
+from rloo_pipeline.prompting import COMPLETION, check_column, completion_text, encode, prompt_of
 from rloo_pipeline.rows import read_rows
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import policy
 from rloo_pipeline.training.packing import Sequences
 
 Pair = tuple[list[int], list[int]]
-COMPLETION = "warmstart.sft.completion_column"
 
 
 class Demonstrations(NamedTuple):
@@ -54,20 +53,3 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         why = "all are of evaluation prompts" if not section.held_out else "see warmstart.sft.held_out"
         raise UserError(f"{path}: no demonstration is left; {why}")
     return Demonstrations(Sequences(*zip(*pairs, strict=True)), held_out)
-
-
-def completion_text(row: dict[str, Any], column: str, place: str) -> str:
-    """The completion of a demonstration, given as text or as one assistant message.
-
-    Raises:
-        UserError: it is neither.
-    """
-    completion = row[column]
-    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
-        completion = completion[-1].get("content")
-    if not isinstance(completion, str):
-        raise UserError(
-            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, or a list "
-            "with one assistant message"
-        )
-    return completion

@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config, Dtype
+from rloo_pipeline.config_file import Asked
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, image, places, slurm
+from rloo_pipeline.insight import plan
+from rloo_pipeline.preflight import Finding, image, inputs, places, show, slurm
 
 
-def doctor(
-    config: Config, project: Path, profile: Path | None, with_image: bool, console: Console | None = None
-) -> None:
+def doctor(asked: Asked, project: Path, profile: Path | None, with_image: bool, console: Console | None = None) -> None:
     """Looks at this node, prints what it finds.
 
     Args:
-        config: of the run that is to be started.
+        asked: the configuration of the run that is to be started.
         project: the folder with workflow/ and containers/.
         profile: of Snakemake, whose partitions are looked at; None where there is no SLURM.
         with_image: whether stages are to run in the image.
@@ -30,26 +28,16 @@ def doctor(
     Raises:
         UserError: there is a problem.
     """
-    console = console or Console()
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(overflow="fold")
-    problems = 0
-    for finding in _look(config, project, profile, with_image):
-        mark = Text("ok", "green") if finding.ok else Text("problem", "red")
-        table.add_row(mark, Text(finding.what), Text(finding.said))
-        if not finding.ok:
-            problems += 1
-            table.add_row("", Text("what to do", "yellow"), Text(finding.cure))
-    console.print(table)
+    problems = show(_look(asked, project, profile, with_image), console or Console())
     if problems:
         raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}: see above what to do about them")
 
 
-def _look(config: Config, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
+def _look(asked: Asked, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
+    config = asked.config
     if with_image:
         yield from image.look(containers.image(config, project))
-    yield from places.look(config, _needed(config))
+    yield from places.look(config, _needed(config), inputs.fetch_all(config, asked.words))
     if profile is None and config.model.dtype != "float32":
         yield _number_format(config.model.dtype)
     if profile is not None:
@@ -68,13 +56,9 @@ def _number_format(dtype: Dtype) -> Finding:
     return Finding("model.dtype", trains, said, formats.CURE)
 
 
-def _needed(config: Config) -> float:
-    """Bytes that the run will write, as `rloo plan` counts them; 0 where the model's size is not known."""
-    from rloo_pipeline import shapes
-    from rloo_pipeline.insight import plan
-
+def _needed(config: Config) -> float | None:
+    """Bytes that the run will write, as `rloo plan` counts them; None where the model's size is not known."""
     try:
-        shape = shapes.of_model(config)
+        return float(sum(plan.disk(config, inputs.shape(config)).values()))
     except UserError:
-        return 0.0
-    return float(sum(plan.disk(config, shape).values()))
+        return None

@@ -9,17 +9,25 @@ from rloo_pipeline import shapes
 from rloo_pipeline.config import Config
 from rloo_pipeline.insight import memory, plan
 from rloo_pipeline.insight.memory import GB
+from rloo_pipeline.preflight import inputs
 
 
 def plan_run(config: Config, gpu: str | None, console: Console | None = None) -> None:
-    """Prints jobs, tokens, disk, memory a stage, and with a card what fits and the hours.
+    """Prints jobs, tokens, disk, memory a stage, and with a card what fits and the hours; and what of model and data
+    cannot work.
 
     Raises:
-        UserError: the model is not on this machine, or the card is not known.
+        UserError: the model is not on this machine, the card is not known, or something cannot work.
     """
     console = console or Console()
     card = plan.card_of(gpu) if gpu else None
-    shape = shapes.of_model(config)
+    shape = inputs.shape(config)
+    _print_plan(config, card, shape, console)
+    for note in inputs.refuse(config):
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+
+
+def _print_plan(config: Config, card: plan.Card | None, shape: shapes.Shape, console: Console) -> None:
     console.print(
         f"{config.run}: {shape.parameters / 1e6:,.1f} million weights in {config.model.dtype} ({shape.source}), "
         f"{config.rounds} rounds of {config.rollout.sampled_prompts} prompts × {config.rollout.num_generations}",

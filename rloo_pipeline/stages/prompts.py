@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rloo_pipeline.config import TABLE_COLUMNS, Config, Dataset
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_folder, read_json, write_json
+from rloo_pipeline.preflight import inputs
 from rloo_pipeline.progress import say, track
 from rloo_pipeline.prompting import check_columns, check_names, encode, prompt_of
 from rloo_pipeline.rows import Row, read_rows
@@ -31,13 +32,17 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     """Writes the prompts of a run into the folder `output`.
 
     Raises:
-        UserError: a column is missing, nothing is left, a prompt would begin with two BOS tokens, a template fails.
+        UserError: a column is missing, nothing is left, a prompt would begin with two BOS tokens, a template fails, or
+            the longest prompt and completion are more than the model's context.
     """
     places = read_json(assets / "assets.json")
-    tokenizer = policy.load_tokenizer(Path(places["model"]["path"]), config.model.trust_remote_code)
+    model = Path(places["model"]["path"])
+    tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     held_out, eval_counts = _part("eval", config.dataset, places["eval"]["path"], tokenizer, set())
     seen = {tuple(row["prompt_ids"]) for row in held_out}
     train, train_counts = _part("train", config.dataset, places["train"]["path"], tokenizer, seen)
+    longest = max(len(row["prompt_ids"]) for row in (*train, *held_out))
+    inputs.check_context(config, read_json(model / "config.json"), longest, str(model))
     with new_folder(output) as beside:
         for name, rows in (("train", train), ("eval", held_out)):
             _save(rows, beside / name)

@@ -6,16 +6,15 @@ builds one. Every other stage reads this and runs offline.
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 from rloo_pipeline import references
-from rloo_pipeline.config import Config, Model, Source
+from rloo_pipeline.building import build
+from rloo_pipeline.config import Config, Source
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import new_folder, write_json
+from rloo_pipeline.preflight import inputs
 from rloo_pipeline.progress import say
-from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import model_support
 
 ASSETS = "assets.json"
 WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
@@ -25,43 +24,36 @@ def stage_assets(config: Config, output: Path) -> None:
     """Fetches or makes everything the run needs, into the folder `output` where it must be made.
 
     Raises:
-        UserError: something named in the configuration is not there, or cannot be fetched; the model cannot be trained.
+        UserError: something named in the configuration is not there, cannot be fetched, or cannot work.
     """
-    sources = {"train": config.dataset.train, "eval": config.dataset.eval}
-    if config.warmstart.sft is not None:
-        sources["demonstrations"] = config.warmstart.sft.demonstrations
+    sources = inputs.sources(config)
+    for key, source in sources.items():
+        inputs.columns(config, key, source)
     with new_folder(output) as beside:
-        model = _model(config.model, config.seed, config.data_dir, beside)
-        model_support.refuse_run(config, Path(model["path"] or beside / "model"))
-        assets = {"model": {**model, "path": model["path"] or str(output / "model")}}
-        assets |= {name: _source(source, config.data_dir) for name, source in sources.items()}
+        path, revision = _model(config, beside)
+        inputs.check_model(config, beside / "model" if path is None else Path(path))
+        assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
+        names = {key: key.rpartition(".")[2] for key in sources}
+        assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
         write_json(beside / ASSETS, assets)
-    say(f"assets: model {assets['model']['path']}; " + "; ".join(f"{name} {assets[name]['path']}" for name in sources))
+    places = "; ".join(f"{name} {assets[name]['path']}" for name in names.values())
+    say(f"assets: model {assets['model']['path']}; {places}")
 
 
-def _model(model: Model, seed: int, data_dir: str | None, beside: Path) -> dict[str, str | None]:
+def _model(config: Config, beside: Path) -> tuple[str | None, str | None]:
+    """Path and revision; None where there is none of them."""
+    model = config.model
     if model.build is not None:
-        build = references.load(model.build)
-        # A builder that reads files, such as a tokenizer's corpus, looks where the datasets are looked for.
-        given = {"data_dir": data_dir} if "data_dir" in inspect.signature(build).parameters else {}
-        try:
-            build(beside / "model", derive(seed, "model"), **{**given, **model.build_options})
-        except TypeError as error:
-            raise UserError(f"model.build_options do not fit {model.build}: {error}") from error
-        return {"path": None, "revision": None}
-    name = str(model.name_or_path)
-    if Path(name).is_dir():
-        return {"path": name, "revision": None}
-    return _snapshot(name, "model", model.revision, WEIGHTS_AND_TEXT)
+        build(model, config.seed, config.data_dir, beside / "model")
+        return None, None
+    if folder := inputs.local_model(config):
+        return str(folder), None
+    return _snapshot(str(model.name_or_path), "model", model.revision, WEIGHTS_AND_TEXT)
 
 
-def _source(source: Source, data_dir: str | None) -> dict[str, str | None]:
-    if source.path is not None:
-        path = Path(data_dir or ".") / source.path
-        if not path.is_file():
-            raise UserError(
-                f"{path}: no such dataset file (dataset path '{source.path}', data_dir '{data_dir or '.'}')"
-            )
+def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | None]:
+    path = inputs.data_file(key, source, data_dir)
+    if path is not None:
         return {"path": str(path), "revision": None}
     if source.generator is not None:
         references.source_of(source.generator)
@@ -70,11 +62,12 @@ def _source(source: Source, data_dir: str | None) -> dict[str, str | None]:
     folder = Path(data_dir or ".") / name
     if folder.is_dir():
         return {"path": str(folder), "revision": None}
-    return _snapshot(name, "dataset", source.revision, None)
+    found, revision = _snapshot(name, "dataset", source.revision, None)
+    return {"path": found, "revision": revision}
 
 
-def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> dict[str, str | None]:
-    """A Hub repository as a local folder; the folder's name is the commit."""
+def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:
+    """A Hub repository as a local folder, and the commit, which is the folder's name."""
     import os
 
     # the variable is read when huggingface_hub is imported, and this is the one stage that may go out
@@ -91,4 +84,4 @@ def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | 
             f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({why}); run this "
             "stage where there is internet (a login node), or give a local folder"
         ) from error
-    return {"path": path, "revision": Path(path).name}
+    return path, Path(path).name

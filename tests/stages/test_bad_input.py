@@ -198,7 +198,7 @@ def test_a_truncated_table_is_a_sentence(tmp_path, tiny_model) -> None:
 
 
 REWARDS = {
-    "raises": ("raise ValueError('boom')", ["raised ValueError: boom for row 0"]),
+    "raises": ("raise ValueError('boom')", ["raised ValueError: boom (mine.py, line 2) for row 0"]),
     "wrong length": ("return [1.0]", ["1 scores for 4 completions", "rows 0 to 3"]),
     "not a number": ("return [float('nan')] * len(completions)", ["nan", "row 0"]),
     "infinite": ("return [0.0] * 3 + [float('inf')]", ["inf", "row 3"]),

@@ -9,7 +9,6 @@ from helpers import ROOT, mini, rloo
 
 from rloo_pipeline.config import Config, Model
 from rloo_pipeline.preflight import image, places, slurm
-from rloo_pipeline.training import policy
 
 LOCK = "nvidia-cuda-runtime==13.0.96\ntorch==2.13.0\n"
 SHOWN = (
@@ -197,14 +196,12 @@ def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
 
 def test_what_is_built_or_generated_needs_no_files() -> None:
     config = Config(**mini())
-    assert places.model(config).ok
-    assert all(found.ok for found in places.datasets(config))
+    assert all(found.ok for found in (*places.model(config, ""), *places.datasets(config, "")))
 
 
-def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path, monkeypatch) -> None:
+def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
-    monkeypatch.setattr(policy, "check", lambda _: None)
     model = Model(name_or_path=str(tmp_path))
-    found = places.model(Config(**mini()).model_copy(update={"model": model}))
+    (found,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
     assert not found.ok
     assert "bloom computes its attention by itself" in found.said

@@ -157,7 +157,7 @@ def without(row: int) -> list[float | None]:
         ("never_awaits", {}, "took over 2 s"),
         ("crashes", {"on_error": "none"}, "died of SIGSEGV"),
         ("leaves", {"on_error": "none"}, "ended its process with exit code 3"),
-        ("raises", {"on_error": "none"}, "raised ValueError: boom"),
+        ("raises", {"on_error": "none"}, "raised ValueError: boom (mine.py, line 33)"),
     ],
 )
 def test_a_row_that_fails_loses_its_own_score_and_no_others(file, name, keys, said) -> None:
@@ -174,7 +174,9 @@ def test_a_failing_row_is_named_with_its_function(file, name) -> None:
 
 
 def test_rows_that_fail_only_together_are_named_together(file) -> None:
-    with pytest.raises(UserError, match="raised ValueError: boom for rows 4 to 7 together and for none of them alone"):
+    with pytest.raises(
+        UserError, match=r"boom \(mine.py, line 38\) for rows 4 to 7 together and for none of them alone"
+    ):
         scored(file, "raises_together")
 
 
@@ -227,6 +229,49 @@ def test_a_group_that_is_compared_stays_together_whatever_happens(file) -> None:
 def test_bad_output_names_the_row_of_the_table(file) -> None:
     with pytest.raises(UserError, match=r"'nan_at_seven' .* returned nan for row 7"):
         scored(file, "nan_at_seven", on_error="none")
+
+
+@pytest.mark.parametrize("given", ["'0.5'", "b'0.5'", "bytearray(b'0.5')", "[0.5]"])
+def test_what_only_looks_like_a_number_is_none(tmp_path, given) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def mine(completions):\n    return [1.0, {given}]")
+    with pytest.raises(UserError, match=r"'mine' .* returned .*0\.5.* for row 1, .* not a number or None"):
+        score(Reward(function=f"{file}:mine", batch="all"), Batch(["a"] * 2, ["a"] * 2, None, {}))
+
+
+def test_true_and_false_and_numbers_of_numpy_are_numbers(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\ndef mine(completions):\n    return [True, False, np.float32(0.5), np.int64(2)]"
+    )
+    given = score(Reward(function=f"{file}:mine", batch="all"), Batch(["a"] * 4, ["a"] * 4, None, {}))
+    assert given == [1.0, 0.0, 0.5, 2.0]
+
+
+def test_an_async_function_and_an_import_that_raise_name_the_users_line(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    (file.parent / "beside.py").write_text("def helper():\n    return {}['key']\n")
+    file.write_text("import beside\nasync def mine(completions):\n    return beside.helper()\n")
+    batch = Batch(["a"], ["a"], None, {})
+    with pytest.raises(UserError, match=r"'mine' .* raised KeyError: 'key' \(beside\.py, line 2\) for row 0"):
+        score(Reward(function=f"{file}:mine"), batch)
+    file.write_text("import beside\nbeside.helper()\ndef mine(completions):\n    return [1]\n")
+    with pytest.raises(UserError, match=r"importing .*mine\.py failed with KeyError: 'key' \(beside\.py, line 2\)"):
+        score(Reward(function=f"{file}:mine"), batch)
+    file.write_text("def mine(completions)\n    return [1]\n")
+    with pytest.raises(UserError, match=r"importing .* failed with SyntaxError: expected ':' \(mine\.py, line 1\)"):
+        score(Reward(function=f"{file}:mine"), batch)
+
+
+def test_a_missing_column_is_compared_with_the_datasets_columns_alone(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(solution):\n    return [1.0]\n")
+    for columns, said in (
+        ({"question": ["a"]}, r"needs a column 'solution', which the dataset lacks; there are question$"),
+        ({"solutions": ["a"]}, r"did you mean 'solutions'\?$"),
+    ):
+        with pytest.raises(UserError, match=said):
+            score(Reward(function=f"{file}:mine"), Batch(["a"], ["a"], None, columns))
 
 
 @pytest.mark.parametrize("name", ["tells", "tells_later"])

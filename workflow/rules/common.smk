@@ -14,9 +14,10 @@ from rloo_pipeline import ancient as behind_ancient
 from rloo_pipeline import stopping
 from rloo_pipeline.cluster import arrays, asking, cancelled, containers, locks, nodes, steps
 from rloo_pipeline.config import STAGES
-from rloo_pipeline.config_file import validate
+from rloo_pipeline.config_file import look_at, validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.insight import origin, trackers
+from rloo_pipeline.preflight import inputs
 from rloo_pipeline.provenance import source_digest
 from rloo_pipeline.runtime import prepare_jobs
 from rloo_pipeline.workers import manager
@@ -28,9 +29,13 @@ prepare_jobs()
 origin.note_commit()
 
 try:
+    look_at(workflow.overwrite_configfiles)
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
+    # of a run that begins it is asked below; --unlock, --report and the like do without
+    for note in inputs.refuse(CONFIG) if workflow.output_settings.dryrun else ():
+        logger.warning(note)
     IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
     IN_PLACE = DeploymentMethod.APPTAINER not in workflow.deployment_settings.deployment_method
     if IN_PLACE:
@@ -190,6 +195,12 @@ if workflow.is_main_process and not workflow.output_settings.dryrun:
 # The jobs of a run read its configuration while it lasts: only the process that holds the run writes it, before the
 # first job. Where nothing runs (a dry run, a picture of the DAG, a run that is finished), nothing is written.
 onstart:
+    if workflow.is_main_process:
+        try:
+            for note in inputs.refuse(CONFIG):
+                logger.warning(note)
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
     if held.alone:
         write_config()
         stopping.forget(Path(RUN), CONFIG.rounds)

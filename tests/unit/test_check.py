@@ -1,0 +1,218 @@
+"""What `rloo check` finds in seconds, and that `plan`, `doctor` and Snakemake find the same by files alone."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import merged, mini
+from rich.console import Console
+
+from rloo_pipeline import shapes
+from rloo_pipeline.config import Config
+from rloo_pipeline.config_file import Asked
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.preflight import Finding, inputs, places
+from rloo_pipeline.stages.check import check, look
+
+ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
+MINE = """
+def right(completions, answer):
+    return [float(text[-1]["content"] == one) for text, one in zip(completions, answer, strict=True)]
+
+def raises(completions):
+    return helper(completions)
+
+def helper(completions):
+    raise KeyError("boom")
+
+def texts(completions):
+    return ["0.5"] * len(completions)
+
+def wants(solution):
+    return [0.0] * len(solution)
+
+def ids(completion_ids, tokenizer_path):
+    return [float(len(one)) for one in completion_ids]
+
+def nothing(completions):
+    return [None] * len(completions)
+"""
+
+
+@pytest.fixture
+def case(tmp_path, tiny_model):
+    """A configuration with a copy of the tiny model, 8 rows of data and reward functions in a file."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "mine.py").write_text(MINE)
+    base = mini()
+    del base["warmstart"]
+    base |= {"model": {"name_or_path": str(tmp_path / "model"), "dtype": "float32"}, "data_dir": str(tmp_path)}
+    source = {"train": {"path": "train.jsonl"}, "eval": {"path": "test.jsonl"}}
+    base |= {"dataset": {**source, "user_prompt": "{question}"}, "evaluation": {}}
+    base["rewards"] = [{"function": f"{tmp_path}/mine.py:right"}]
+
+    def made(**changes) -> Config:
+        return Config(**merged(base, changes))
+
+    return made
+
+
+def problems(config: Config, folder: Path) -> dict[str, str]:
+    """What `check` says is wrong, and that what files alone tell says the same."""
+    (folder / "scratch").mkdir(exist_ok=True)
+    return {found.what: found.said for found in look(config, folder / "scratch") if not found.ok}
+
+
+def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
+    found = list(look(case(), tmp_path))
+    assert all(one.ok and not one.note for one in found)
+    assert [one.what for one in found] == ["model", "tokenizer", "dataset.train", "dataset.eval", *["reward right"] * 2]
+    said = {one.what: one.said for one in found}
+    assert "qwen3, context 256, float32" in said["model"]
+    assert said["dataset.train"].startswith("8 rows of question, answer; prompts of ")
+    assert said["reward right"] == (
+        "on rows of dataset.eval: the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
+    )
+    assert inputs.refuse(case()) == [
+        "the model's context is 256 tokens: with completions of 48 there is room for prompts of 208, and "
+        "dataset.max_prompt_length (512) lets in longer ones"
+    ]
+
+
+FROM_FILES = {
+    "completions beyond the context": (
+        {"rollout": {"max_completion_length": 256}},
+        {"model": "the model's context is 256 tokens, a prompt and rollout.max_completion_length (256) do not fit"},
+    ),
+    "completions of the evaluation": (
+        {"evaluation": {"max_completion_length": 999}},
+        {"model": "evaluation.max_completion_length (999) do not fit"},
+    ),
+    "no such model folder": ({"model": {"name_or_path": "./modle"}}, {"model": "no such folder (model.name_or_path"}),
+    "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not read as your home"}),
+    "no such data file": (
+        {"dataset": {"train": {"path": "tran.jsonl"}}},
+        {"dataset.train": "tran.jsonl: no such dataset file (dataset.train.path 'tran.jsonl', data_dir"},
+    ),
+    "a wrong column": (
+        {"dataset": {"user_prompt": "{qestion}"}},
+        dict.fromkeys(("dataset.train", "dataset.eval"), "no column 'qestion' (dataset.user_prompt names it); did you"),
+    ),
+    "a wrong column of demonstrations": (
+        {"warmstart": {"sft": {"demonstrations": {"path": "train.jsonl"}, "completion_column": "anser"}}},
+        {"warmstart.sft.demonstrations": "no column 'anser' (warmstart.sft.completion_column); did you mean 'answer'?"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_what_files_tell_is_found_without_an_engine_everywhere(name, case, tmp_path) -> None:
+    changes, expected = FROM_FILES[name]
+    config = case(**changes)
+    found = problems(config, tmp_path)
+    assert found.keys() == expected.keys() | {what for what in found if what.startswith("reward")}
+    seen = {one.what: one.problem for one in inputs.look(config) if one.problem}
+    doctors = {one.what: one.said for one in (*places.model(config, ""), *places.datasets(config, "")) if not one.ok}
+    for what, words in expected.items():
+        assert words in found[what]
+        assert seen[what] == doctors[what] == found[what]
+    with pytest.raises(UserError) as error:
+        inputs.refuse(config)
+    assert str(error.value).startswith(next(iter(seen.values())))
+
+
+def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case, tmp_path) -> None:
+    place = tmp_path / "model" / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": "falcon_h1"}))
+    assert "falcon_h1 mixes tokens in recurrent" in problems(case(), tmp_path)["model"]
+    with pytest.raises(UserError, match="falcon_h1 mixes tokens"):
+        inputs.refuse(case())
+
+
+def test_the_longest_prompt_is_held_against_the_context(case, tmp_path) -> None:
+    found = problems(case(rollout={"max_completion_length": 250}), tmp_path)
+    assert "the longest prompt (" in found["dataset.train"]
+    assert "rollout.max_completion_length (250) do not fit into it" in found["dataset.train"]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; mend the function"),
+        ("texts", "returned '0.5' for row 0, a text and not a number or None; return float(…) of it"),
+        ("wants", "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, question"),
+        ("rihgt", "has no function rihgt; did you mean 'right'?"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, said, case, tmp_path) -> None:
+    found = problems(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path)
+    assert said in found[f"reward {function}"]
+
+
+def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokenizers(case, tmp_path) -> None:
+    config = case(rewards=[{"function": f"{tmp_path}/mine.py:{name}"} for name in ("nothing", "ids")])
+    found = [one for one in look(config, tmp_path) if one.what.startswith("reward")]
+    assert [one.note for one in found] == [True, True, False, False]
+    assert "None for all" in found[0].said
+    assert "the data's own solutions 2, 2, 2, 2" in found[2].said, "a digit and the end"
+
+
+def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> None:
+    (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
+    place = tmp_path / "model" / "tokenizer_config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "chat_template": None}))
+    found = problems(case(), tmp_path)
+    assert "row 0: the prompt is messages and the model's tokenizer has no chat template" in found["dataset.train"]
+
+
+def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_path) -> None:
+    console = Console(width=160, file=io.StringIO())
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(case().model_dump(mode="json")))
+    check(Asked(tmp_path / "run.yaml"), console)
+    assert f"snakemake --cores all --configfile {tmp_path}/run.yaml" in console.file.getvalue()
+    with pytest.raises(UserError, match=r"run\.yaml: 1 problem, see above"):
+        check(Asked(tmp_path / "run.yaml", ["dataset={train: {path: none.jsonl}}"]), console)
+
+
+@pytest.mark.parametrize(
+    ("facts", "context"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"n_positions": 1024, "n_ctx": 512}, 1024),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 2.0}}, 4096),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 2048),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
+        ({"hidden_size": 3}, None),
+    ],
+)
+def test_the_context_is_read_as_vllm_reads_it(facts, context) -> None:
+    assert shapes.context(facts) == context
+
+
+def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    config = case(model={"name_or_path": "no/such-model", "revision": "v1"})
+    with pytest.raises(UserError, match=r"hf download no/such-model config\.json --revision v1"):
+        inputs.shape(config)
+    words = Asked(Path("my run.yaml"), ["rounds=3"]).words
+    assert inputs.fetch_all(config, words) == (
+        "snakemake --cores 1 --configfile 'my run.yaml' --config rounds=3 -- results/mini/assets"
+    )
+    (space, *_) = places.space(tmp_path, None)
+    assert space == Finding("disk", True, space.said, note=True)
+    assert "not known before the model is here" in space.said
+
+
+def test_weights_that_are_there_in_part_are_not_counted(tmp_path, tiny_model) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    whole = shapes.read(tmp_path / "model").parameters
+    names = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(names))
+    assert shapes.read(tmp_path / "model").parameters == pytest.approx(whole, rel=0.01)
+    assert shapes._counted(tmp_path / "model") == 0

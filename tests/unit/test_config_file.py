@@ -1,0 +1,88 @@
+"""A configuration that is wrong is one sentence with the file, the line or key, and what may have been meant."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import MINI, mini
+
+from rloo_pipeline.config_file import Asked, load, look_at, validate
+from rloo_pipeline.errors import UserError
+
+TEXT = MINI.read_text()
+
+
+def said_of(folder: Path, text: str) -> str:
+    file = folder / "my-run.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as error:
+        load(file)
+    said = str(error.value)
+    assert said.startswith(str(file))
+    assert "\n" not in said
+    return said.removeprefix(str(file))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("rewards:", "reward:", ": unknown key 'reward'; did you mean 'rewards'?"),
+        ("update: {", "update: {lr: 1, ", ": unknown key 'update.lr'; the learning rate is update.learning_rate"),
+        ("seed: 1", "learning_rate: 1", ": unknown key 'learning_rate'; did you mean 'update.learning_rate'?"),
+        ("max_prompt_length", "max_promt_length", "did you mean 'max_prompt_length'?"),
+        (
+            "max_prompt_length",
+            "max_completion_length",
+            "did you mean 'rollout.max_completion_length' or 'evaluation.max_completion_length'?",
+        ),
+        ("name: answer}", "nmae: answer}", ": unknown key 'rewards.0.nmae'; did you mean 'name'?"),
+        ("rounds: 2", "rounds: two", ": rounds: Input should be a valid integer"),
+        ("checks: {probe_prompts: 16}", "checks:", ": checks: the section is empty; give it a key, or leave it out"),
+        ("vllm: {threads: 1}", "vllm: 1", ": vllm: must be a section with keys of its own (gpu_memory_utilization"),
+        ("update: {", "update: {lora: {target_modules: 3}, ", ": update.lora.target_modules: Input should be a valid"),
+        ("seed: 1", "seed: 1\nseed: 2", ": key 'seed' stands twice, in lines 3 and 4; take one out"),
+        ("{beta: 0.05", "{beta: 0, beta: 0.05", ": key 'beta' stands twice, in lines 28 and 28"),
+        ("seed: 1", "seed 1", ", line 4: not valid YAML: could not find expected ':'"),
+        (
+            "  dtype: float32",
+            "\tdtype: float32",
+            ", line 8: not valid YAML: found character that cannot start any token",
+        ),
+        ("report: {", "report: [", ", line 31: not valid YAML"),
+    ],
+)
+def test_it_names_the_place_and_what_may_have_been_meant(old, new, said, tmp_path) -> None:
+    assert old in TEXT
+    assert said in said_of(tmp_path, TEXT.replace(old, new, 1))
+
+
+def test_a_file_that_is_not_there_or_not_text_is_a_sentence(tmp_path) -> None:
+    (tmp_path / "my-run.yaml").write_bytes(b"run: x\nseed: \xff\n")
+    for name, said in (
+        ("my_run.yaml", "no such configuration file; did you mean 'my-run.yaml'?"),
+        ("my-run.yaml", "line 2: not UTF-8"),
+        ("", "cannot be read as a configuration"),
+    ):
+        with pytest.raises(UserError, match=said.replace("?", r"\?")):
+            load(tmp_path / name)
+    (tmp_path / "my-run.yaml").write_text("")
+    with pytest.raises(UserError, match="must be a mapping"):
+        load(tmp_path / "my-run.yaml")
+
+
+def test_two_equal_keys_are_found_where_snakemake_reads_the_file(tmp_path) -> None:
+    file = tmp_path / "over.yaml"
+    file.write_text("base: &base {seed: 1}\nother: {<<: *base, seed: 2}\n")
+    look_at([file])
+    file.write_text("rollout:\n  shards: 1\n  temperature: 1\n  shards: 2\n")
+    with pytest.raises(UserError, match=r"over\.yaml: key 'shards' stands twice, in lines 2 and 4"):
+        look_at([file])
+
+
+def test_changes_are_laid_over_the_file_as_snakemake_does() -> None:
+    asked = Asked(MINI, ["rounds=5", "rollout={shards: 4}", "data_dir=my data"])
+    assert asked.config == validate(mini(rounds=5, rollout={"shards": 4}, data_dir="my data"), "test")
+    assert asked.words == f"--configfile {MINI} --config rounds=5 'rollout={{shards: 4}}' 'data_dir=my data'"
+    assert Asked(MINI).config == validate(yaml.safe_load(TEXT), "test")
+    with pytest.raises(UserError, match="--config rounds: write it as KEY=VALUE"):
+        load(MINI, ["rounds"])

@@ -1,0 +1,150 @@
+"""Data that cannot be read is one sentence with file, line and column; data that can be is as it stands in the file."""
+
+import json
+
+import pytest
+
+from rloo_pipeline.config import Dataset, Source
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.prompting import check_columns, check_names, prompt_of
+from rloo_pipeline.rows import read_rows
+
+ROWS = [{"question": f"What is {n}?", "answer": str(n)} for n in range(60)]
+DATES = [{"answer": "2024-01-01"}, {"answer": "007"}]
+
+
+def lines(rows: list) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+BROKEN = {
+    "not UTF-8": (
+        "a.jsonl",
+        lines(ROWS).replace("is 40?", "is é?").encode("latin-1"),
+        "line 41: not UTF-8 (byte 0xe9)",
+    ),
+    "a number among texts": (
+        "a.jsonl",
+        lines([*ROWS[:20], {"question": "?", "answer": 5}, *ROWS[20:]]),
+        "line 21: column 'answer' holds a number (5) and text in line 1",
+    ),
+    "a broken line": ("a.jsonl", lines(ROWS[:39]) + '{"question": \n' + lines(ROWS[40:]), "line 40: not JSON"),
+    "a cut file": ("a.jsonl", lines(ROWS)[:-9], "line 60: not JSON"),
+    "no file content": ("a.jsonl", "", "is empty"),
+    "blank lines alone": ("a.jsonl", "\n\n", "is empty"),
+    "lines that are lists": ("a.jsonl", "[1]\n", "line 1: holds a list, not an object with columns"),
+    "kinds inside of messages": (
+        "a.jsonl",
+        lines([{"prompt": [{"content": "a"}]}, {"prompt": [{"content": 1}]}]),
+        "line 2: column 'prompt[].content' holds a number (1) and text in line 1",
+    ),
+    "a cut list": (
+        "a.json",
+        json.dumps(ROWS, indent=1)[:-30],
+        "line 239: not JSON: Unterminated string starting at character",
+    ),
+    "a row of a list": (
+        "a.json",
+        json.dumps([*ROWS[:3], {"answer": True}]),
+        "row 3: column 'answer' holds true or false",
+    ),
+    "an empty list": ("a.json", "[]", "is empty"),
+    "no Parquet": ("a.parquet", "hello", "truncated or damaged"),
+    "an empty Parquet": ("a.parquet", "", "is empty"),
+    "CSV": ("a.csv", "a,b\n", "known dataset files are .jsonl, .json, .parquet"),
+    "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
+    "a folder with a number among texts": (
+        "folder/a.jsonl",
+        lines([{"a": "1"}, {"a": 1}]),
+        "a.jsonl, line 2: column 'a'",
+    ),
+    "an empty folder": ("folder/.x", "", "folder: cannot be read as a dataset"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_a_sentence(name, tmp_path) -> None:
+    file, content, said = BROKEN[name]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    place = path.parent if "/" in file else path
+    with pytest.raises(UserError) as error:
+        read_rows(Source(name="x") if place.is_dir() else Source(path="x"), str(place))
+    assert str(error.value).startswith(str(place))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_texts_that_look_like_numbers_or_dates_stay_texts(tmp_path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(lines(DATES))
+    assert read_rows(Source(path="x"), str(file)) == DATES
+    file = tmp_path / "a.json"
+    file.write_text("\ufeff" + json.dumps(DATES))
+    assert read_rows(Source(path="x"), str(file)) == DATES
+
+
+def test_rows_have_all_columns_and_no_more_are_read_than_asked_for(tmp_path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"a": 1}\r\n\r\n{"a": 2.5, "b": "\u2028"}\nbroken')
+    rows = read_rows(Source(path="x", max_rows=2), str(file))
+    assert rows == [{"a": 1.0, "b": None}, {"a": 2.5, "b": "\u2028"}]
+    assert all(type(row["a"]) is float for row in rows)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), file)
+    assert read_rows(Source(path="x"), str(file)) == ROWS
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"a\.parquet: truncated or damaged"):
+        read_rows(Source(path="x"), str(file))
+
+
+def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
+    file = tmp_path / "data.py"
+    file.write_text("def made(count):\n    rows = ['a'] * count\n    return rows if count else rows[0]\n")
+    for options, said in (
+        ({"size": 1}, "options of the generator .* do not fit it"),
+        ({"count": 0}, r"raised IndexError: list index out of range \(data.py, line 3\)"),
+        ({"count": 1}, "gave a str as row 0, not a dict"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_rows(Source(generator=f"{file}:made", options=options), "")
+
+
+def dataset(**changes) -> Dataset:
+    return Dataset(train=Source(path="a"), eval=Source(path="b"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "said"),
+    [
+        (
+            {"user_prompt": "{qestion}"},
+            ROWS[0],
+            r"no column 'qestion' \(dataset.user_prompt names it\); did you mean 'qu",
+        ),
+        ({"user_prompt": "{question}"}, {"question": None}, "column 'question' is null"),
+        ({"user_prompt": "{question.x}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
+        ({"user_prompt": "{question:d}"}, ROWS[0], "dataset.user_prompt does not fit the row"),
+        ({}, ROWS[0], r"no column 'prompt' \(dataset.prompt_column\); there are question, answer"),
+        ({}, {"prompt": 3}, "column 'prompt' holds 3; a prompt is a text, or a list of messages"),
+        ({}, {"prompt": [{"content": "a"}]}, "a list of messages with role"),
+        ({}, {"prompt": []}, "a prompt is a text"),
+    ],
+)
+def test_a_row_that_is_no_prompt_is_a_sentence(changes, row, said) -> None:
+    with pytest.raises(UserError, match=said):
+        prompt_of(row, dataset(**changes), "train.jsonl, row 3")
+
+
+def test_columns_of_the_tables_own_names_are_refused() -> None:
+    check_columns(["prompt", "seconds"], dataset(), "x")
+    with pytest.raises(UserError, match="column 'seconds' has a name that the pipeline uses itself"):
+        check_names(["prompt", "seconds"], dataset(), "x")
+    check_names(["prompt", "completion"], dataset(), "x")
