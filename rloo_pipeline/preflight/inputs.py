@@ -194,9 +194,8 @@ def check_model(config: Config, folder: Path) -> None:
     Raises:
         UserError: training does not cover it, or its context is too short for the completions alone.
     """
-    facts = read_json(folder / "config.json")
     model_support.refuse_run(config, folder)
-    check_context(config, facts, 1, str(folder))
+    check_context(config, read_json(folder / "config.json"), 1, str(folder))
 
 
 def check_context(config: Config, facts: dict[str, Any], longest_prompt: int, path: str) -> None:

@@ -161,9 +161,10 @@ def test_more_prompts_a_round_than_there_are_is_a_sentence(tmp_path, tiny_model)
     one_line(sampled(Case(tmp_path, tiny_model), tmp_path / "model"), "6 training prompts", "needs 16")
 
 
-def test_a_prompt_longer_than_the_context_is_a_sentence(tmp_path, tiny_model) -> None:
-    case = Case(tmp_path, tiny_model, **merged(ONE_PROMPT, {"rollout": {"max_completion_length": 5000}}))
-    one_line(sampled(case, case.model), "context", "max_completion_length")
+@pytest.mark.parametrize(("length", "words"), [(5000, ["a prompt and"]), (250, ["the longest prompt ("])])
+def test_more_tokens_than_the_context_are_a_sentence_before_any_engine(length, words, tmp_path, tiny_model) -> None:
+    case = Case(tmp_path, tiny_model, rollout={"max_completion_length": length})
+    one_line(case.prepare(), f"rollout.max_completion_length ({length})", "the model's context is 256 tokens", *words)
 
 
 def test_a_truncated_policy_is_a_sentence(tmp_path, tiny_model) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import GSM8K, ROOT, needs_gsm8k
 
-from rloo_pipeline.config_file import load, validate
+from rloo_pipeline.config_file import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.format import answer_mark_reward
 from rloo_pipeline.rewards.math import math_reward
@@ -126,21 +126,26 @@ def asks_not(folder, seed, **options):
 def test_only_a_builder_that_asks_is_told_the_data_dir(
     tmp_path: Path, corpus: Path, builder: str, options: dict[str, Any], told: str
 ) -> None:
-    from rloo_pipeline.stages.stage_assets import stage_assets
+    from rloo_pipeline.building import build
+    from rloo_pipeline.config import Model
 
     (tmp_path / "builders.py").write_text(BUILDERS)
-    source = {"path": corpus.name}
-    model = {"build": f"{tmp_path / 'builders.py'}:{builder}", "build_options": options}
-    raw = {
-        "run": "r",
-        "rounds": 1,
-        "data_dir": str(corpus.parent),
-        "model": model,
-        "dataset": {"train": source, "eval": source},
-        "rewards": [{"function": "rloo_pipeline.rewards.math:math_reward"}],
-    }
-    stage_assets(validate(raw, "test"), tmp_path / "assets")
-    assert (tmp_path / "assets/model/told").read_text() == told.format(data=corpus.parent)
+    model = Model(build=f"{tmp_path / 'builders.py'}:{builder}", build_options=options)
+    build(model, 0, str(corpus.parent), tmp_path / "model")
+    assert (tmp_path / "model/told").read_text() == told.format(data=corpus.parent)
+
+
+def test_a_builder_that_fails_is_a_sentence(tmp_path: Path) -> None:
+    from rloo_pipeline.building import build
+    from rloo_pipeline.config import Model
+
+    (tmp_path / "builders.py").write_text(BUILDERS)
+    for options, said in (
+        ({"size": 3}, r"model\.build_options do not fit .*builders\.py:asks: .*size"),
+        ({}, r"model\.build: .*builders\.py:asks raised FileNotFoundError: .* \(builders\.py, line 3\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            build(Model(build=f"{tmp_path / 'builders.py'}:asks", build_options=options), 0, None, tmp_path / "a" / "b")
 
 
 @needs_gsm8k
