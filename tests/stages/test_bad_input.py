@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers import Round, merged, mini, rloo
+from helpers import Project, Round, merged, mini, rloo
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
 
@@ -101,6 +103,28 @@ def test_a_bad_configuration_is_a_sentence(name, tmp_path, tiny_model) -> None:
     changes, words = CONFIGS[name]
     case = Case(tmp_path, tiny_model, **changes)
     one_line(case.prepare(), *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "more", "words"),
+    [
+        ({"rollout": {"max_completion_length": 5000}}, "", "the model's context is 256 tokens"),
+        ({"dataset": {"user_prompt": "{qestion}"}}, "", "train.jsonl: no column 'qestion'"),
+        ({}, "seed: 1\nseed: 2\n", "test.yaml: key 'seed' stands twice"),
+    ],
+)
+def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_path, tiny_model) -> None:
+    case, project = Case(tmp_path, tiny_model, **changes), Project(tmp_path / "project")
+    text = (case.run / "config.yaml").read_text().replace("seed: 1\n", more or "seed: 1\n")
+    (project.folder / "config" / "test.yaml").write_text(text)
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--configfile", "config/test.yaml"]
+    outcome = subprocess.run(
+        command, cwd=project.folder, env=project.environment, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 1
+    assert words in outcome.stderr
+    assert "Traceback" not in outcome.stderr
 
 
 def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
@@ -267,8 +291,6 @@ def score(folder: Path, model: Path, function: str):
 def test_a_full_disk_is_a_sentence(tmp_path, tiny_model) -> None:
     """A file system of 64 KiB, mounted for the stage alone in a namespace of its own."""
     import os
-    import subprocess
-    import sys
 
     run = Round(tmp_path / "run", tiny_model).write(1)
     (run.run / "policies").mkdir()
