@@ -123,8 +123,9 @@ def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_p
         command, cwd=project.folder, env=project.environment, capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 1
-    assert words in outcome.stderr
-    assert "Traceback" not in outcome.stderr
+    said = outcome.stdout + outcome.stderr
+    assert words in said
+    assert "Traceback" not in said
 
 
 def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
