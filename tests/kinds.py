@@ -45,7 +45,9 @@ def adapter(base: Path, folder: Path, seed: int) -> Path:
 
 
 def configuration(kind: str, tokenizer: Any) -> Any:
-    """Of `untied` (Qwen3), `qwen3_moe` and `mixtral`, whose experts vLLM pads."""
+    """Of `untied` (Qwen3), `qwen3_moe`, `mixtral`, whose experts vLLM pads, and `olmo2`, which vLLM runs by
+    transformers' own layers.
+    """
     import transformers
 
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
@@ -57,4 +59,6 @@ def configuration(kind: str, tokenizer: Any) -> Any:
         return transformers.Qwen3Config(**common, tie_word_embeddings=False)
     if kind == "qwen3_moe":
         return transformers.Qwen3MoeConfig(**common, **experts, num_experts=4, moe_intermediate_size=32)
+    if kind == "olmo2":
+        return transformers.Olmo2Config(**{**common, "num_key_value_heads": 2}, tie_word_embeddings=False)
     return transformers.MixtralConfig(**common, **experts, num_local_experts=4, sliding_window=None)

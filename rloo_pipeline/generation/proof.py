@@ -8,7 +8,9 @@ swap as well, so that a cache that was not emptied shows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +24,7 @@ from rloo_pipeline.training import policy
 if TYPE_CHECKING:
     import torch
     from vllm import LLM
+    from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
 
 LIMITS: Mapping[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05}
@@ -43,6 +46,8 @@ class Seen(NamedTuple):
     """Of each prompt, log-probs of the likeliest next tokens."""
     cached: int
     """Tokens of prompts that it had in its cache."""
+    engine: VllmConfig | None = None
+    """How it is configured."""
 
 
 def prompts_of(vocabulary: int, block: int, longest: int) -> list[list[int]]:
@@ -71,21 +76,32 @@ def ask(llm: LLM, prompts: Prompts, lora: LoRARequest | None) -> Seen:
     for output in found:
         places = output.outputs[0].logprobs or []
         logps.append({token: entry.logprob for place in places if place for token, entry in place.items()})
-    return Seen(logps, sum(output.num_cached_tokens or 0 for output in found))
+    return Seen(logps, sum(output.num_cached_tokens or 0 for output in found), llm.llm_engine.vllm_config)
 
 
-def by_transformers(folder: Path, dtype: Dtype, trust_remote_code: bool, prompts: Prompts) -> torch.Tensor:
-    """Log-probs of all next tokens, [prompts, vocabulary], by the policy as transformers load it."""
+def by_transformers(
+    folder: Path, dtype: Dtype, trust_remote_code: bool, prompts: Prompts, engine: VllmConfig | None = None
+) -> torch.Tensor:
+    """Log-probs of all next tokens, [prompts, vocabulary], by the policy as transformers load it.
+
+    Args:
+        folder: of the policy.
+        dtype: to compute in.
+        trust_remote_code: whether code that comes with the model is run.
+        prompts: to be continued.
+        engine: the configuration of the engine in this process, if there is one.
+    """
     lean.before_transformers()
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        policy.base_of(folder),
-        dtype=getattr(torch, dtype),
-        trust_remote_code=trust_remote_code,
-        use_safetensors=True,
-    )
+    with _uncompiled(engine):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            policy.base_of(folder),
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )
     if policy.is_adapter(folder):
         import peft
 
@@ -94,6 +110,23 @@ def by_transformers(folder: Path, dtype: Dtype, trust_remote_code: bool, prompts
     with torch.inference_mode():
         logits = [model(torch.tensor([list(prompt)]), use_cache=False).logits[0, -1] for prompt in prompts]
     return torch.stack(logits).float().log_softmax(-1)
+
+
+@contextmanager
+def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
+    """A block in which transformers make models that nobody compiles: a class whose layers vLLM runs as they are has
+    been changed by it, and asks the engine's configuration for how.
+    """
+    if engine is None:
+        yield
+        return
+    from vllm.config import CompilationMode, set_current_vllm_config
+
+    plain = copy(engine)
+    plain.compilation_config = copy(engine.compilation_config)
+    plain.compilation_config.mode = CompilationMode.NONE
+    with set_current_vllm_config(plain):
+        yield
 
 
 def is_cheap(folder: Path) -> bool:
@@ -125,7 +158,7 @@ def check_weights(said: Seen, folder: Path, dtype: Dtype, trust_remote_code: boo
         IncompatibleEngine: it does not, or transformers cannot say.
     """
     try:
-        expected = by_transformers(folder, dtype, trust_remote_code, prompts)
+        expected = by_transformers(folder, dtype, trust_remote_code, prompts, said.engine)
     except Exception as why:  # of whatever kind: a fresh engine needs no proof
         raise IncompatibleEngine(f"weights that transformers could not be asked about ({why})") from why
     nats = apart(said, expected)

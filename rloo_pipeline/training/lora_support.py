@@ -25,10 +25,14 @@ WITHOUT = frozenset(
     }
 )
 """Architectures whose classes in vLLM serve no adapter."""
+OTHERWISE = {"Glm4ForCausalLM": {"gate_up_proj"}}
+"""Modules of some architectures that vLLM knows under other names than transformers."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 """Keys of config.json with the number of a layer's experts."""
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules of models with experts whose adapters vLLM serves as PEFT writes them."""
+
+SUCH_AS = "[q_proj, k_proj, v_proj, o_proj]"
 
 
 def refuse(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
@@ -43,21 +47,29 @@ def refuse(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
     """
     if lora is None:
         return
-    place, facts = (
-        (str(config / "config.json"), read_json(config / "config.json"))
-        if isinstance(config, Path)
-        else ("config.json", config)
-    )
-    kind = next(iter(facts.get("architectures") or ()), facts.get("model_type", "this model"))
+    path = config / "config.json" if isinstance(config, Path) else Path("config.json")
+    facts: Mapping[str, Any] = read_json(path) if isinstance(config, Path) else config
+    if why := _why(facts, lora):
+        raise UserError(f"{path}: {why}")
+
+
+def _why(facts: Mapping[str, Any], lora: Lora) -> str | None:
+    """What vLLM does not serve of an adapter, and what to do; None where it serves it."""
+    kind = str(next(iter(facts.get("architectures") or ()), facts.get("model_type", "this model")))
     if kind in WITHOUT:
-        raise UserError(f"{place}: vLLM serves no LoRA adapter of {kind}; remove update.lora, or take another model")
+        return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or take another model"
+    others = OTHERWISE.get(kind, set())
+    targets = others | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
+    if named := ", ".join(sorted(targets & others)):
+        return (
+            f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
+            f"without it, such as {SUCH_AS}"
+        )
     text = facts.get("text_config") or facts
     experts = next((key for key in EXPERTS if int(text.get(key) or 0) > 1), None)
-    targets = {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
-    others = ", ".join(sorted(targets - ATTENTION))
-    if experts and others:
-        raise UserError(
-            f"{place}: {kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on "
-            f"{others} of it as PEFT writes it; name modules of its attention in update.lora.target_modules, "
-            "such as [q_proj, k_proj, v_proj, o_proj]"
+    if experts and (named := ", ".join(sorted(targets - ATTENTION))):
+        return (
+            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it as "
+            f"PEFT writes it; name modules of its attention in update.lora.target_modules, such as {SUCH_AS}"
         )
+    return None

@@ -19,7 +19,7 @@ from rloo_pipeline.generation.sampler import Engine, Sampler
 pytestmark = pytest.mark.slow
 
 ENGINE = Engine("float32", False, 0.5, 1, 1)
-KINDS = ["untied", "qwen3_moe", "mixtral", "adapter"]
+KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
 # longer than a block of the cache, and alike
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
 HOW = Decoding(1.0, 1.0, 0, None, 12)

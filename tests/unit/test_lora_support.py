@@ -15,6 +15,7 @@ from rloo_pipeline.training.model_support import refuse_run
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
+GLM4 = {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4"}
 ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
 
 
@@ -26,6 +27,7 @@ ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
         (EXPERTS, ATTENTION),
         (MIXTRAL, ATTENTION),
         ({**EXPERTS, "num_experts": 0}, Lora()),
+        (GLM4, Lora(target_modules=["q_proj", "down_proj"])),
         ({"architectures": ["GPT2LMHeadModel"]}, None),
     ],
 )
@@ -38,6 +40,8 @@ def test_what_vllm_serves_passes(config, lora) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapter of GPT2LMHeadModel; remove update.lora"),
         ({"architectures": ["StableLmForCausalLM"]}, ATTENTION, "StableLmForCausalLM"),
+        (GLM4, Lora(), r"an adapter on gate_up_proj of Glm4ForCausalLM; .* without it"),
+        (GLM4, Lora(target_modules=["gate_up_proj"]), "gate_up_proj"),
         (EXPERTS, Lora(), r"num_experts: 128.*all-linear.*target_modules.*q_proj"),
         (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on gate of it"),
         ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
