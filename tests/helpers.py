@@ -26,12 +26,14 @@ def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    """Runs stages one after the other, up to one that fails."""
+    """Runs stages one after the other, up to one that fails: its exit status, and what all of them said."""
+    said = [""] * 2
     for words in calls:
         outcome = rloo(*words)
+        said = [before + now for before, now in zip(said, (outcome.stdout, outcome.stderr), strict=True)]
         if outcome.returncode != 0:
             break
-    return outcome
+    return subprocess.CompletedProcess(calls, outcome.returncode, *said)
 
 
 def until(there: Callable[[], object], seconds: float = 300.0) -> None:
@@ -100,6 +102,15 @@ class Round:
     def update(self, number: int = 1) -> subprocess.CompletedProcess[str]:
         """Makes policy `number`."""
         return rloo(*self.words(number))
+
+    def update_by_ranks(self, number: int = 1, count: int = 2) -> list[subprocess.CompletedProcess[str]]:
+        """Makes policy `number` by ranks that no stage has started; what each of them said."""
+        from rloo_pipeline import fence
+
+        held = self.run / "held"  # the output is held for ranks by who starts them
+        held.write_text("here")
+        words = [str(word) for word in self.words(number) if not str(word).startswith("--log=")]
+        return forks.run_ranks("rloo_pipeline", words, count, **{fence.VARIABLE: f"here {held}"})
 
     def words(self, number: int = 1) -> tuple[object, ...]:
         """The command that makes policy `number`."""

@@ -15,8 +15,6 @@ import pytest
 import torch
 from helpers import Round, rloo_in_turn
 
-from rloo_pipeline import fence
-
 pytestmark = pytest.mark.slow
 
 # Everything about the algorithm that can differ between ways of cutting a batch is on.
@@ -50,10 +48,7 @@ def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
     folder = tmp_path_factory.mktemp("together")
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in TOGETHER.items()}
     for run in runs.values():
-        words = [str(word) for word in run.write(1).words() if not str(word).startswith("--log=")]
-        held = run.run / "held"  # the stage that starts ranks holds its output for them
-        held.write_text("us")
-        for outcome in forks.run_ranks("rloo_pipeline", words, 2, **{fence.VARIABLE: f"us {held}"}):
+        for outcome in run.write(1).update_by_ranks():
             assert outcome.returncode == 0, outcome.stderr
     return runs
 
@@ -100,7 +95,9 @@ def test_how_a_step_is_cut_changes_nothing_but_rounding(tiny_model, plain, alone
 def same_but_for_rounding(one: Round, other: Round, start: Path) -> None:
     assert distance(one, other, start) < 1e-4
     read = [json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text()) for run in (one, other)]
-    assert read[0] == pytest.approx(read[1], rel=1e-4)
+    assert read[0].keys() == read[1].keys()
+    for name, value in read[0].items():
+        assert read[1][name] == (value if value is None else pytest.approx(value, rel=1e-4)), name
 
 
 def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain) -> None:
