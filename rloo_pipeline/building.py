@@ -29,4 +29,5 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
         where = references.place(error, name)
         if isinstance(error, TypeError) and not where:
             raise UserError(f"model.build_options do not fit {name}: {error}") from error
-        raise UserError(f"model.build: {name} raised {type(error).__name__}: {error}{where}") from error
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"model.build: {name} raised {said}{where}") from error

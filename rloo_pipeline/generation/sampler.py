@@ -213,8 +213,7 @@ def _context(folder: Path, needed: int) -> int:
     Raises:
         UserError: prompts and completions together exceed what the model was made for.
     """
-    config = read_json(folder / "config.json")
-    context = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    context = shapes.context(read_json(folder / "config.json"))
     if context is not None and needed > context:
         raise UserError(
             f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "

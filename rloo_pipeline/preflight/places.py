@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline import runtime
-from rloo_pipeline.config import Config, Source
+from rloo_pipeline.config import Config, Dtype, Source
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs
 
@@ -88,6 +88,18 @@ def model(config: Config, fetch: str) -> Iterator[Finding]:
             yield Finding("model", False, str(error), fetch)
         else:
             yield Finding("model", True, f"{folder} is whole")
+
+
+def number_format(dtype: Dtype) -> Finding:
+    """Whether this node trains in a format of 16 bits; where stages run on others, they ask there."""
+    from rloo_pipeline.training import formats
+
+    try:
+        trains = formats.trains_in(dtype)
+    except ImportError:
+        return Finding("model.dtype", True, f"{dtype}; the stages, whose environment is not this one, ask DeepSpeed")
+    said = f"{dtype} can{'' if trains else 'not'} be trained on this machine, says DeepSpeed"
+    return Finding("model.dtype", trains, said, formats.CURE)
 
 
 def datasets(config: Config, fetch: str) -> Iterator[Finding]:

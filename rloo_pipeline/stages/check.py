@@ -22,7 +22,7 @@ from rloo_pipeline.config import STAGES, Config, Reward, Source
 from rloo_pipeline.config_file import Asked
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.files import read_json
-from rloo_pipeline.preflight import Finding, inputs, show
+from rloo_pipeline.preflight import Finding, inputs, places, show
 from rloo_pipeline.prompting import completion_text, encode, prompt_of
 from rloo_pipeline.rows import Row, read_rows
 
@@ -82,6 +82,9 @@ def look(config: Config, scratch: Path) -> Iterator[Finding]:
     try:
         folder = _model(config, scratch)
         yield _of_model(config, folder)
+        if config.model.dtype != "float32":
+            found = places.number_format(config.model.dtype)
+            yield found._replace(ok=True, note=not found.ok)  # stages may run on another machine
         tokenizer = None if folder is None else _tokenizer(config, folder)
         if tokenizer is not None:
             yield Finding("tokenizer", True, f"{len(tokenizer)} tokens, ends with {tokenizer.eos_token}")
@@ -112,7 +115,7 @@ def _not_looked_at(what: str, error: ImportError) -> Finding:
 def _functions(config: Config) -> Iterator[Finding]:
     """Functions that the configuration names and that are not there, by their files' text."""
     sections = {section for stage in STAGES.values() for section in stage.decides}
-    for name in provenance.functions(config, sections - {"rewards"}):  # those are called
+    for name in provenance.functions(config, sections - {"rewards", "model"}):  # those are called
         try:
             references.check(name)
         except UserError as error:
@@ -177,7 +180,7 @@ def _of_part(config: Config, key: str, part: Part, folder: Path | None) -> Findi
         UserError: no prompt is short enough, or the longest one and a completion are more than the model's context.
     """
     said = f"{len(part.rows):,} rows of {', '.join(part.rows[0])}"
-    if not part.lengths or folder is None:
+    if not part.lengths or folder is None or key == inputs.DEMONSTRATIONS:
         return Finding(key, True, said)
     most = config.dataset.max_prompt_length
     kept = [length for length in part.lengths if length <= most]
@@ -186,8 +189,7 @@ def _of_part(config: Config, key: str, part: Part, folder: Path | None) -> Findi
             f"{key}: of the first {len(part.lengths):,} prompts none is within dataset.max_prompt_length ({most}), the "
             f"shortest one has {min(part.lengths)} tokens; raise it"
         )
-    if key != inputs.DEMONSTRATIONS:
-        inputs.check_context(config, read_json(folder / "config.json"), max(kept), key)
+    inputs.check_context(config, read_json(folder / "config.json"), max(kept), key)
     said += f"; prompts of {min(kept)} to {max(kept)} tokens"
     if len(kept) < len(part.lengths):
         said += f", {len(part.lengths) - len(kept):,} longer ones will be left out"
@@ -208,7 +210,10 @@ def _rewards(
         elif not tried:
             yield _uncalled(reward, "there are no rows to call it with")
         for key in tried if not reward.gpus or runtime.has_gpu() else ():
-            yield _of_reward(reward, key, tried[key], folder)
+            found = _of_reward(reward, key, tried[key], folder)
+            yield found
+            if not found.ok:
+                break
 
 
 def _uncalled(reward: Reward, why: str) -> Finding:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rloo_pipeline.cluster import containers
-from rloo_pipeline.config import Config, Dtype
+from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import Asked
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.insight import plan
@@ -39,21 +39,9 @@ def _look(asked: Asked, project: Path, profile: Path | None, with_image: bool) -
         yield from image.look(containers.image(config, project))
     yield from places.look(config, _needed(config), inputs.fetch_all(config, asked.words))
     if profile is None and config.model.dtype != "float32":
-        yield _number_format(config.model.dtype)
+        yield places.number_format(config.model.dtype)
     if profile is not None:
         yield from slurm.look(profile, project / "workflow" / "rules", config)
-
-
-def _number_format(dtype: Dtype) -> Finding:
-    """Whether this node trains in a format of 16 bits; where stages run on others, they ask there."""
-    from rloo_pipeline.training import formats
-
-    try:
-        trains = formats.trains_in(dtype)
-    except ImportError:
-        return Finding("model.dtype", True, f"{dtype}; the stages, whose environment is not this one, ask DeepSpeed")
-    said = f"{dtype} can{'' if trains else 'not'} be trained on this machine, says DeepSpeed"
-    return Finding("model.dtype", trains, said, formats.CURE)
 
 
 def _needed(config: Config) -> float | None:

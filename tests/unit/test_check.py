@@ -134,6 +134,17 @@ def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case
         inputs.refuse(case())
 
 
+def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path, monkeypatch) -> None:
+    from rloo_pipeline.training import formats
+
+    for trains in (True, False):
+        monkeypatch.setattr(formats, "trains_in", lambda _, trains=trains: trains)
+        folder = tmp_path / str(trains)
+        folder.mkdir()
+        (found,) = (one for one in look(case(model={"dtype": "bfloat16"}), folder) if one.what == "model.dtype")
+        assert (found.ok, found.note) == (True, not trains)
+
+
 def test_the_longest_prompt_is_held_against_the_context(case, tmp_path) -> None:
     found = problems(case(rollout={"max_completion_length": 250}), tmp_path)
     assert "the longest prompt (" in found["dataset.train"]
