@@ -4,10 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import mini
+from helpers import MINI
 from rich.console import Console
 
-from rloo_pipeline.config import Config
+from rloo_pipeline.config_file import Asked
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.generation import groups
 from rloo_pipeline.stages import doctor
@@ -49,7 +49,7 @@ def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
 def test_doctor_says_so(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError):
-        doctor.doctor(Config(**mini(model={"dtype": "float16"})), tmp_path, None, False, Console(width=200))
+        doctor.doctor(Asked(MINI, ["model={dtype: float16}"]), tmp_path, None, False, Console(width=200))
     said = capsys.readouterr().out
     assert "float16 cannot be trained on this machine, says DeepSpeed" in said
     assert "set model.dtype to bfloat16 or float32" in said
