@@ -4,9 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import MINI
+from helpers import MINI, mini
 from rich.console import Console
 
+from rloo_pipeline.config import Config
 from rloo_pipeline.config_file import Asked
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.generation import groups
