@@ -6,7 +6,7 @@ BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test test-all bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference
+.PHONY: help setup demo compare test test-all bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference docs
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -73,3 +73,6 @@ clean: ## remove what a run and a set-up leave; results/ stays
 
 reference: setup ## write docs/configuration.md and the JSON Schema anew from rloo_pipeline/config/
 	$(BIN)/python tools/config_reference.py
+
+docs: setup ## build the documentation into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
