@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from rloo_pipeline import __version__, cli_cluster, cli_insight, cli_rewards, fence, progress, runtime
+from rloo_pipeline import (
+    __version__,
+    cli_cluster,
+    cli_insight,
+    cli_rewards,
+    fence,
+    progress,
+    rt_cost,
+    rt_environment,
+    rt_rank,
+)
 from rloo_pipeline.cli_help import Commands, Parser
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
@@ -26,18 +36,18 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = _parser().take(words)
     arguments.words = words
     nodes.take_rank()
-    runtime.prepare(arguments.log)
+    rt_environment.prepare(arguments.log)
     try:
         arguments.command(arguments)
         fence.give_back(done=True)
-        runtime.end()
+        rt_cost.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
-        if arguments.log or runtime.is_rank():
+        if arguments.log or rt_rank.is_rank():
             logging.getLogger("traceback").error("what led to it:", exc_info=error)
         if arguments.log and not isinstance(error, UserError):
             where = f" (the traceback is in {arguments.log})"
-        runtime.tell_launcher(explain(error))
+        rt_rank.tell_launcher(explain(error))
         progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
         raise SystemExit(1) from None
     finally:
@@ -91,7 +101,7 @@ def _warmstart(arguments: argparse.Namespace) -> None:
 
 def _probe(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "probe")
-    runtime.use_threads(config.vllm.threads)
+    rt_environment.use_threads(config.vllm.threads)
     from rloo_pipeline.stages.probe import probe
 
     probe(config, arguments.prompts, arguments.policy, arguments.earlier, arguments.output)
@@ -99,7 +109,7 @@ def _probe(arguments: argparse.Namespace) -> None:
 
 def _checks(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "checks")
-    runtime.use_threads(config.deepspeed.threads)
+    rt_environment.use_threads(config.deepspeed.threads)
     from rloo_pipeline.stages.checks import checks
 
     checks(
@@ -110,7 +120,7 @@ def _checks(arguments: argparse.Namespace) -> None:
 
 def _rollout(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "rollout")
-    runtime.use_threads(config.vllm.threads)
+    rt_environment.use_threads(config.vllm.threads)
     from rloo_pipeline.stages.rollout import rollout
 
     rollout(config, arguments.prompts, arguments.policy, arguments.round, arguments.shard, arguments.output)
@@ -125,7 +135,7 @@ def _score(arguments: argparse.Namespace) -> None:
 
 def _reference(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "reference")
-    runtime.use_threads(config.deepspeed.threads)
+    rt_environment.use_threads(config.deepspeed.threads)
     from rloo_pipeline.stages.reference import reference
 
     reference(config, arguments.policy, arguments.rollouts, arguments.output)
@@ -146,9 +156,9 @@ def _update(arguments: argparse.Namespace) -> None:
 
 def _ranks(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
     """Whether this process does the work itself; if the stage wants several ranks, starts them, waits, and says no."""
-    runtime.use_threads(section.threads)
+    rt_environment.use_threads(section.threads)
     processes = processes or section.processes
-    if processes == 1 or runtime.is_rank():
+    if processes == 1 or rt_rank.is_rank():
         nodes.join()
         return True
     words = _without_log(arguments.words)
@@ -170,7 +180,7 @@ def _without_log(words: Sequence[str]) -> list[str]:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "evaluate")
-    runtime.use_threads(config.vllm.threads)
+    rt_environment.use_threads(config.vllm.threads)
     from rloo_pipeline.stages.evaluate import Outputs, evaluate
 
     outputs = Outputs(arguments.output, arguments.greedy, arguments.summary)
@@ -179,7 +189,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 def _distance(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "distance")
-    runtime.use_threads(config.deepspeed.threads)
+    rt_environment.use_threads(config.deepspeed.threads)
     from rloo_pipeline.stages.distance import distance
 
     distance(config, arguments.completions, arguments.policy, arguments.reference, arguments.output)
@@ -193,7 +203,7 @@ def _stage_harness(arguments: argparse.Namespace) -> None:
 
 def _harness(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "harness")
-    runtime.use_threads(config.vllm.threads)
+    rt_environment.use_threads(config.vllm.threads)
     from rloo_pipeline.stages.harness import harness
 
     harness(config, arguments.policy, arguments.name, arguments.output)

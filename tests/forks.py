@@ -133,9 +133,9 @@ def _serve() -> None:
 
 def _import() -> None:
     """The libraries, the way in which this package imports them, and then nothing of this package."""
-    from rloo_pipeline import lean, runtime
+    from rloo_pipeline import lean, rt_environment
 
-    runtime.prepare(None)
+    rt_environment.prepare(None)
     lean.vllm()
     from rloo_pipeline.training import engine
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline import __version__, provenance, runtime
+from rloo_pipeline import __version__, provenance, rt_caches
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 
@@ -85,7 +85,7 @@ def _caches() -> Iterator[tuple[str, str]]:
     """Where engines write beside their results: variables and folders, which are made. Without them it would be the
     working folder, which is HOME in the image.
     """
-    root = runtime.cache_folder()
+    root = rt_caches.cache_folder()
     for name, place in CACHES.items():
         folder = root if name == "XDG_CACHE_HOME" else Path(os.environ.get(name, root / place)).absolute()
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_rank
 from rloo_pipeline.cluster import containers, slurm
 
 FOLDER = Path(".snakemake/rloo-steps")
@@ -67,7 +67,7 @@ def _shell(gres: str) -> Path:
     inner = " ".join(['"${TMPDIR:-/tmp}"', *folders]).replace("'", "'\\''")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(SHELL.format(step=runtime.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
+    beside.write_text(SHELL.format(step=rt_rank.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
     beside.chmod(0o755)
     beside.replace(path)
     return path

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_devices
 from rloo_pipeline.config import Config, Model, Rollout
 from rloo_pipeline.generation.completions import Decoding, Request
 from rloo_pipeline.generation.sampler import LOGPROBS_MODE, Engine, Sampler, kind_of
@@ -29,7 +29,7 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     key = (engine, config.seed, kind_of(folder, model.trust_remote_code))
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:
-        if model.dtype == "float16" and not runtime.has_gpu():  # bfloat16 is for any CPU, and of a GPU vLLM asks
+        if model.dtype == "float16" and not rt_devices.has_gpu():  # bfloat16 is for any CPU, and of a GPU vLLM asks
             formats.refuse(model.dtype)
         sampler = Sampler(folder, engine, needed, config.seed)
     else:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import lean, runtime, shapes
+from rloo_pipeline import lean, rt_devices, shapes
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.files import read_json
@@ -88,7 +88,7 @@ class Sampler:
         self.seconds = 0.0
         """What the last sampling took."""
         self.llm: LLM | None = self._engine()
-        runtime.hold_gpu(self)
+        rt_devices.hold_gpu(self)
 
     def _engine(self) -> LLM:
         vllm = lean.vllm()

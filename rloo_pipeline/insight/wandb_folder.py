@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_caches
 from rloo_pipeline.files import new_folder, read_json, write_json
 from rloo_pipeline.insight.trackers import PROJECT, History, Point
 
@@ -62,7 +62,7 @@ def _folder(place: Path, name: str, history: History, points: Sequence[Point]) -
 def _write(run_id: str, history: History, points: Sequence[Point], scratch: Path) -> None:
     """What W&B's own client writes, with nothing of the machine and no look around."""
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-        os.environ.setdefault(name, str(runtime.cache_folder() / "wandb"))
+        os.environ.setdefault(name, str(rt_caches.cache_folder() / "wandb"))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 

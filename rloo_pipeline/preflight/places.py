@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_caches
 from rloo_pipeline.config import Config, Dtype, Source
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs
@@ -43,7 +43,7 @@ def binds(config: Config) -> Iterator[Finding]:
 
 def caches() -> Iterator[Finding]:
     """Whether engines can write where they keep their caches."""
-    folders = {"cache": runtime.cache_folder()}
+    folders = {"cache": rt_caches.cache_folder()}
     folders |= {name: Path(os.environ[name]) for name in CACHES if name in os.environ}
     for name, folder in folders.items():
         writable = _writable(folder)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline import runtime, tables
+from rloo_pipeline import rt_devices, tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.progress import say
 from rloo_pipeline.prompt_set import PromptSet
@@ -32,7 +32,7 @@ class Column(NamedTuple):
 def score_table(config: Config, rolled: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
     """The scores of a table of rollouts by all functions, row by row, and their weighted sum."""
     if any(reward.gpus for reward in config.rewards):
-        runtime.free_gpu()  # where a sampler of this process is on it
+        rt_devices.free_gpu()  # where a sampler of this process is on it
     with Crews(config.rewards, config.scoring.workers) as crews:
         columns = score_columns(crews, rolled, prompts, policy_folder)
     return join(config.rewards, rolled, columns)

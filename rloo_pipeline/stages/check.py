@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from rloo_pipeline import building, provenance, references, runtime, shapes
+from rloo_pipeline import building, provenance, references, rt_devices, shapes
 from rloo_pipeline.config import STAGES, Config, Reward, Source
 from rloo_pipeline.config_file import Asked
 from rloo_pipeline.errors import UserError
@@ -205,11 +205,11 @@ def _rewards(
     keys = [key for key in ("dataset.train", "dataset.eval") if key in parts]
     tried = {key: _tried(config, parts[key], tokenizer) for key in keys}
     for reward in config.rewards:
-        if reward.gpus and not runtime.has_gpu():
+        if reward.gpus and not rt_devices.has_gpu():
             yield _uncalled(reward, "it needs a GPU, and there is none here")
         elif not tried:
             yield _uncalled(reward, "there are no rows to call it with")
-        for key in tried if not reward.gpus or runtime.has_gpu() else ():
+        for key in tried if not reward.gpus or rt_devices.has_gpu() else ():
             found = _of_reward(reward, key, tried[key], folder)
             yield found
             if not found.ok:

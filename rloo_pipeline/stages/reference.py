@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rloo_pipeline import runtime, tables
+from rloo_pipeline import rt_devices, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.progress import say
 from rloo_pipeline.training import passes, policy, ranks
@@ -30,7 +30,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     if logprobs is None:
         model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
-        runtime.hold_gpu(logprobs)
+        rt_devices.hold_gpu(logprobs)
     logprobs.to(ranks.chip())  # which another stage may have had meanwhile
     sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     tokens = config.deepspeed.max_tokens_per_micro_batch

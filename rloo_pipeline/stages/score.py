@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline import runtime, tables
+from rloo_pipeline import rt_devices, tables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.prompt_set import PromptSet
@@ -49,7 +49,7 @@ def score(
     if only is not None and not todo:
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
-    runtime.hold_for_others(sum(reward.gpus for reward in todo))
+    rt_devices.hold_for_others(sum(reward.gpus for reward in todo))
     with Crews(todo, config.scoring.workers) as crews:  # they start while tables are read
         rolled = tables.read(rollouts, "rollouts")
         about = _about(rolled)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import files, lean, runtime
+from rloo_pipeline import files, lean, rt_devices
 from rloo_pipeline.config import JSON, Dtype, Lora
 from rloo_pipeline.errors import UserError, room
 from rloo_pipeline.training import deepspeed_ways, formats, policy, policy_model, ranks
@@ -113,7 +113,7 @@ class Engine:
             self.engine.module_state_dict = lambda *_, **__: {}
         self._take_back: Callable[[], None] | None = None
         """Where what it holds is in the host's memory, out of a GPU's."""
-        runtime.hold_gpu(self)
+        rt_devices.hold_gpu(self)
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work. Where a

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline import progress, runtime
+from rloo_pipeline import progress, rt_rank
 from rloo_pipeline.errors import UserError
 
 
@@ -59,10 +59,10 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
         failed = Path(scratch) / "failed"
         outcome = subprocess.run(
             [*command, "-m", "rloo_pipeline", *arguments],
-            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch, runtime.FAILED: str(failed)},
+            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch, rt_rank.FAILED: str(failed)},
             check=False,
         )
-        why = runtime.why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
+        why = rt_rank.why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
     if outcome.returncode != 0:
         raise UserError(f"one of the {processes} ranks failed: {why}")
 

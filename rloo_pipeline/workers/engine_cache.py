@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_devices
 from rloo_pipeline.errors import IncompatibleEngine
 
 _engines: dict[str, tuple[object, Any]] = {}
@@ -56,7 +56,7 @@ def leave_gpu() -> bool:
         Whether they could, and are still kept; if one could not, all are dropped.
     """
     try:
-        runtime.free_gpu()
+        rt_devices.free_gpu()
     except (IncompatibleEngine, Exception) as why:
         import gc
 

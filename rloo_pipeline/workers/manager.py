@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_devices
 from rloo_pipeline.config import Config
 from rloo_pipeline.workers import client, jobs
 from rloo_pipeline.workers.client import FOLDER
@@ -30,7 +30,7 @@ def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
 
     An update of several processes has none: its ranks are started by torchrun.
     """
-    if config.workers == "never" or (config.workers == "auto" and runtime.has_gpu()):
+    if config.workers == "never" or (config.workers == "auto" and rt_devices.has_gpu()):
         return {}
 
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:

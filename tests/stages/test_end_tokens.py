@@ -8,7 +8,7 @@ import forks
 import pytest
 from helpers import Round, mini, rloo_in_turn
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_devices
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def sampled(folder: Path, token: int) -> None:
     assert {completion.finish_reason for completion in ended} == {"stop"}
     assert all(token not in completion.ids[:-1] for completion in found)
     assert all(len(completion.ids) == len(completion.logps) for completion in found)
-    runtime.free_gpu()
+    rt_devices.free_gpu()
     assert sampler.llm is None, "the engine has left"
     assert sampler.sample(requests[:20], Decoding(1.0, 1.0, 0, None, 40), "completions") == found[:20]
 

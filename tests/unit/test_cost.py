@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from made_up import Reader, configuration, make_run
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_devices, rt_rank
 from rloo_pipeline.insight.jobs import costs, jobs_of
 from rloo_pipeline.insight.page import render
 from rloo_pipeline.insight.summary import summarize
 
 STAGE = (
-    "from pathlib import Path; from rloo_pipeline import runtime; runtime.prepare(Path({log!r})); {more}; runtime.end()"
+    "from pathlib import Path; from rloo_pipeline import runtime; rt_environment.prepare(Path({log!r})); {more}; rt_cost.end()"
 )
 
 
@@ -46,8 +46,8 @@ def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -
     burn = "until = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
     code = (
         f"import time; from pathlib import Path; from rloo_pipeline import runtime\n{burn.format(0.6)}"
-        f"kept = bytearray(200_000_000); del kept; runtime.prepare(Path({log!r}))\n"
-        f"runtime.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.2)}runtime.end()"
+        f"kept = bytearray(200_000_000); del kept; rt_environment.prepare(Path({log!r}))\n"
+        f"rt_cost.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.2)}rt_cost.end()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     benchmark = run / "benchmarks" / "update" / "00001.tsv"
@@ -71,9 +71,9 @@ def driver(folder: Path, says: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("more", "said", "gpus", "gpu"),
     [
-        ("runtime.hold_for_others(3)", "NVIDIA L4", 3, "NVIDIA L4"),
-        ("runtime.hold_for_others(3)", "", 0, None),  # asked for, and there is none
-        ("runtime.hold_for_others(0)", "NVIDIA L4", 0, None),
+        ("rt_devices.hold_for_others(3)", "NVIDIA L4", 3, "NVIDIA L4"),
+        ("rt_devices.hold_for_others(3)", "", 0, None),  # asked for, and there is none
+        ("rt_devices.hold_for_others(0)", "NVIDIA L4", 0, None),
     ],
 )
 def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus, gpu, tmp_path) -> None:
@@ -97,7 +97,7 @@ def test_an_update_on_several_nodes_counts_all_of_them(seen, nodes, ranks, grant
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(nodes or 4))  # a job of more nodes than the stage has
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     if nodes:
-        monkeypatch.setenv(runtime.MEETING, "file")
+        monkeypatch.setenv(rt_rank.RENDEZVOUS, "file")
     else:
-        monkeypatch.delenv(runtime.MEETING, raising=False)
-    assert runtime._granted(seen) == granted
+        monkeypatch.delenv(rt_rank.RENDEZVOUS, raising=False)
+    assert rt_devices._granted(seen) == granted

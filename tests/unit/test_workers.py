@@ -17,7 +17,7 @@ import psutil
 import pytest
 from helpers import until
 
-from rloo_pipeline import runtime
+from rloo_pipeline import rt_devices
 from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.workers import client, engine_cache, jobs, manager
@@ -289,7 +289,7 @@ class Holder:
 
     def __init__(self, able: bool) -> None:
         self.able, self.left = able, False
-        runtime.hold_gpu(self)
+        rt_devices.hold_gpu(self)
 
     def leave_gpu(self) -> None:
         if not self.able:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 def main() -> None:
     """One thread; the first of each is not counted."""
-    from rloo_pipeline import runtime
+    from rloo_pipeline import rt_environment
 
-    runtime.use_threads(1)
+    rt_environment.use_threads(1)
     from vllm import SamplingParams, TokensPrompt
 
     from rloo_pipeline import tables

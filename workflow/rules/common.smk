@@ -19,7 +19,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.insight import origin, trackers
 from rloo_pipeline.preflight import inputs
 from rloo_pipeline.provenance import source_digest
-from rloo_pipeline.runtime import prepare_jobs
+from rloo_pipeline.runtime_FIX import prepare_jobs
 from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
