@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rloo_pipeline.runs import Run, open_run
-    from rloo_pipeline.starting import run
+    from rloo_pipeline.commands.launch import run
+    from rloo_pipeline.report.runs import Run, open_run
 
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "open_run", "run"]

@@ -10,7 +10,7 @@ def main() -> None:
     code = client.ask(sys.argv[1:])
     if code is not None:
         raise SystemExit(code)
-    from rloo_pipeline import cli
+    from rloo_pipeline.cli import main as cli
 
     cli.main()
 

@@ -49,7 +49,7 @@ def explain(error: BaseException) -> str:
 
 
 @contextmanager
-def room(folder: Path) -> Iterator[None]:
+def translate_disk_full(folder: Path) -> Iterator[None]:
     """A block that writes to a folder: where there is no space left, the error names it.
 
     Raises:

@@ -133,10 +133,11 @@ def _serve() -> None:
 
 def _import() -> None:
     """The libraries, the way in which this package imports them, and then nothing of this package."""
-    from rloo_pipeline import lean, rt_environment
+    from rloo_pipeline.runtime import environment as rt_environment
+    from rloo_pipeline.runtime import import_shims
 
     rt_environment.prepare(None)
-    lean.vllm()
+    import_shims.vllm()
     from rloo_pipeline.training import engine
 
     engine.libraries()

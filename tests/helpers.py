@@ -69,7 +69,7 @@ class Round:
         """Writes rollouts, scores (all of them `reward`, if given) and reference log-probs of 16 groups of 4 in two
         shards.
         """
-        from rloo_pipeline import tables
+        from rloo_pipeline.artifacts import tables
 
         chance = random.Random(number)
         for shard in range(2):
@@ -105,7 +105,7 @@ class Round:
 
     def update_by_ranks(self, number: int = 1, count: int = 2) -> list[subprocess.CompletedProcess[str]]:
         """Makes policy `number` by ranks that no stage has started; what each of them said."""
-        from rloo_pipeline import fence
+        from rloo_pipeline.artifacts import fence
 
         held = self.run / "held"  # the output is held for ranks by who starts them
         held.write_text("here")

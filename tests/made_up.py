@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.config_file import validate
-from rloo_pipeline.files import write_json
-from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.report.summary import summarize
 from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
 
 ROUNDS, PROMPTS, SAMPLES = 40, 60, 2

@@ -3,7 +3,7 @@
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rloo_pipeline.training import attention
+from rloo_pipeline.training.kernels import attention
 
 VOCABULARY = 97
 SIZES = {

@@ -29,11 +29,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline import references
-from rloo_pipeline.config import Reward
-from rloo_pipeline.rewards.calls import signature_of
-from rloo_pipeline.rewards.schedule import Crews
-from rloo_pipeline.rewards.scoring import Batch, score_with
+from rloo_pipeline.config import Reward, import_string
+from rloo_pipeline.scoring.calls import signature_of
+from rloo_pipeline.scoring.schedule import WorkerPools
+from rloo_pipeline.scoring.scoring import Batch, score_with
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
 LIBRARY = f"{Path(__file__).with_name('library_reward.py')}:library_reward"
@@ -146,7 +145,7 @@ def completions_of(file: Path, rows: int) -> Batch:
 
 def measured(reference: str, batch: Batch, workers: int, repeats: int) -> list[Turn]:
     """Both ways in turn."""
-    function = references.load(reference)
+    function = import_string.load(reference)
     turns = []
     for _ in range(repeats):
         bare = timed(lambda: on_bare_cores(function, batch, workers))
@@ -217,9 +216,9 @@ def in_workers(reference: str, batch: Batch, workers: int) -> tuple[Time, Time]:
 
 
 @contextmanager
-def ready(reference: str, workers: int) -> Iterator[Crews]:
+def ready(reference: str, workers: int) -> Iterator[WorkerPools]:
     """Workers that have imported the function."""
-    with Crews([Reward(function=reference)], workers) as crews:
+    with WorkerPools([Reward(function=reference)], workers) as crews:
         for worker in crews.started[0]:
             wait([worker.line.file])
         yield crews

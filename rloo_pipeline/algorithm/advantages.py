@@ -12,7 +12,7 @@ from functools import update_wrapper
 
 import torch
 
-from rloo_pipeline.algorithm import known
+from rloo_pipeline.algorithm import nan_stats
 from rloo_pipeline.algorithm.shapes import PerSample
 
 Formula = Callable[[PerSample], PerSample]
@@ -28,7 +28,7 @@ class Estimator:
     def __call__(self, rewards: PerSample) -> PerSample:
         """The advantages, none of them NaN."""
         found = self.formula(rewards)
-        return (known.whiten(found) if self.whitened else found).nan_to_num(0.0)
+        return (nan_stats.whiten(found) if self.whitened else found).nan_to_num(0.0)
 
 
 def estimator(formula: Formula) -> Estimator:
@@ -72,9 +72,9 @@ def rloo_std(rewards: PerSample) -> PerSample:
     NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings
     are all equal is not divided. Neither moment contains the sample itself.
     """
-    others, centred = known.others(rewards), _less_others(rewards)
-    std, rounding = known.std(others).squeeze(-1), known.rounding(others).squeeze(-1)
-    return torch.where(std > rounding, centred / (std + known.STD_EPSILON), centred)
+    others, centred = nan_stats.others(rewards), _less_others(rewards)
+    std, rounding = nan_stats.std(others).squeeze(-1), nan_stats.rounding(others).squeeze(-1)
+    return torch.where(std > rounding, centred / (std + nan_stats.STD_EPSILON), centred)
 
 
 @divided
@@ -83,7 +83,7 @@ def grpo(rewards: PerSample) -> PerSample:
 
     The mean contains the sample itself, and the division weighs prompts by how settled they are.
     """
-    return known.centred(rewards) / (known.std(rewards) + known.STD_EPSILON)
+    return nan_stats.centred(rewards) / (nan_stats.std(rewards) + nan_stats.STD_EPSILON)
 
 
 @estimator
@@ -92,7 +92,7 @@ def dr_grpo(rewards: PerSample) -> PerSample:
 
     RLOO times (K − 1)/K where all K samples are scorable.
     """
-    return known.centred(rewards)
+    return nan_stats.centred(rewards)
 
 
 @whitened
@@ -110,7 +110,7 @@ def reinforce_pp_baseline(rewards: PerSample) -> PerSample:
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.2.
     """
-    return torch.where(known.count(rewards) > 1, known.centred(rewards), torch.nan)
+    return torch.where(nan_stats.count(rewards) > 1, nan_stats.centred(rewards), torch.nan)
 
 
 @of_success
@@ -120,10 +120,10 @@ def maxrl(rewards: PerSample) -> PerSample:
     Tajwar et al. 2026 (arXiv 2602.02710): in expectation the gradient of log p(success) expanded in powers of 1 − p to
     order K − 1; RLOO stops at the first order, which is the gradient of p itself.
     """
-    mean = known.mean(rewards)
-    return torch.where(mean > 0, known.centred(rewards) / mean, rewards - rewards)
+    mean = nan_stats.mean(rewards)
+    return torch.where(mean > 0, nan_stats.centred(rewards) / mean, rewards - rewards)
 
 
 def _less_others(rewards: PerSample) -> PerSample:
     """A sample's reward less the mean of its scorable siblings'; NaN where it has none."""
-    return (rewards.unsqueeze(-1) - known.others(rewards)).nanmean(-1)
+    return (rewards.unsqueeze(-1) - nan_stats.others(rewards)).nanmean(-1)

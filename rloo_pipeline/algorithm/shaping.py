@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from rloo_pipeline.algorithm import known
+from rloo_pipeline.algorithm import nan_stats
 from rloo_pipeline.algorithm.shapes import PerCompletion
 
 
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
         number = self.number + values.numel()
         lowest = float(values.min())
         gap = lowest - self.mean + float((values - lowest).mean())
-        squares = float(known.centred(values).square().sum())
+        squares = float(nan_stats.centred(values).square().sum())
         return Moments(
             number,
             self.mean + gap * (values.numel() / number),
@@ -38,7 +38,7 @@ class Moments(NamedTuple):
         if self.number < 2:
             return rewards
         std = math.sqrt(self.squares / (self.number - 1))
-        return (rewards - self.mean) / (std + known.STD_EPSILON)
+        return (rewards - self.mean) / (std + nan_stats.STD_EPSILON)
 
 
 def overlong(lengths: PerCompletion, longest: int, cache: int) -> PerCompletion:

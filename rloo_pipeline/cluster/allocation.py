@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, NamedTuple
 
-from rloo_pipeline import files
+from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import slurm
 
 OUTCOME = "outcome.json"

@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline import __version__, provenance, rt_caches
-from rloo_pipeline.config import Config
+from rloo_pipeline import __version__
+from rloo_pipeline.config import Config, provenance
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import caches
 
 KINDS = ("cuda", "cpu")
 PACKAGE = "/opt/rloo/src/rloo_pipeline"
@@ -85,7 +86,7 @@ def _caches() -> Iterator[tuple[str, str]]:
     """Where engines write beside their results: variables and folders, which are made. Without them it would be the
     working folder, which is HOME in the image.
     """
-    root = rt_caches.cache_folder()
+    root = caches.cache_folder()
     for name, place in CACHES.items():
         folder = root if name == "XDG_CACHE_HOME" else Path(os.environ.get(name, root / place)).absolute()
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,10 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_pipeline import rt_rank
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.progress import say
+from rloo_pipeline.runtime import rank as rt_rank
+from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline import files
+from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import allocation, slurm
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError

@@ -1,4 +1,4 @@
-"""Section `gates`: what a run is watched for after each round; insight/diagnosis.py looks for it.
+"""Section `gates`: what a run is watched for after each round; diagnosis/diagnosis.py looks for it.
 
 A gate changes no result, so a change of one runs nothing again: it holds for the rounds that are judged from then on.
 """

@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline import building, json_rows, rows, shapes
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Config, Source
+from rloo_pipeline.data import building, json_rows, rows
+from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns, check_names
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.files import read_json
-from rloo_pipeline.prompting import COMPLETION, check_column, check_columns, check_names
 from rloo_pipeline.training import model_support
 
 DEMONSTRATIONS = "warmstart.sft.demonstrations"
@@ -157,7 +158,7 @@ def model_folder(config: Config) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def shape(config: Config) -> shapes.Shape:
+def shape(config: Config) -> model_dims.Shape:
     """The sizes of the model that a configuration names; one that is built is built for a look at it.
 
     Raises:
@@ -183,9 +184,9 @@ def shape(config: Config) -> shapes.Shape:
     return _trained(config, found)
 
 
-def _trained(config: Config, folder: Path) -> shapes.Shape:
+def _trained(config: Config, folder: Path) -> model_dims.Shape:
     model_support.refuse_run(config, folder)
-    return shapes.read(folder)
+    return model_dims.read(folder)
 
 
 def check_model(config: Config, folder: Path) -> None:
@@ -210,7 +211,7 @@ def check_context(config: Config, facts: dict[str, Any], longest_prompt: int, pa
     Raises:
         UserError: they do not.
     """
-    context = shapes.context(facts)
+    context = model_dims.context(facts)
     for key, tokens in completion_lengths(config).items():
         if context is not None and longest_prompt + tokens > context:
             prompt = "a prompt" if longest_prompt == 1 else f"the longest prompt ({longest_prompt} tokens)"
@@ -231,7 +232,7 @@ def completion_lengths(config: Config) -> dict[str, int]:
 
 def tight_context(config: Config, facts: dict[str, Any]) -> str | None:
     """What there is to say where the longest prompts that are let in would not fit; the stage `prompts` will see."""
-    context, longest = shapes.context(facts), max(completion_lengths(config).values())
+    context, longest = model_dims.context(facts), max(completion_lengths(config).values())
     if context is None or longest + config.dataset.max_prompt_length <= context:
         return None
     return (

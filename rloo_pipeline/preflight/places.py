@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline import rt_caches
 from rloo_pipeline.config import Config, Dtype, Source
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs
+from rloo_pipeline.runtime import caches as rt_caches
 
 GB, MB = 1e9, 1e6
 CACHES = ("HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
@@ -64,7 +64,7 @@ def _writable(folder: Path) -> bool:
 
 def model(config: Config, fetch: str) -> Iterator[Finding]:
     """Whether the model is here and whole, and can be trained as the configuration asks."""
-    from rloo_pipeline.training import policy
+    from rloo_pipeline.artifacts import policy
 
     seen = inputs.look_at_model(config)
     if seen.problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rloo_pipeline.rewards.scoring import text_of
+from rloo_pipeline.scoring.scoring import text_of
 
 
 def exact_answer_reward(completions: list[Any], answer: list[str]) -> list[float]:

@@ -55,13 +55,13 @@ from functools import partial as bind
 from typing import IO, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards import sandbox
-from rloo_pipeline.rewards.calls import unscored
 from rloo_pipeline.rewards.code_tests import Asserts, Case, UnusableError, read_tests
-from rloo_pipeline.rewards.sandboxed import examiner, script, wire
-from rloo_pipeline.rewards.sandboxed import program as served
-from rloo_pipeline.rewards.sandboxed.limits import READY
-from rloo_pipeline.rewards.scoring import text_of
+from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox.inside import examiner, script, wire
+from rloo_pipeline.sandbox.inside import program as served
+from rloo_pipeline.sandbox.inside.limits import READY
+from rloo_pipeline.scoring.calls import unscored
+from rloo_pipeline.scoring.scoring import text_of
 
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards.scoring import text_of
+from rloo_pipeline.scoring.scoring import text_of
 
 THINK = "<think>"
 THINK_FORMAT = re.compile(

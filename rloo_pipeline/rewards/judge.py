@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.rewards import endpoint
-from rloo_pipeline.rewards.calls import unscored
-from rloo_pipeline.rewards.scoring import text_of
+from rloo_pipeline.scoring.calls import unscored
+from rloo_pipeline.scoring.scoring import text_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards import numbers
 from rloo_pipeline.rewards.numbers import Number
-from rloo_pipeline.rewards.scoring import text_of
+from rloo_pipeline.scoring.scoring import text_of
 
 THINK, THOUGHT = "<think>", "</think>"
 SECONDS = 5

@@ -18,8 +18,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards.calls import unscored
-from rloo_pipeline.rewards.scoring import text_of
+from rloo_pipeline.scoring.calls import unscored
+from rloo_pipeline.scoring.scoring import text_of
 
 if TYPE_CHECKING:
     import torch

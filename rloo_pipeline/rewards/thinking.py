@@ -112,7 +112,7 @@ def _tokenizer(path: str) -> Tokenizer:
     """A policy's tokenizer; that of its base where the policy is an adapter."""
     from tokenizers import Tokenizer
 
-    from rloo_pipeline.training.policy import base_of
+    from rloo_pipeline.artifacts.policy import base_of
 
     file = base_of(Path(path)) / "tokenizer.json"
     if not file.is_file():

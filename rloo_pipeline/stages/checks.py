@@ -15,21 +15,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline import progress, tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.checks.evidence import Evidence
+from rloo_pipeline.checks.groups import mixing_of
+from rloo_pipeline.checks.registry import threshold
+from rloo_pipeline.checks.token_facts import token_facts
+from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight.warmstart_checks.evidence import Evidence
-from rloo_pipeline.insight.warmstart_checks.groups import mixing_of
-from rloo_pipeline.insight.warmstart_checks.registry import threshold
-from rloo_pipeline.insight.warmstart_checks.verdicts import judge
-from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.evaluation import completions as seen
+from rloo_pipeline.runtime import progress
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.demonstrations import demonstrations
 from rloo_pipeline.stages.probe import policy_in
-from rloo_pipeline.stages.token_facts import token_facts
-from rloo_pipeline.training import passes, self_check
+from rloo_pipeline.training import forward_only, self_check
+from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -95,10 +96,10 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     texts = table["completion"].to_pylist()
     lengths = np.array([len(own) for own in completions]).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    passed = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
+    passed = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
     tokens = config.deepspeed.max_tokens_per_micro_batch
     sequences = Sequences(table["prompt_ids"].to_pylist(), completions)
-    scored = passes.score(
+    scored = forward_only.score(
         TokenLogProbs(passed, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )
     differences = None
@@ -140,7 +141,9 @@ def _demonstrated(config: Config, assets: Path, prompts: Path, model: Any) -> tu
             return None
         some = [pairs[place] for place in drawn]
         tokens = config.deepspeed.max_tokens_per_micro_batch
-        return _flat(passes.score(TokenLogProbs(model, 1.0), Sequences(*zip(*some, strict=True)), tokens, name).logps)
+        return _flat(
+            forward_only.score(TokenLogProbs(model, 1.0), Sequences(*zip(*some, strict=True)), tokens, name).logps
+        )
 
     pairs = list(zip(found.trained.prompts, found.trained.completions, strict=True))
     return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(found.held_out, "held out")

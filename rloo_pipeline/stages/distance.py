@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import write_json
-from rloo_pipeline.insight.statistics import estimate_mean
-from rloo_pipeline.progress import say
+from rloo_pipeline.evaluation.statistics import estimate_mean
+from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import passes, policy
+from rloo_pipeline.training import forward_only
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -35,10 +35,10 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
     sequences = Sequences(table["prompt_ids"].to_pylist(), said)
 
     def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        model = passes.load(folder, config.model.dtype, config.model.trust_remote_code)
+        model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
         tokens = config.deepspeed.max_tokens_per_micro_batch
         return np.array(
-            [sum(row) for row in passes.score(TokenLogProbs(model, temperature), sequences, tokens, what).logps]
+            [sum(row) for row in forward_only.score(TokenLogProbs(model, temperature), sequences, tokens, what).logps]
         )
 
     kl = sums(policy_folder, "policy")

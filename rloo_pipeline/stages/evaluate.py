@@ -12,19 +12,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import write_json
-from rloo_pipeline.generation import groups
-from rloo_pipeline.generation.completions import Decoding
-from rloo_pipeline.insight import completions as seen
-from rloo_pipeline.insight.statistics import estimate_scores, estimate_share, pass_at_ks
-from rloo_pipeline.progress import say
-from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards.score_table import score_table
+from rloo_pipeline.evaluation import completions as seen
+from rloo_pipeline.evaluation.statistics import estimate_scores, estimate_share, pass_at_ks
+from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.completions import SamplingConfig
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.stages.lengths import length_metrics
 from rloo_pipeline.stages.probe import joined_table
+from rloo_pipeline.training.lengths import length_metrics
 
 
 class Outputs(NamedTuple):
@@ -42,11 +42,11 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     held_out = PromptSet(prompts / "eval")
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = settings.max_completion_length or config.rollout.max_completion_length
-    decoding = Decoding(settings.temperature, 1.0, 0, None, longest)
+    decoding = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
     sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
     digest = sampler.digest
 
-    def ask(path: Path, samples: int, how: Decoding, asked: list[dict[str, Any]]) -> pa.Table:
+    def ask(path: Path, samples: int, how: SamplingConfig, asked: list[dict[str, Any]]) -> pa.Table:
         made = groups.sample_groups(sampler, asked, samples, how, config.seed, ("evaluation",))
         rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
         joined = joined_table(config, rolled, score_table(config, rolled, held_out, policy_folder))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.diagnosis import diagnose, monitors_of, showing
+from rloo_pipeline.diagnosis.run_files import metrics_until
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import write_json
-from rloo_pipeline.insight.diagnosis import diagnose, monitors_of, showing
-from rloo_pipeline.insight.run_files import metrics_until
-from rloo_pipeline.progress import say
-from rloo_pipeline.stopping import STOPPED
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.snakemake_ext.early_stop import STOPPED
 
 
 def gate(config: Config, run: Path, round_: int, output: Path) -> None:

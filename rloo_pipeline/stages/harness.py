@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import lean
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.generation.sampler import rank_at_least
-from rloo_pipeline.progress import say
-from rloo_pipeline.training import policy
+from rloo_pipeline.rollout.sampler import rank_at_least
+from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.runtime.progress import say
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
@@ -33,7 +33,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     section = section_of(config)
     policy.check(folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
-    lean.vllm()
+    import_shims.vllm()
     load_tasks(section)
     import lm_eval
 

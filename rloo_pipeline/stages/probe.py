@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts.files import atomic_write, read_json
+from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import new_file, read_json
-from rloo_pipeline.generation import groups
-from rloo_pipeline.progress import say
-from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards.score_table import score_table
+from rloo_pipeline.rollout import groups
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import policy, self_check
+from rloo_pipeline.training import self_check
 
 
 def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, output: Path) -> None:
@@ -34,7 +34,7 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     folder = policy_in(folder)
     digest = policy.digest(folder)
     if earlier and tables.about(tables.read(earlier, "completions", ["sample"]))["policy"] == digest:
-        with new_file(output) as beside:
+        with atomic_write(output) as beside:
             shutil.copyfile(earlier, beside)
         say("the policy is the model as it is, which has been probed")
         return
@@ -42,7 +42,7 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     train = PromptSet(prompts / "train")
     drawn = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
     samples = config.checks.probe_num_generations or config.rollout.num_generations
-    decoding = groups.decoding_of(config.rollout)
+    decoding = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
     made = groups.sample_groups(sampler, train.rows(drawn), samples, decoding, config.seed, ("probe",))
     rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)

@@ -13,14 +13,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json
 from rloo_pipeline.config import TABLE_COLUMNS, Config, Dataset
+from rloo_pipeline.data.prompting import check_columns, check_names, encode, prompt_of
+from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import new_folder, read_json, write_json
 from rloo_pipeline.preflight import inputs
-from rloo_pipeline.progress import say, track
-from rloo_pipeline.prompting import check_columns, check_names, encode, prompt_of
-from rloo_pipeline.rows import Row, read_rows
-from rloo_pipeline.training import policy
+from rloo_pipeline.runtime.progress import say, track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     train, train_counts = _part("train", config.dataset, places["train"]["path"], tokenizer, seen)
     longest = max(len(row["prompt_ids"]) for row in (*train, *held_out))
     inputs.check_context(config, read_json(model / "config.json"), longest, str(model))
-    with new_folder(output) as beside:
+    with atomic_folder(output) as beside:
         for name, rows in (("train", train), ("eval", held_out)):
             _save(rows, beside / name)
         write_json(beside / COUNTS, {"train": train_counts, "eval": eval_counts})

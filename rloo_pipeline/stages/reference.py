@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rloo_pipeline import rt_devices, tables
+from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.progress import say
-from rloo_pipeline.training import passes, policy, ranks
+from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.training import forward_only
 from rloo_pipeline.workers import engine_cache
 
 
@@ -28,14 +29,14 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     key = (digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:
-        model = passes.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
+        model = forward_only.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
-        rt_devices.hold_gpu(logprobs)
+        devices.hold_gpu(logprobs)
     logprobs.to(ranks.chip())  # which another stage may have had meanwhile
     sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     tokens = config.deepspeed.max_tokens_per_micro_batch
     began = time.monotonic()
-    found = passes.score(logprobs, sequences, tokens, "reference log-probs").logps
+    found = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
     seconds = time.monotonic() - began
     known = tables.about(rolled)
     made = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rloo_pipeline.artifacts.files import atomic_write, write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import new_file, write_json
-from rloo_pipeline.insight.page import render
-from rloo_pipeline.insight.summary import summarize
-from rloo_pipeline.progress import say
+from rloo_pipeline.report.page import render
+from rloo_pipeline.report.summary import summarize
+from rloo_pipeline.runtime.progress import say
 
 
 def report(config: Config, run: Path, summary: Path, html: Path) -> None:
@@ -19,7 +19,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     """
     found = summarize(config, run)
     write_json(summary, found)
-    with new_file(html) as beside:
+    with atomic_write(html) as beside:
         beside.write_text(render(config, run, found), encoding="utf-8")
     low, high = found["gain_ci95"]
     before, after = found["warmstart"]["accuracy"], found["final"]["accuracy"]

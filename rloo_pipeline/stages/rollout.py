@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.generation import groups
-from rloo_pipeline.progress import say
-from rloo_pipeline.prompt_set import PromptSet
+from rloo_pipeline.rollout import groups
+from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import cut, derive, rows_of_round
 
 
@@ -31,7 +31,7 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
             f"{prompts}: {len(train)} training prompts, a round needs {settings.sampled_prompts}; "
             "lower rollout.generation_batch_size"
         )
-    decoding = groups.decoding_of(settings)
+    decoding = groups.sampling_config_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
     rows = _prompts(config, train, round_, shard)
     about = {

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline import rt_devices, tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.prompt_set import PromptSet
-from rloo_pipeline.rewards.schedule import Crews
-from rloo_pipeline.rewards.score_table import Column, as_table, join, score_columns
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.scoring.schedule import WorkerPools
+from rloo_pipeline.scoring.score_table import Column, as_table, join, score_columns
 
 
 def score(
@@ -49,8 +50,8 @@ def score(
     if only is not None and not todo:
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
-    rt_devices.hold_for_others(sum(reward.gpus for reward in todo))
-    with Crews(todo, config.scoring.workers) as crews:  # they start while tables are read
+    devices.hold_for_others(sum(reward.gpus for reward in todo))
+    with WorkerPools(todo, config.scoring.workers) as crews:  # they start while tables are read
         rolled = tables.read(rollouts, "rollouts")
         about = _about(rolled)
         for name, part in given.items():

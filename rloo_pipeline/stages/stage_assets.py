@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline import references
-from rloo_pipeline.building import build
-from rloo_pipeline.config import Config, Source
+from rloo_pipeline.artifacts.files import atomic_folder, write_json
+from rloo_pipeline.config import Config, Source, import_string
+from rloo_pipeline.data.building import build
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import new_folder, write_json
 from rloo_pipeline.preflight import inputs
-from rloo_pipeline.progress import say
+from rloo_pipeline.runtime.progress import say
 
 ASSETS = "assets.json"
 WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
@@ -29,7 +28,7 @@ def stage_assets(config: Config, output: Path) -> None:
     sources = inputs.sources(config)
     for key, source in sources.items():
         inputs.columns(config, key, source)
-    with new_folder(output) as beside:
+    with atomic_folder(output) as beside:
         path, revision = _model(config, beside)
         inputs.check_model(config, beside / "model" if path is None else Path(path))
         assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
@@ -56,7 +55,7 @@ def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | N
     if path is not None:
         return {"path": str(path), "revision": None}
     if source.generator is not None:
-        references.source_of(source.generator)
+        import_string.source_of(source.generator)
         return {"path": source.generator, "revision": None}
     name = str(source.name)
     folder = Path(data_dir or ".") / name

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import write_json
-from rloo_pipeline.progress import say
+from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.stages.harness import load_tasks, section_of
 
 

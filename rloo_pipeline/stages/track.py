@@ -9,10 +9,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError, explain
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.insight import run_files, trackers
-from rloo_pipeline.progress import say
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.trackers import trackers
 
 
 def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path | None, output: Path | None) -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline import files, tables
+from rloo_pipeline.artifacts import files, policy, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.insight.events import write_events
-from rloo_pipeline.progress import say
+from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.stages import round_data, round_training
-from rloo_pipeline.stages.metrics import Metrics, sample_metrics, update_metrics
-from rloo_pipeline.stages.round_data import Inputs
-from rloo_pipeline.stages.round_training import Trained, knows_ratio
-from rloo_pipeline.training import policy
+from rloo_pipeline.trackers.events import write_events
+from rloo_pipeline.training import round_data, round_training
 from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.metrics import Metrics, sample_metrics, update_metrics
+from rloo_pipeline.training.round_data import Inputs
+from rloo_pipeline.training.round_training import Trained, knows_ratio
 from rloo_pipeline.training.schedule import Schedule
 from rloo_pipeline.workers import engine_cache
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import atomic_folder, folder_files, link_or_copy, read_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import folder_files, link_or_copy, new_folder, read_json
-from rloo_pipeline.progress import say
-from rloo_pipeline.stages.sft import sft
-from rloo_pipeline.training import model_support, policy, self_check
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.training import model_support, self_check
+from rloo_pipeline.training.sft import sft
 
 
 def trains(config: Config, trial: Path | None) -> bool:
@@ -41,7 +42,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     policy.check(model)
     found = self_check.of(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)
-    with new_folder(output) as beside:
+    with atomic_folder(output) as beside:
         for file in folder_files(model):
             if file.suffix not in policy.PICKLES:
                 link_or_copy(file, beside / file.relative_to(model))

@@ -13,10 +13,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from rloo_pipeline import references
-from rloo_pipeline.algorithm import kl, known, shaping
+from rloo_pipeline.algorithm import kl, nan_stats, shaping
 from rloo_pipeline.algorithm.advantages import Estimator
-from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
+from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator, import_string
 from rloo_pipeline.errors import UserError
 
 
@@ -98,7 +97,7 @@ def use_of(algorithm: Algorithm, samples: int, scores: Tensor, truncated: Tensor
     masked = truncated & algorithm.mask_truncated_completions
     out = masked & (not algorithm.keep_truncated_in_baseline)
     grouped = shaping.excluded(scores, out).view(-1, samples)
-    teaching = known.teaching(grouped, ~masked.view(-1, samples))
+    teaching = nan_stats.teaching(grouped, ~masked.view(-1, samples))
     if algorithm.filter_zero_variance:
         dull = ~teaching.repeat_interleave(samples)
         masked, out = masked | dull, out | dull
@@ -136,7 +135,7 @@ def make_batch(
         found = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
         # where the scores alone make no two advantages differ, penalties would be all that there is to divide by
-        found = known.whiten(found, divide=known.differ(function.formula(plain)))
+        found = nan_stats.whiten(found, divide=nan_stats.differ(function.formula(plain)))
     advantages = found.nan_to_num(0.0).float()
     return Batch(completions, rewards, divergence, advantages, masked, out, beta), carried._replace(moments=moments)
 
@@ -147,7 +146,7 @@ def _shaped(
     """Rewards with length penalties, standardized and clipped; the moments with this round's rewards in them. Where all
     scores ever seen are equal, there is nothing but penalties to standardize by, and rewards stay as they are.
     """
-    length, differ = algorithm.response_length, known.differ(rewards)
+    length, differ = algorithm.response_length, nan_stats.differ(rewards)
     if length.overlong_cache is not None:
         penalty = shaping.overlong(lengths, rollout.max_completion_length, length.overlong_cache)
         rewards = rewards + length.overlong_penalty * penalty
@@ -172,7 +171,7 @@ def _kl_in_reward(algorithm: Algorithm, completions: Completions, masked: Tensor
 
 def _function(algorithm: Algorithm) -> Estimator:
     """The advantage estimator."""
-    named = references.load(estimator(algorithm.advantage))
+    named = import_string.load(estimator(algorithm.advantage))
     return named if isinstance(named, Estimator) else Estimator(named)
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline import files, lean, rt_devices
+from rloo_pipeline.artifacts import files, policy
 from rloo_pipeline.config import JSON, Dtype, Lora
-from rloo_pipeline.errors import UserError, room
-from rloo_pipeline.training import deepspeed_ways, formats, policy, policy_model, ranks
+from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.training import deepspeed_config, formats, policy_model
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from rloo_pipeline.training.head import LossOf
+    from rloo_pipeline.training.kernels.lm_head import LossOf
 
 STATE = "state"
 CARRIED = "carried.json"
@@ -74,7 +75,7 @@ class Engine:
 
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
-        deepspeed_ways.compile_nothing()
+        deepspeed_config.compile_nothing()
         self.rank = ranks.current()
         self.settings = settings
         self.folder = folder
@@ -93,27 +94,27 @@ class Engine:
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
-            config=deepspeed_ways.configuration(
+            config=deepspeed_config.configuration(
                 settings.dtype, settings.zero_stage, settings.max_grad_norm, settings.communication_data_type
             ),
         )
         self.device: torch.device = self.engine.device
         self.saved = False
         """Whether the policy in `folder`, where it was not loaded from there, was saved by this engine."""
-        self.zero_stage = deepspeed_ways.stage_of(settings.dtype, settings.zero_stage)
+        self.zero_stage = deepspeed_config.stage_of(settings.dtype, settings.zero_stage)
         self.step_count = 0
         self.grad_norm = 0.0
-        deepspeed_ways.clip_plainly(self.engine, settings.max_grad_norm)
+        deepspeed_config.clip_plainly(self.engine, settings.max_grad_norm)
         # one process alone would still copy all gradients to and fro to sum them up
-        self.engine.enable_backward_allreduce = self.rank.world > 1 or deepspeed_ways.sums_by_itself(self.engine)
-        self.engine.checkpoint_engine.save = deepspeed_ways.save_by_content
+        self.engine.enable_backward_allreduce = self.rank.world > 1 or deepspeed_config.sums_by_itself(self.engine)
+        self.engine.checkpoint_engine.save = deepspeed_config.save_by_content
         # A state goes with the policy of its manifest, which has the weights; ZeRO 3 and adapters lay them out anew.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
         if not self.weights_in_state:
             self.engine.module_state_dict = lambda *_, **__: {}
         self._take_back: Callable[[], None] | None = None
         """Where what it holds is in the host's memory, out of a GPU's."""
-        rt_devices.hold_gpu(self)
+        devices.hold_gpu(self)
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Log-probs of completion tokens under the policy as it is, without gradient; the ranks share the work. Where a
@@ -180,7 +181,7 @@ class Engine:
             group["lr"] = self.settings.schedule.rate(self.step_count)
         loss = gradients(advance)
         self.engine.step()
-        while not self.engine.was_step_applied() and deepspeed_ways.scales_down(self.engine):
+        while not self.engine.was_step_applied() and deepspeed_config.scales_down(self.engine):
             gradients(lambda _: None)
             self.engine.step()
         self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
@@ -214,7 +215,7 @@ class Engine:
         """
         weights, made = self._weights(), ""
         if self.rank.first:
-            with files.new_folder(target) as beside:
+            with files.atomic_folder(target) as beside:
                 if self.settings.lora is None:
                     policy_model.save(self.model, weights, beside, self.folder, alike=self.saved)
                     self.saved = True
@@ -245,7 +246,7 @@ class Engine:
         state = {"step": self.step_count}
         frozen = self.settings.lora is not None
         try:
-            with room(target.parent):
+            with translate_disk_full(target.parent):
                 self.engine.save_checkpoint(
                     place[0], tag=STATE, client_state=state, save_latest=False, exclude_frozen_parameters=frozen
                 )
@@ -302,10 +303,10 @@ class Engine:
         """
         import torch
 
-        from rloo_pipeline.training import aside
+        from rloo_pipeline.training import offload
 
         if self._take_back is None:
-            self._take_back = aside.put_aside(self.engine)
+            self._take_back = offload.put_aside(self.engine)
             torch.cuda.empty_cache()
 
     def enter_gpu(self) -> None:
@@ -330,8 +331,8 @@ def libraries() -> ModuleType:
     """DeepSpeed, once all is imported that engines are made of: seconds of work, which a worker does ahead."""
     if ranks.chip() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed = lean.deepspeed()
-    lean.before_transformers()
+    deepspeed = import_shims.deepspeed()
+    import_shims.before_transformers()
     import_module("transformers.modeling_utils")
     return deepspeed
 

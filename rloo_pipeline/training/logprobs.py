@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import attention, head, layers, model_support
-from rloo_pipeline.training.head import LossOf
+from rloo_pipeline.training import model_support
+from rloo_pipeline.training.kernels import attention, layers, lm_head
+from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.packing import Pack
 
 
@@ -31,7 +32,7 @@ class TokenLogProbs(nn.Module):
         self.name = type(base).__name__
         self.layers: int = base.config.get_text_config().num_hidden_layers
         self.limit = model_support.limit(base.config.to_dict())
-        self.parts = None if whole else head.attach(model)
+        self.parts = None if whole else lm_head.attach(model)
         if not whole:
             layers.install(model)
 
@@ -47,7 +48,7 @@ class TokenLogProbs(nn.Module):
         with self._under_way(pack):
             states = decoder(**pack.inputs(), use_cache=False).last_hidden_state
         hidden = states.squeeze(0).index_select(0, pack.predicting)
-        found: Tensor = projection(hidden, head.Job(pack, self.temperature, loss_of, form))
+        found: Tensor = projection(hidden, lm_head.Job(pack, self.temperature, loss_of, form))
         return found
 
     @contextmanager

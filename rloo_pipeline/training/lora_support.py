@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json
 
 WITHOUT = frozenset(
     {

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_pipeline import lean
+from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import self_check
-from rloo_pipeline.training.policy import INDEX, PICKLES, WEIGHTS, base_of, check
 from rloo_pipeline.training.self_check import SelfCheck
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: boo
     Raises:
         UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
     """
-    lean.before_transformers()
+    import_shims.before_transformers()
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rloo_pipeline.training import attention, dropout
+    from rloo_pipeline.training import dropout
+    from rloo_pipeline.training.kernels import attention
 
     base = base_of(folder)
     check(folder)

@@ -25,15 +25,15 @@ ROLES = {
     "probe": "sampler",
     "rollout": "sampler",
     "evaluate": "sampler",
-    "checks": "reader",
-    "reference": "reader",
-    "distance": "reader",
+    "checks": "logprobs",
+    "reference": "logprobs",
+    "distance": "logprobs",
     "update": "trainer",
-    "score": "clerk",
-    "gate": "clerk",
+    "score": "scorer",
+    "gate": "scorer",
 }
 """Which worker does a stage: vLLM; a model that is read; a model that is trained; libraries alone."""
-PATIENCE = {"sampler": 10.0, "reader": 3.0, "trainer": 3.0, "clerk": 1.0}
+PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0}
 """Seconds for which a stage waits for a worker that is busy: about what its own engine would take to start, so that it
 never loses more by waiting than as much again.
 """

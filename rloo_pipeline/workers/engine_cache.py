@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rloo_pipeline import rt_devices
 from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.runtime import devices
 
 _engines: dict[str, tuple[object, Any]] = {}
 _on = False
@@ -56,7 +56,7 @@ def leave_gpu() -> bool:
         Whether they could, and are still kept; if one could not, all are dropped.
     """
     try:
-        rt_devices.free_gpu()
+        devices.free_gpu()
     except (IncompatibleEngine, Exception) as why:
         import gc
 

@@ -15,9 +15,10 @@ import time
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from rloo_pipeline import rt_devices
 from rloo_pipeline.config import Config
-from rloo_pipeline.workers import client, jobs
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.snakemake_ext import worker_jobs as jobs
+from rloo_pipeline.workers import client
 from rloo_pipeline.workers.client import FOLDER
 
 PATIENCE = 60.0
@@ -30,7 +31,7 @@ def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
 
     An update of several processes has none: its ranks are started by torchrun.
     """
-    if config.workers == "never" or (config.workers == "auto" and rt_devices.has_gpu()):
+    if config.workers == "never" or (config.workers == "auto" and devices.has_gpu()):
         return {}
 
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
@@ -38,8 +39,8 @@ def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
 
     roles = {
         "sampler": at_once(config.vllm.threads),
-        "reader": at_once(config.deepspeed.threads) if config.uses_reference else 1,
-        "clerk": at_once(config.scoring.workers),
+        "logprobs": at_once(config.deepspeed.threads) if config.uses_reference else 1,
+        "scorer": at_once(config.scoring.workers),
     }
     if config.deepspeed.processes == 1:
         roles["trainer"] = 1

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rloo_pipeline import rt_cost, rt_devices, rt_environment, rt_output
 from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.runtime import cost, devices, environment, output
 from rloo_pipeline.workers import client, engine_cache
 
 
@@ -45,7 +45,7 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
         if preload:
             from rloo_pipeline.training import engine
 
-            rt_environment.use_threads(preload)
+            environment.use_threads(preload)
             engine.libraries()
         while True:
             line, _ = listener.accept()
@@ -69,14 +69,14 @@ def _answer(line: socket.socket, run: Callable[[list[str]], None]) -> bool:
     os.chdir(request["folder"])
     called = "rloo " + " ".join(request["words"])[:500]
     try:
-        with rt_output.outputs_to(descriptors[0]):
-            rt_cost.begin(request["started"])
+        with output.outputs_to(descriptors[0]):
+            cost.begin(request["started"])
             code = _status(run, request["words"])
     except IncompatibleEngine as why:
         print(f"{called}: left to itself, since this worker holds {why}", flush=True)
         over.set()
         return False
-    fit = code == 0 and (not rt_devices.has_gpu() or engine_cache.leave_gpu())
+    fit = code == 0 and (not devices.has_gpu() or engine_cache.leave_gpu())
     print(f"{called}: {code}", flush=True)
     over.set()
     with contextlib.suppress(OSError):

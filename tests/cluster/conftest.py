@@ -10,7 +10,7 @@ from helpers import ROOT
 from machine import Cluster, missing
 
 from rloo_pipeline.cluster import containers
-from rloo_pipeline.config_file import load
+from rloo_pipeline.config.loading import load
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
         return
     assert 'exec rloo "$@"' in (about / "runscript").read_text()
     assert (made / "opt/rloo/lock.txt").read_bytes() == (ROOT / f"requirements/{name[5:]}.txt").read_bytes()
-    assert (made / "opt/rloo/src/rloo_pipeline/cli.py").exists()
+    assert (made / "opt/rloo/src/rloo_pipeline/cli/main.py").exists()
     assert (made / "opt/rloo/check").exists()
 
 

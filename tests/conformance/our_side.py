@@ -11,12 +11,12 @@ from conformance.rounds import LONGEST, Round, Step, shift
 from torch import Tensor
 
 from rloo_pipeline.config import Algorithm, Reward, Rollout
-from rloo_pipeline.rewards.score_table import weighted_sum
-from rloo_pipeline.stages.metrics import update_metrics
+from rloo_pipeline.scoring.score_table import weighted_sum
 from rloo_pipeline.training import packing, policy_model
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
 from rloo_pipeline.training.engine import of_rows
 from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.metrics import update_metrics
 from rloo_pipeline.training.objective import Record, StepLoss
 
 

@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT
 
 from rloo_pipeline.config import Reward
-from rloo_pipeline.config_file import load
+from rloo_pipeline.config.loading import load
 
 BENCH = ROOT / "tools" / "bench"
 

@@ -8,7 +8,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import attention, dropout, layers, model_support, self_check
+from rloo_pipeline.training import dropout, model_support, self_check
+from rloo_pipeline.training.kernels import attention, layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import small

@@ -6,7 +6,8 @@ from cases import RIGHT, WRONG, config, write
 from transformers import AutoModelForCausalLM
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import layers, model_support, policy_model, self_check
+from rloo_pipeline.training import model_support, policy_model, self_check
+from rloo_pipeline.training.kernels import layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 

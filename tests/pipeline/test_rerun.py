@@ -166,7 +166,7 @@ STATEMENT = "\n", "\nEDITED = True\n"
     ("file", "edit", "expected"),
     [
         (
-            "rewards/score_table.py",
+            "scoring/score_table.py",
             STATEMENT,
             of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | CHECKS | REPORT,
         ),
@@ -190,7 +190,7 @@ def test_upkeep_runs_nothing(finished) -> None:
     """
     package = finished.folder / "rloo_pipeline"
     files = sorted(package.rglob("*.py"))
-    told = [package / name for name in ("cli.py", "insight/events.py", "stages/gate.py")]
+    told = [package / name for name in ("cli.py", "trackers/events.py", "stages/gate.py")]
     with ExitStack() as edits:
         for file in files:
             edits.enter_context(edited(file))

@@ -135,7 +135,7 @@ def test_a_bad_configuration_stops_before_anything_runs(project, changes, words)
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
 def test_the_shipped_configurations_are_valid(name) -> None:
     """One that names no rounds is an overlay, made for any other configuration."""
-    from rloo_pipeline.config_file import validate
+    from rloo_pipeline.config.loading import validate
 
     made = yaml.safe_load((ROOT / "config" / name).read_text())
     if "rounds" not in made:

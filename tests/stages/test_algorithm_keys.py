@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import Round, mini, rloo_in_turn
 
-from rloo_pipeline.config_file import validate
-from rloo_pipeline.stages.round_training import needs_old_pass
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.training.round_training import needs_old_pass
 
 pytestmark = pytest.mark.slow
 

@@ -129,7 +129,7 @@ def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_p
 
 
 def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
-    from rloo_pipeline.config_file import validate
+    from rloo_pipeline.config.loading import validate
     from rloo_pipeline.errors import UserError
 
     with pytest.raises(UserError, match="no estimator 'rlo'; did you mean 'rloo'"):
@@ -259,7 +259,7 @@ def score(folder: Path, model: Path, function: str):
     """Scores made-up rollouts of 64 completions with one function."""
     import datasets
 
-    from rloo_pipeline import tables
+    from rloo_pipeline.artifacts import tables
 
     run = Round(
         folder / "run", model, rewards=[{"function": function}], correct={}, evaluation={"breakdown": []}

@@ -6,10 +6,10 @@ import shutil
 import forks
 import pytest
 
+from rloo_pipeline.artifacts.model_dims import Shape
 from rloo_pipeline.demo.text_model import text_qwen3
-from rloo_pipeline.generation.completions import Decoding, Request
-from rloo_pipeline.generation.sampler import AT_ONCE, BLOCK, Engine, Sampler, cache_bytes
-from rloo_pipeline.shapes import Shape
+from rloo_pipeline.rollout.completions import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import AT_ONCE, BLOCK, Engine, Sampler, cache_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +30,10 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
     from vllm import SamplingParams, TokensPrompt
 
     requests = [Request([5 + number % 250 for number in range(seed % 7 + 1)], seed) for seed in range(96)]
-    made = sampler.sample(requests, Decoding(1.0, 1.0, 0, None, 24), "completions")
+    made = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
     # with a stop token that comes now and then, since it has no text
     sampler.stop_ids = [*sampler.stop_ids, *range(40, 50)]
-    made += sampler.sample(requests, Decoding(1.0, 1.0, 0, None, 24), "completions")
+    made += sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
     plain = [
         SamplingParams(max_tokens=24, seed=request.seed, logprobs=0, stop_token_ids=stop)
         for stop in ([2], sampler.stop_ids)
@@ -54,10 +54,10 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
 SAMPLE = """
 import sys
 from pathlib import Path
-from rloo_pipeline.generation.completions import Decoding, Request
-from rloo_pipeline.generation.sampler import Engine, Sampler
+from rloo_pipeline.rollout.completions import SamplingConfig, Request
+from rloo_pipeline.rollout.sampler import Engine, Sampler
 sampler = Sampler(Path(sys.argv[1]), Engine("float32", False, 0.5, 1, 1), 128, 0)
-assert len(sampler.sample([Request([5, 6], 1)], Decoding(1.0, 1.0, 0, None, 4), "completions")) == 1
+assert len(sampler.sample([Request([5, 6], 1)], SamplingConfig(1.0, 1.0, 0, None, 4), "completions")) == 1
 """
 
 

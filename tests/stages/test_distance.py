@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import Round, rloo
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rloo_pipeline.training import passes
+    from rloo_pipeline.training import forward_only
     from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.packing import Sequences
 
@@ -71,9 +71,9 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
     adapted.save_pretrained(tmp_path / "adapter")
     sequences = Sequences([PROMPT] * len(SAID), SAID)
 
-    def scored(folder: Path, entropies: bool = False) -> passes.Scored:
-        model = TokenLogProbs(passes.load(folder, "float32", False), 1.0)
-        return passes.score(model, sequences, 64, "tokens", entropies)
+    def scored(folder: Path, entropies: bool = False) -> forward_only.Scored:
+        model = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
+        return forward_only.score(model, sequences, 64, "tokens", entropies)
 
     found = scored(tmp_path / "adapter").logps
     plain = scored(tiny_model, entropies=True)

@@ -8,7 +8,7 @@ import forks
 import pytest
 from helpers import Round, mini, rloo_in_turn
 
-from rloo_pipeline import rt_devices
+from rloo_pipeline.runtime import devices
 
 pytestmark = pytest.mark.slow
 
@@ -25,21 +25,21 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
 
 def sampled(folder: Path, token: int) -> None:
     """Ends an engine, which a process that trains, too, would not bear."""
-    from rloo_pipeline.generation.completions import Decoding, Request
-    from rloo_pipeline.generation.sampler import Engine, Sampler
+    from rloo_pipeline.rollout.completions import Request, SamplingConfig
+    from rloo_pipeline.rollout.sampler import Engine, Sampler
 
     sampler = Sampler(folder, Engine("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids
     requests = [Request([4, 5, 6], seed) for seed in range(200)]
-    found = sampler.sample(requests, Decoding(1.0, 1.0, 0, None, 40), "completions")
+    found = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")
     ended = [completion for completion in found if completion.ids[-1] == token]
     assert len(ended) > 20, "an untrained model gives every token now and then"
     assert {completion.finish_reason for completion in ended} == {"stop"}
     assert all(token not in completion.ids[:-1] for completion in found)
     assert all(len(completion.ids) == len(completion.logps) for completion in found)
-    rt_devices.free_gpu()
+    devices.free_gpu()
     assert sampler.llm is None, "the engine has left"
-    assert sampler.sample(requests[:20], Decoding(1.0, 1.0, 0, None, 40), "completions") == found[:20]
+    assert sampler.sample(requests[:20], SamplingConfig(1.0, 1.0, 0, None, 40), "completions") == found[:20]
 
 
 def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> None:
@@ -71,9 +71,9 @@ def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_
 
 
 def test_end_tokens_stand_for_a_pad_token_that_is_not_there_and_the_checks_say_so(tmp_path, tiny_model) -> None:
+    from rloo_pipeline.artifacts import policy
+    from rloo_pipeline.checks.token_facts import token_facts
     from rloo_pipeline.config import Config
-    from rloo_pipeline.stages.token_facts import token_facts
-    from rloo_pipeline.training import policy
 
     rows = [{"prompt": "1+1", "prompt_ids": [4, 5]}]
     config = Config(**mini())

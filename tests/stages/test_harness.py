@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import Round, rloo
 
-from rloo_pipeline.training.policy import digest
+from rloo_pipeline.artifacts.policy import digest
 
 pytestmark = pytest.mark.slow
 

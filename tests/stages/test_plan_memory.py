@@ -8,9 +8,9 @@ import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline import shapes, tables
+from rloo_pipeline.artifacts import model_dims, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.insight import memory
+from rloo_pipeline.planning import memory
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def check(what: str, measured: float, terms: memory.Terms) -> None:
 def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     model = make_model(tmp_path / "model", size)
     run = tmp_path / "run"
-    config, shape = configure(run), shapes.read(model)
+    config, shape = configure(run), model_dims.read(model)
     check(f"{size}: first update", update(run, model, 1), memory.update(config, shape, "cpu", first=True))
     check(f"{size}: later update", update(run, model, 2), memory.update(config, shape, "cpu"))
     prompts, output = write_prompts(tmp_path / "prompts"), run / "rounds" / "00001" / "rollouts" / "000.parquet"

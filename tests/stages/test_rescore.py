@@ -9,11 +9,11 @@ import pytest
 import yaml
 from helpers import MINI, Round, rloo
 
+from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
-from rloo_pipeline.config_file import load, load_rewards
+from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.insight.change import change, together
-from rloo_pipeline.stages.rescore import rescore
+from rloo_pipeline.evaluation.change import change, together
 
 NAN = float("nan")
 MINE = """

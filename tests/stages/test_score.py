@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import yaml
 from helpers import Round, mini, rloo
 
-from rloo_pipeline import tables
-from rloo_pipeline.config_file import load
-from rloo_pipeline.stages.metrics import sample_metrics
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.stages.score import score
+from rloo_pipeline.training.metrics import sample_metrics
 
 MINE = """
 import time

@@ -8,10 +8,10 @@ import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.generation import proof
-from rloo_pipeline.generation import sampler as sampling
-from rloo_pipeline.generation.completions import Decoding, Request
-from rloo_pipeline.generation.sampler import Engine, Sampler
+from rloo_pipeline.rollout import proof
+from rloo_pipeline.rollout import sampler as sampling
+from rloo_pipeline.rollout.completions import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import Engine, Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ ENGINE = Engine("float32", False, 0.5, 1, 1)
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 # longer than a block of the cache, and alike, so that the second is served from it
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
-HOW = Decoding(1.0, 1.0, 0, None, 12)
+HOW = SamplingConfig(1.0, 1.0, 0, None, 12)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import kinds
 import pytest
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.generation import proof
-from rloo_pipeline.generation import sampler as sampling
-from rloo_pipeline.generation.completions import Decoding, Request
-from rloo_pipeline.generation.sampler import Engine, Sampler
+from rloo_pipeline.rollout import proof
+from rloo_pipeline.rollout import sampler as sampling
+from rloo_pipeline.rollout.completions import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import Engine, Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ ENGINE = Engine("float32", False, 0.5, 1, 1)
 KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
 # longer than a block of the cache, and alike
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
-HOW = Decoding(1.0, 1.0, 0, None, 12)
+HOW = SamplingConfig(1.0, 1.0, 0, None, 12)
 
 
 def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rloo_pipeline import config
-from rloo_pipeline.algorithm import advantages, known, shaping
+from rloo_pipeline.algorithm import advantages, nan_stats, shaping
 
 NAN = float("nan")
-E = known.STD_EPSILON
+E = nan_stats.STD_EPSILON
 ALL = {name: getattr(advantages, name) for name in config.estimators()}
 IN_GROUPS = {name: f for name, f in ALL.items() if not f.whitened}
 every = pytest.mark.parametrize("name", ALL)
@@ -190,7 +190,7 @@ def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, near, reward, sample
     for function in ALL.values():
         assert (function(torch.full((3, samples), reward, dtype=dtype)) == 0).all(), function
     rewards = torch.full((samples,), reward, dtype=dtype)
-    assert (known.whiten(rewards) == 0).all()
+    assert (nan_stats.whiten(rewards) == 0).all()
     moments = shaping.Moments().seen(rewards).seen(rewards)
     assert (moments.standardize(rewards.double()) == 0).all()
 
@@ -213,22 +213,22 @@ def test_running_moments_far_from_0_are_those_of_exact_arithmetic(offset, rounds
 def test_siblings_that_differ_by_the_rounding_of_a_sum_are_equal(sibling) -> None:
     rewards = double([[1.3, 0.3, sibling, 0.3]])
     assert advantages.rloo_std(rewards)[0, 0].item() == pytest.approx(1.0)
-    assert not known.teaching(rewards[:, 1:], torch.ones(1, 3, dtype=torch.bool)).any()
+    assert not nan_stats.teaching(rewards[:, 1:], torch.ones(1, 3, dtype=torch.bool)).any()
 
 
 def test_groups_of_equal_or_lone_rewards_teach_nothing() -> None:
     rewards = double([[1, 1, 1], [1, 0, NAN], [1, 1, NAN], [1, NAN, NAN], [NAN, NAN, NAN], [0, 1, 1]])
-    teaches = known.teaching(rewards, torch.ones(6, 3, dtype=torch.bool))
+    teaches = nan_stats.teaching(rewards, torch.ones(6, 3, dtype=torch.bool))
     assert teaches.tolist() == [False, True, False, False, False, True]
-    assert known.first_of(teaches, 2) == [1, 5]
-    assert known.first_of(teaches, 4) == [0, 1, 2, 5]
+    assert nan_stats.first_of(teaches, 2) == [1, 5]
+    assert nan_stats.first_of(teaches, 4) == [0, 1, 2, 5]
 
 
 def test_a_group_teaches_by_what_is_in_the_loss() -> None:
     """The first has no loss at all, the second none but on the sample at the mean, the third on one that is not."""
     rewards = double([[0, 1, 2], [0.1, 0.2, 0.3], [0, 1, 2]])
     in_loss = torch.tensor([[False, False, False], [False, True, False], [True, False, False]])
-    assert known.teaching(rewards, in_loss).tolist() == [False, False, True]
+    assert nan_stats.teaching(rewards, in_loss).tolist() == [False, False, True]
 
 
 @in_groups
@@ -236,12 +236,12 @@ def test_a_group_teaches_by_what_is_in_the_loss() -> None:
 def test_a_group_teaches_exactly_where_an_advantage_is_not_0(name, rewards) -> None:
     assume(name != "maxrl" or bool((rewards.nan_to_num(0.0) <= 1).all()))
     found = (IN_GROUPS[name](rewards).abs() > 1e-12).any(-1)
-    assert torch.equal(found, known.teaching(rewards, torch.ones_like(rewards, dtype=torch.bool)))
+    assert torch.equal(found, nan_stats.teaching(rewards, torch.ones_like(rewards, dtype=torch.bool)))
 
 
 @given(rewards_of)
 def test_the_whitened_batch_has_mean_0_and_deviation_1(rewards) -> None:
-    found = known.whiten(rewards)
+    found = nan_stats.whiten(rewards)
     left = found[~found.isnan()]
     assert torch.equal(found.isnan(), rewards.isnan())
     assume(len(left) > 1 and rewards[~rewards.isnan()].std() > 0)

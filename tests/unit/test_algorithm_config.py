@@ -3,7 +3,7 @@
 import pytest
 from helpers import mini
 
-from rloo_pipeline.config_file import validate
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
 NO_KL = {"beta": 0}

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from rloo_pipeline.cluster import asking
+from rloo_pipeline.snakemake_ext import polling
 
 
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
     """Seconds as the test sets them."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(asking.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(polling.time, "monotonic", lambda: clock.now)
     return clock
 
 
@@ -22,7 +22,7 @@ def test_the_next_question_comes_after_a_tenth_of_the_time_since_a_job_ended(clo
             if job != "ended":
                 yield job
 
-    check = asking._often(check)
+    check = polling._often(check)
     executor = SimpleNamespace(
         workflow=SimpleNamespace(executor_settings=SimpleNamespace(init_seconds_before_status_checks=10))
     )
@@ -40,7 +40,7 @@ def test_a_cancelled_job_is_one_whoever_cancelled_it(clock) -> None:
     async def query(*_):
         return {"1": "CANCELLED by 1000", "2": "RUNNING"}, 0.1
 
-    answer = asyncio.run(asking._with_an_end(query, print)("sacct", None))
+    answer = asyncio.run(polling._with_an_end(query, print)("sacct", None))
     assert answer == ({"1": "CANCELLED", "2": "RUNNING"}, 0.1)
 
 
@@ -51,7 +51,7 @@ def test_a_job_that_stays_preempted_counts_as_failed_and_is_told_of_once(clock) 
         return answers.pop(0), 0.1
 
     told: list[str] = []
-    query = asking._with_an_end(query, told.append)
+    query = polling._with_an_end(query, told.append)
     states = []
     for _ in range(5):
         clock.now += 10

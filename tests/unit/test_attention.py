@@ -9,7 +9,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import attention
+from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.layout import Block, lay_out
 
 PROMPTS = [4, 4, 4, 9, 1]

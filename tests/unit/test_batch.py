@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import tensor
 
-from rloo_pipeline.algorithm import known, shaping
+from rloo_pipeline.algorithm import nan_stats, shaping
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import Batch, Carried, Completions, make_batch, use_of
@@ -126,7 +126,7 @@ def test_running_moments_of_rounds_that_differed_standardize_one_whose_scores_ar
     algorithm = Algorithm(reward_normalization="running", beta=0)
     _, carried = make_batch(algorithm, ROLLOUT, completions(SCORES, (1,) * 8), Carried())
     found, after = make_batch(algorithm, ROLLOUT, completions(EQUAL, (1,) * 8), carried)
-    expected = (1 - after.moments.mean) / ((after.moments.squares / 15) ** 0.5 + known.STD_EPSILON)
+    expected = (1 - after.moments.mean) / ((after.moments.squares / 15) ** 0.5 + nan_stats.STD_EPSILON)
     assert found.rewards.tolist() == pytest.approx([expected] * 8)
 
 
@@ -145,7 +145,7 @@ def test_what_is_chosen_of_an_over_sampled_round_is_what_the_mask_leaves_somethi
     for keys, expected in (({}, [0, 2]), (masking, [2, 3]), ({**masking, "keep_truncated_in_baseline": True}, [0, 2])):
         for more in ({}, {"filter_zero_variance": True}):
             use = use_of(Algorithm.model_validate(keys | more), 4, scores, truncated)
-            assert known.first_of(use.teaching, 2) == expected
+            assert nan_stats.first_of(use.teaching, 2) == expected
             if more:
                 filtered = use.out.view(-1, 4).all(-1).tolist()
                 assert filtered == [not teaches for teaches in use.teaching.tolist()]
@@ -162,7 +162,7 @@ def test_rewards_are_shaped_then_standardized_then_clipped() -> None:
     shaped = made(response_length=length).rewards
     assert shaped.tolist() == pytest.approx([1 - 0.05, 0, -0.25 - 0.05, 1 - 0.5 - 0.1, 0.95, 1, 0.7, 0.4])
     scaled = made(response_length=length, reward_normalization="batch").rewards
-    torch.testing.assert_close(scaled, (shaped - shaped.mean()) / (shaped.std() + known.STD_EPSILON))
+    torch.testing.assert_close(scaled, (shaped - shaped.mean()) / (shaped.std() + nan_stats.STD_EPSILON))
     clipped = made(response_length=length, reward_normalization="batch", reward_clip_range=[-1, 0.5]).rewards
     torch.testing.assert_close(clipped, scaled.clamp(-1, 0.5))
 
@@ -176,7 +176,7 @@ def test_running_moments_are_those_of_all_rounds_together() -> None:
         carried = Carried.from_json(json.loads(json.dumps(carried.to_json())))
     seen = tensor([score for scores in rounds for score in scores if score == score], dtype=torch.float64)
     assert carried.moments.number == len(seen)
-    expected = (tensor(rounds[1], dtype=torch.float64) - seen.mean()) / (seen.std() + known.STD_EPSILON)
+    expected = (tensor(rounds[1], dtype=torch.float64) - seen.mean()) / (seen.std() + nan_stats.STD_EPSILON)
     torch.testing.assert_close(batch.rewards, expected, equal_nan=True)
 
 

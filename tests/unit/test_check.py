@@ -10,12 +10,12 @@ import yaml
 from helpers import merged, mini
 from rich.console import Console
 
-from rloo_pipeline import shapes
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.commands.check import check, look
 from rloo_pipeline.config import Config
-from rloo_pipeline.config_file import Asked
+from rloo_pipeline.config.loading import Asked
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs, places
-from rloo_pipeline.stages.check import check, look
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
 MINE = """
@@ -203,7 +203,7 @@ def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_pat
     ],
 )
 def test_the_context_is_read_as_vllm_reads_it(facts, context) -> None:
-    assert shapes.context(facts) == context
+    assert model_dims.context(facts) == context
 
 
 def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_path, monkeypatch) -> None:
@@ -222,8 +222,8 @@ def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_pa
 
 def test_weights_that_are_there_in_part_are_not_counted(tmp_path, tiny_model) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
-    whole = shapes.read(tmp_path / "model").parameters
+    whole = model_dims.read(tmp_path / "model").parameters
     names = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(names))
-    assert shapes.read(tmp_path / "model").parameters == pytest.approx(whole, rel=0.01)
-    assert shapes._counted(tmp_path / "model") == 0
+    assert model_dims.read(tmp_path / "model").parameters == pytest.approx(whole, rel=0.01)
+    assert model_dims._counted(tmp_path / "model") == 0

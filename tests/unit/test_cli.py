@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from rloo_pipeline import cli, cli_help
+from rloo_pipeline.cli import help, main
 
 
 def said_of(words: list[str], capsys) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
-        cli.main(words)
+        main.main(words)
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
 
@@ -41,12 +41,12 @@ def test_commands_for_people_come_before_stages(capsys) -> None:
     code, out, _ = said_of(["--help"], capsys)
     assert code == 0
     listed = re.findall(r"^  ([a-z-]+) ", out, re.MULTILINE)
-    people = [name for names in cli_help.PEOPLE.values() for name in names]
+    people = [name for names in help.PEOPLE.values() for name in names]
     assert listed[: len(people)] == people
     assert {"check", "plan", "doctor", "watch", "compare", "submit", "profiles"} <= set(people)
     assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(listed[len(people) :])
     assert out.index("stages, which Snakemake calls") > out.index("  track ")
-    known = cli._parser().commands
+    known = main._parser().commands
     assert known
     assert sorted(listed) == sorted(known.choices), "each command is listed once"
 

@@ -12,15 +12,15 @@ import pytest
 from helpers import rloo
 from made_up import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, finish_run, metrics_of
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.commands.compare import compare
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.insight import comparison, comparison_page, finished
-from rloo_pipeline.insight.charts import REWARD, shared_charts
-from rloo_pipeline.insight.figures import figure_of_runs
-from rloo_pipeline.insight.statistics import gain
+from rloo_pipeline.evaluation.statistics import gain
+from rloo_pipeline.report import comparison, comparison_page, finished
+from rloo_pipeline.report.charts import REWARD, shared_charts
+from rloo_pipeline.report.figures import figure_of_runs
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.stages.compare import compare
 
 FIRST, SECOND, THIRD = "demo-rloo", "demo-grpo", "demo-worse"
 GRPO = {"advantage": "grpo", "importance_sampling_level": "token", "kl": {"placement": "loss", "estimator": "k3"}}

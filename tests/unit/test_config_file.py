@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import MINI, mini
 
-from rloo_pipeline.config_file import Asked, load, look_at, validate
+from rloo_pipeline.config.loading import Asked, load, look_at, validate
 from rloo_pipeline.errors import UserError
 
 TEXT = MINI.read_text()

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from made_up import Reader, configuration, make_run
 
-from rloo_pipeline import rt_devices, rt_rank
-from rloo_pipeline.insight.jobs import costs, jobs_of
-from rloo_pipeline.insight.page import render
-from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.report.jobs import costs, jobs_of
+from rloo_pipeline.report.page import render
+from rloo_pipeline.report.summary import summarize
+from rloo_pipeline.runtime import devices, rank
 
-STAGE = (
-    "from pathlib import Path; from rloo_pipeline import runtime; rt_environment.prepare(Path({log!r})); {more}; rt_cost.end()"
-)
+STAGE = "from pathlib import Path; from rloo_pipeline import runtime; rt_environment.prepare(Path({log!r})); {more}; rt_cost.end()"
 
 
 def add_gpus(run: Path, stage: str, gpus: str) -> None:
@@ -97,7 +95,7 @@ def test_an_update_on_several_nodes_counts_all_of_them(seen, nodes, ranks, grant
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(nodes or 4))  # a job of more nodes than the stage has
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     if nodes:
-        monkeypatch.setenv(rt_rank.RENDEZVOUS, "file")
+        monkeypatch.setenv(rank.RENDEZVOUS, "file")
     else:
-        monkeypatch.delenv(rt_rank.RENDEZVOUS, raising=False)
-    assert rt_devices._granted(seen) == granted
+        monkeypatch.delenv(rank.RENDEZVOUS, raising=False)
+    assert devices._granted(seen) == granted

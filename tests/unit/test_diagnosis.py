@@ -10,14 +10,14 @@ from helpers import mini
 from made_up import metrics_of
 from rich.console import Console
 
-from rloo_pipeline import stopping
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.commands.diagnose import diagnose as print_table
 from rloo_pipeline.config import Config, Gates
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, showing
+from rloo_pipeline.diagnosis.symptoms import REGISTRY
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.insight import run_files
-from rloo_pipeline.insight.diagnosis import Symptom, diagnose, showing
-from rloo_pipeline.insight.symptoms import REGISTRY
-from rloo_pipeline.stages.diagnose import diagnose as print_table
+from rloo_pipeline.snakemake_ext import early_stop
 from rloo_pipeline.stages.gate import gate
 
 ROUNDS = 12
@@ -269,8 +269,8 @@ def test_the_table_is_of_a_run_in_flight_too(tmp_path) -> None:
 
 def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds() -> None:
     words = ["/bin/snakemake", "--profile", "slurm", "--config", "run=x", "rounds=50"]
-    again = stopping.command(7, ["run=x", "rounds=50"], words)
+    again = early_stop.command(7, ["run=x", "rounds=50"], words)
     assert again is not None
     assert again[1:] == ["-m", "snakemake", *words[1:], "--nolock", "--config", "run=x", "rounds=7"]
-    assert stopping.command(7, [], ["/lib/snakemake/__main__.py"]) is not None
-    assert stopping.command(7, [], ["/bin/jupyter"]) is None, "called from Python, the caller decides"
+    assert early_stop.command(7, [], ["/lib/snakemake/__main__.py"]) is not None
+    assert early_stop.command(7, [], ["/bin/jupyter"]) is None, "called from Python, the caller decides"

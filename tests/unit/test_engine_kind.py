@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import ADAPTER
 from rloo_pipeline.demo.model import tiny_qwen3
-from rloo_pipeline.files import read_json
-from rloo_pipeline.generation.sampler import kind_of
-from rloo_pipeline.training.policy import ADAPTER
+from rloo_pipeline.rollout.sampler import kind_of
 
 
 @pytest.fixture(scope="module")

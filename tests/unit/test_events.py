@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from rloo_pipeline.insight.events import write_events
+from rloo_pipeline.trackers.events import write_events
 
 METRICS = {"round": 3, "reward": 0.25, "rewards/answer/mean": -1.5, "kl": None, "num_tokens": 16_000_000}
 
@@ -48,7 +48,7 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
 
 def test_writing_events_imports_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from rloo_pipeline.insight.events import write_events; "
+        "import sys; from pathlib import Path; from rloo_pipeline.trackers.events import write_events; "
         f"write_events(Path({str(tmp_path / '1.tfevents')!r}), 1, {{'reward': 1.0}}); "
         "print({'torch', 'tensorflow'} & sys.modules.keys())"
     )

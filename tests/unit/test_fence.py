@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline import fence, files
+from rloo_pipeline.artifacts import fence, files
 from rloo_pipeline.errors import UserError
 
 
@@ -50,11 +50,11 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
     def both() -> None:
         """One begins, the other writes all of it, then the first one ends."""
         turns(first)
-        with files.new_folder(path) as beside:
+        with files.atomic_folder(path) as beside:
             fill(beside, first)
             second = "later" if first == "older" else "older"
             turns(second)
-            with files.new_folder(path) as other:
+            with files.atomic_folder(path) as other:
                 fill(other, second)
             turns(first)
 
@@ -62,7 +62,7 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
         both()
     turns("later")
     if first == "later":
-        with files.new_folder(path) as beside:
+        with files.atomic_folder(path) as beside:
             fill(beside, "later")
     assert (path / "weights").read_text() == "later"
     assert [file.name for file in path.parent.iterdir()] == ["00001"]

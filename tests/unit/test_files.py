@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline import files
+from rloo_pipeline.artifacts import files
 from rloo_pipeline.errors import UserError
 
 
@@ -12,7 +12,7 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
     path = tmp_path / "sub" / "value.json"
 
     def fail_half_way() -> None:
-        with files.new_file(path) as beside:
+        with files.atomic_write(path) as beside:
             beside.write_text("half")
             raise RuntimeError
 
@@ -26,10 +26,10 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
 def test_a_folder_takes_the_place_of_the_old_one_in_one_step(tmp_path) -> None:
     path = tmp_path / "folder"
     for content in ("old", "new"):
-        with files.new_folder(path) as beside:
+        with files.atomic_folder(path) as beside:
             (beside / content).write_text(content)
     assert [file.name for file in path.iterdir()] == ["new"]
-    with pytest.raises(RuntimeError), files.new_folder(path) as beside:
+    with pytest.raises(RuntimeError), files.atomic_folder(path) as beside:
         raise RuntimeError
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
@@ -38,7 +38,7 @@ def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
     path = tmp_path / "table"
 
     def overtaken() -> None:
-        with files.new_file(path) as first:
+        with files.atomic_write(path) as first:
             first.write_text("first")
             files.write_json(path, "second")
 
@@ -69,7 +69,7 @@ def test_a_manifest_notices_every_change(tmp_path) -> None:
 
 def test_where_there_is_no_space_left_the_error_names_the_folder_and_nothing_is_left(tmp_path) -> None:
     def write() -> None:
-        with files.new_file(tmp_path / "table") as beside:
+        with files.atomic_write(tmp_path / "table") as beside:
             beside.write_text("a half")
             Path("/dev/full").write_text("the other half")
 

@@ -7,11 +7,11 @@ import pytest
 from helpers import MINI, mini
 from rich.console import Console
 
+from rloo_pipeline.commands import doctor
 from rloo_pipeline.config import Config
-from rloo_pipeline.config_file import Asked
+from rloo_pipeline.config.loading import Asked
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.generation import groups
-from rloo_pipeline.stages import doctor
+from rloo_pipeline.rollout import groups
 from rloo_pipeline.training import engine, formats
 
 

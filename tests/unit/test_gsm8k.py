@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import GSM8K, ROOT, needs_gsm8k
 
-from rloo_pipeline.config_file import load
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.format import answer_mark_reward
 from rloo_pipeline.rewards.math import math_reward
@@ -126,8 +126,8 @@ def asks_not(folder, seed, **options):
 def test_only_a_builder_that_asks_is_told_the_data_dir(
     tmp_path: Path, corpus: Path, builder: str, options: dict[str, Any], told: str
 ) -> None:
-    from rloo_pipeline.building import build
     from rloo_pipeline.config import Model
+    from rloo_pipeline.data.building import build
 
     (tmp_path / "builders.py").write_text(BUILDERS)
     model = Model(build=f"{tmp_path / 'builders.py'}:{builder}", build_options=options)
@@ -136,8 +136,8 @@ def test_only_a_builder_that_asks_is_told_the_data_dir(
 
 
 def test_a_builder_that_fails_is_a_sentence(tmp_path: Path) -> None:
-    from rloo_pipeline.building import build
     from rloo_pipeline.config import Model
+    from rloo_pipeline.data.building import build
 
     (tmp_path / "builders.py").write_text(BUILDERS)
     for options, said in (
@@ -213,8 +213,8 @@ def test_the_tiny_run_samples_every_problem() -> None:
 def test_the_qwen_run_reads_the_hub_s_files_and_asks_in_its_own_words(tmp_path: Path) -> None:
     import datasets
 
-    from rloo_pipeline.prompting import prompt_of
-    from rloo_pipeline.rows import read_rows
+    from rloo_pipeline.data.prompting import prompt_of
+    from rloo_pipeline.data.rows import read_rows
 
     config = load(ROOT / "config/gsm8k-qwen3-4b.yaml")
     front = "configs:\n- config_name: main\n  data_files:\n" + "".join(

@@ -7,7 +7,7 @@ import yaml
 from helpers import merged
 from test_gsm8k import GSM8K, ROOT, needs_gsm8k, rows_of
 
-from rloo_pipeline.config_file import validate
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.stages.harness import _manager, _specs, section_of
 
 pytestmark = needs_gsm8k

@@ -7,7 +7,8 @@ import torch
 from models import SIZES, gradient, qwen3
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rloo_pipeline.training import attention, head, packing
+from rloo_pipeline.training import packing
+from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 
 LENGTHS = [7, 1, 12, 5]
@@ -47,7 +48,7 @@ def found(model: torch.nn.Module, whole: bool, temperature: float = 0.7) -> tupl
 @pytest.mark.parametrize("tokens", [1, 3, 8, 10**6])
 def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeypatch, tied, tokens) -> None:
     whole = found(qwen3(tied), whole=True)
-    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     loss, entropies, slope = found(qwen3(tied), whole=False)
     assert loss == pytest.approx(whole[0], rel=1e-6)
     assert entropies == pytest.approx(whole[1], rel=1e-6)
@@ -57,7 +58,7 @@ def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeyp
 @pytest.mark.parametrize("tokens", [3, 10**6])
 def test_log_probs_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tokens) -> None:
     """So that the ratio of a policy to itself is 1."""
-    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     module, found = TokenLogProbs(qwen3(), 0.7), [torch.zeros(0)]
 
     def loss(_, logps, mask, __):
@@ -71,7 +72,7 @@ def test_log_probs_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tok
 
 @pytest.mark.parametrize("tokens", [3, 10**6])
 def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
-    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     with torch.no_grad():
         torch.testing.assert_close(
             TokenLogProbs(qwen3(), 0.7)(pack()), TokenLogProbs(qwen3(), 0.7, whole=True)(pack()), rtol=1e-6, atol=1e-6
@@ -101,7 +102,7 @@ def test_a_bias_of_the_projection_has_its_gradient(monkeypatch) -> None:
         return model
 
     attention.register()
-    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * 8)
+    monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * 8)
     whole, parts = found(biased(), whole=True), found(biased(), whole=False)
     assert (parts[2] - whole[2]).norm() < 1e-6 * whole[2].norm()
 
@@ -124,7 +125,7 @@ def scaled(kind: str) -> torch.nn.Module:
 @pytest.mark.parametrize("kind", FORMS)
 def test_scaled_and_capped_logits_are_made_in_pieces_too(kind, tokens, monkeypatch) -> None:
     whole = found(scaled(kind), whole=True)
-    monkeypatch.setitem(head.ELEMENTS, "cpu", 97 * tokens)
+    monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     loss, entropies, slope = found(scaled(kind), whole=False)
     assert loss == pytest.approx(whole[0], rel=1e-5)
     assert entropies == pytest.approx(whole[1], rel=1e-5)
@@ -133,7 +134,7 @@ def test_scaled_and_capped_logits_are_made_in_pieces_too(kind, tokens, monkeypat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_form_of_logits_is_that_of_the_configuration(dtype) -> None:
-    forms = [head.attach(scaled(kind).to(dtype)).form for kind in FORMS]
+    forms = [lm_head.attach(scaled(kind).to(dtype)).form for kind in FORMS]
     assert forms == [(1 / 3.0, inf), (0.3, inf), (1.0, 0.2)]
 
 
@@ -148,9 +149,9 @@ def test_logits_that_are_more_than_that_are_made_whole(monkeypatch) -> None:
         out = plain(self, *args, **named)
         return type(out)(logits=out.logits * 0.77)
 
-    assert head.attach(qwen3()) is not None
+    assert lm_head.attach(qwen3()) is not None
     monkeypatch.setattr(type(model), "forward", scaled_by_itself)
-    assert head.attach(model) is None, "a scale that config.json does not have is known as rounded alone"
+    assert lm_head.attach(model) is None, "a scale that config.json does not have is known as rounded alone"
     monkeypatch.setattr(type(model), "forward", squared)
-    assert head.attach(model) is None
-    assert head.attach(qwen3(dtype=torch.float16)) is None
+    assert lm_head.attach(model) is None
+    assert lm_head.attach(qwen3(dtype=torch.float16)) is None

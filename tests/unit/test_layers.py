@@ -7,7 +7,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
-from rloo_pipeline.training import attention, layers, packing
+from rloo_pipeline.training import packing
+from rloo_pipeline.training.kernels import attention, layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 
 PROMPTS = [[3, 4, 5], [3, 4, 5], [9, 8, 7, 6, 5]]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline.cluster import locks
+from rloo_pipeline.snakemake_ext import locks
 
-HOLD = "import sys, time; from pathlib import Path; from rloo_pipeline.cluster.locks import hold; "
+HOLD = "import sys, time; from pathlib import Path; from rloo_pipeline.snakemake_ext.locks import hold; "
 HOLD += "print(hold(Path(sys.argv[1]), sys.argv[2]).alone, flush=True); time.sleep(int(sys.argv[3]))"
 
 

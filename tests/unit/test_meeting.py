@@ -4,7 +4,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.cluster import nodes
-from rloo_pipeline.config_file import validate
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
 

@@ -10,7 +10,7 @@ from helpers import mini
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.generation import groups
+from rloo_pipeline.rollout import groups
 from rloo_pipeline.stages.probe import probe
 from rloo_pipeline.stages.stage_assets import stage_assets
 from rloo_pipeline.stages.warmstart import warmstart

@@ -9,9 +9,9 @@ import pytest
 from helpers import Project
 from made_up import Reader, configuration, make_run
 
-from rloo_pipeline.insight import origin
-from rloo_pipeline.insight.page import render
-from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.report import origin
+from rloo_pipeline.report.page import render
+from rloo_pipeline.report.summary import summarize
 
 
 def said_of(run: Path) -> str:
@@ -51,7 +51,7 @@ def git(folder: Path, *words: str) -> str:
 def test_the_controller_names_the_commit_of_its_sources(tmp_path) -> None:
     project = Project(tmp_path / "project")
     git(project.folder, "init", "-q")
-    code = "import os; from rloo_pipeline.insight import origin; origin.note_commit(); print(os.environ[origin.COMMIT])"
+    code = "import os; from rloo_pipeline.report import origin; origin.note_commit(); print(os.environ[origin.COMMIT])"
 
     def noted() -> str:
         command = [sys.executable, "-c", code]

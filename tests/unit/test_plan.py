@@ -9,12 +9,12 @@ import pytest
 from helpers import ROOT, Project, mini, rloo
 from rich.console import Console
 
-from rloo_pipeline import shapes
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Config
-from rloo_pipeline.config_file import load
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.insight import memory, plan
-from rloo_pipeline.stages.plan import plan_run
+from rloo_pipeline.planning import memory, plan
 
 QWEN3_4B = {
     "hidden_size": 2560,
@@ -29,10 +29,10 @@ QWEN3_4B = {
 
 
 @pytest.fixture
-def qwen(tmp_path) -> shapes.Shape:
+def qwen(tmp_path) -> model_dims.Shape:
     """The sizes of Qwen3-4B, which has 4,022,468,096 parameters."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
-    return shapes.read(tmp_path)
+    return model_dims.read(tmp_path)
 
 
 def gsm8k(**changes) -> Config:
@@ -44,15 +44,15 @@ def test_parameters_are_counted_or_reckoned(qwen, tiny_model) -> None:
     from rloo_pipeline.training import policy_model
 
     model = policy_model.load(tiny_model, "float32", False)
-    counted = shapes.read(tiny_model)
+    counted = model_dims.read(tiny_model)
     assert counted.parameters == sum(weights.numel() for weights in model.parameters())
-    assert shapes._by_formula(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
+    assert model_dims._by_formula(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
 
 
 def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: no sizes of a transformer"):
-        shapes.read(tmp_path)
+        model_dims.read(tmp_path)
 
 
 def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:

@@ -7,8 +7,8 @@ import yaml
 from helpers import ROOT, mini
 
 from rloo_pipeline.config import KL, Algorithm, Config
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.config.presets import PRESETS
-from rloo_pipeline.config_file import validate
 from rloo_pipeline.errors import UserError
 
 SYSTEMS = {"paper", "trl", "openrlhf", "verl", "nemo_rl", "skyrl", "tunix"}

@@ -4,7 +4,7 @@ import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.generation import proof
+from rloo_pipeline.rollout import proof
 
 PROMPTS = proof.prompts_of(24, 128, 256)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from helpers import mini
 
-from rloo_pipeline import provenance
-from rloo_pipeline.config import STAGES, Config
-from rloo_pipeline.config_file import validate
-from rloo_pipeline.provenance import normal_form
+from rloo_pipeline.config import STAGES, Config, provenance
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.config.provenance import normal_form
 
 TEXT = """
 import math
@@ -130,12 +129,17 @@ def closure(stage: str) -> set[str]:
 
 
 def test_a_stage_rests_on_nothing_that_cannot_change_its_result() -> None:
-    training = {"training/attention.py", "training/layout.py", "training/layers.py", "training/engine.py"}
+    training = {
+        "training/kernels/attention.py",
+        "training/layout.py",
+        "training/kernels/layers.py",
+        "training/engine.py",
+    }
     loss = {"algorithm/loss.py", "algorithm/advantages.py", "algorithm/mismatch.py"}
-    assert "insight/events.py" not in closure("update")
+    assert "trackers/events.py" not in closure("update")
     assert closure("update") >= training | loss, "what does change it is there"
     for stage in ("prompts", "rollout", "score", "evaluate", "harness"):
         assert not closure(stage) & (training | loss), stage
-    assert closure("rollout") >= {"generation/sampler.py", "generation/groups.py", "seeds.py", "training/policy.py"}
-    assert closure("reference") >= {"training/attention.py", "training/layout.py", "training/policy_model.py"}
-    assert {stage for stage in STAGES if "insight/events.py" in closure(stage)} == set()
+    assert closure("rollout") >= {"rollout/sampler.py", "rollout/groups.py", "seeds.py", "artifacts/policy.py"}
+    assert closure("reference") >= {"training/kernels/attention.py", "training/layout.py", "training/policy_model.py"}
+    assert {stage for stage in STAGES if "trackers/events.py" in closure(stage)} == set()

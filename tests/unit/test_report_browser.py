@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from made_up import configuration, make_run
 
-from rloo_pipeline.insight.page import render
-from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.report.page import render
+from rloo_pipeline.report.summary import summarize
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if BROWSER is None and os.environ.get("RLOO_REQUIRE_BROWSER"):

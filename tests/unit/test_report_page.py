@@ -8,16 +8,16 @@ import plotly.graph_objects as go
 import pytest
 from made_up import CHECKED, NASTY, ROUNDS, SAMPLES, Reader, configuration, make_run, metrics_of, write_completions
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.diagnosis import diagnose
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.insight.charts import charts
-from rloo_pipeline.insight.diagnosis import diagnose
-from rloo_pipeline.insight.figures import figure
-from rloo_pipeline.insight.frame import chance, duration, figure_of, plain, points
-from rloo_pipeline.insight.page import check_figures, parts_of_gain, render, verdict
-from rloo_pipeline.insight.summary import summarize
+from rloo_pipeline.report.charts import charts
+from rloo_pipeline.report.figures import figure
+from rloo_pipeline.report.frame import chance, duration, figure_of, plain, points
+from rloo_pipeline.report.page import check_figures, parts_of_gain, render, verdict
+from rloo_pipeline.report.summary import summarize
 from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
 
 

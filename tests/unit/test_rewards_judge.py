@@ -7,8 +7,8 @@ import pytest
 from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards import calls
 from rloo_pipeline.rewards.judge import judge_reward
+from rloo_pipeline.scoring import calls
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
 

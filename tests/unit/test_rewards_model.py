@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards import calls
 from rloo_pipeline.rewards import model as rewards
 from rloo_pipeline.rewards.model import reward_model
+from rloo_pipeline.scoring import calls
 
 
 def write(folder: Path, labels: int = 1, **settings: Any) -> Path:

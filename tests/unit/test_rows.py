@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rloo_pipeline.config import Dataset, Source
+from rloo_pipeline.data.prompting import check_columns, check_names, prompt_of
+from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.prompting import check_columns, check_names, prompt_of
-from rloo_pipeline.rows import read_rows
 
 ROWS = [{"question": f"What is {n}?", "answer": str(n)} for n in range(60)]
 DATES = [{"answer": "2024-01-01"}, {"answer": "007"}]

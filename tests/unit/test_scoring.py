@@ -15,11 +15,11 @@ from helpers import ROOT, until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards.scoring import Batch, Scored, score, score_all
+from rloo_pipeline.scoring.scoring import Batch, Scored, score, score_all
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time
-from rloo_pipeline.rewards.calls import unscored
+from rloo_pipeline.scoring.calls import unscored
 
 def length(completions):
     return [float(len(text)) for text in completions]
@@ -305,7 +305,7 @@ def test_one_function_alone_is_scored_from_python(file) -> None:
 def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
-        "import sys\nfrom rloo_pipeline.config import Reward\nfrom rloo_pipeline.rewards.scoring import Batch, score\n"
+        "import sys\nfrom rloo_pipeline.config import Reward\nfrom rloo_pipeline.scoring.scoring import Batch, score\n"
         "score(Reward(function=sys.argv[1]), Batch(['p'] * 2, ['7', '7'], [[1]] * 2, {}))\n"
     )
     for name in ("sleeps", "backtracks", "never_awaits"):

@@ -9,7 +9,8 @@ from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import attention, dropout, policy_model, self_check
+from rloo_pipeline.training import dropout, policy_model, self_check
+from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import compare, small
 
 LARGE = {

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_rel
 
-from rloo_pipeline.insight.jobs import costs, jobs_of, spent
-from rloo_pipeline.insight.statistics import (
+from rloo_pipeline.evaluation.statistics import (
     estimate_mean,
     estimate_scores,
     estimate_share,
@@ -19,6 +18,7 @@ from rloo_pipeline.insight.statistics import (
     share_difference,
     sign_flip_p,
 )
+from rloo_pipeline.report.jobs import costs, jobs_of, spent
 
 DRAW = np.random.default_rng(7)
 BEFORE = (DRAW.random(400) < 0.4).astype(float)

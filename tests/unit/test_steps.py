@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from snakemake.resources import Resources
 
-from rloo_pipeline.cluster import containers, steps
+from rloo_pipeline.cluster import containers
+from rloo_pipeline.snakemake_ext import steps
 
 RULES = {
     "score": {"runtime": 60},

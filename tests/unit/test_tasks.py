@@ -7,10 +7,10 @@ import pytest
 from helpers import mini
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rloo_pipeline import tables
-from rloo_pipeline.config_file import validate
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.insight.tasks import Cell, of_run
+from rloo_pipeline.report.tasks import Cell, of_run
 
 TASKS = ["sums", "sums", "<b>code</b>"]
 BEFORE = {"math": [0.0, 1.0, 0.0, 0.0, None, None], "code": [None, None, None, None, 1.0, None]}

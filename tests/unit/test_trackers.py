@@ -12,12 +12,12 @@ import yaml
 from helpers import mini, rloo
 from made_up import metrics_of
 
+from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import read_json, write_json
-from rloo_pipeline.insight import mlflow_store, trackers, wandb_folder
-from rloo_pipeline.insight.trackers import History, history_of
 from rloo_pipeline.stages.track import track
+from rloo_pipeline.trackers import mlflow_store, trackers, wandb_folder
+from rloo_pipeline.trackers.trackers import History, history_of
 
 Curves = dict[str, dict[int, float]]
 BLOCK = 32768
@@ -222,5 +222,7 @@ def test_a_run_that_names_no_tracker_or_has_no_round_says_so(tmp_path) -> None:
 
 
 def test_naming_trackers_imports_none() -> None:
-    code = "import sys; import rloo_pipeline.cli; print({'wandb', 'mlflow', 'numpy', 'torch'} & sys.modules.keys())"
+    code = (
+        "import sys; import rloo_pipeline.cli.main; print({'wandb', 'mlflow', 'numpy', 'torch'} & sys.modules.keys())"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

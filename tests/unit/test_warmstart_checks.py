@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rloo_pipeline.checks.evidence import Evidence, TokenFacts
+from rloo_pipeline.checks.mixing import Mixing, fit
+from rloo_pipeline.checks.registry import CHECKS
+from rloo_pipeline.checks.verdicts import judge, verdict_of
 from rloo_pipeline.config import Limits
-from rloo_pipeline.insight.warmstart_checks.evidence import Evidence, TokenFacts
-from rloo_pipeline.insight.warmstart_checks.mixing import Mixing, fit
-from rloo_pipeline.insight.warmstart_checks.registry import CHECKS
-from rloo_pipeline.insight.warmstart_checks.verdicts import judge, verdict_of
 
 PROMPTS, SAMPLES = 40, 8
 LIMITS = Limits().by_name("float32")

@@ -10,12 +10,12 @@ from helpers import mini, rloo
 from made_up import write_prompts
 from rich.console import Console
 
-from rloo_pipeline import tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.files import write_json
-from rloo_pipeline.insight import run_files
-from rloo_pipeline.insight.live import frame, sparkline
-from rloo_pipeline.insight.progress_of import progress_of
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.report.live import frame, sparkline
+from rloo_pipeline.report.progress_of import progress_of
 
 STARTED = 1_000_000.0
 PACE = 100.0

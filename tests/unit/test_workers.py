@@ -17,10 +17,11 @@ import psutil
 import pytest
 from helpers import until
 
-from rloo_pipeline import rt_devices
-from rloo_pipeline.config_file import validate
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.workers import client, engine_cache, jobs, manager
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.snakemake_ext import worker_jobs
+from rloo_pipeline.workers import client, engine_cache, manager
 
 HELP = ["rollout", "--help"]
 ALL = client.ROLES.keys()
@@ -163,10 +164,10 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     (folder,) = tmp_path.glob("rloo-workers-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sorted(Path(command[5]).name for command in started if "worker" in command) == [
-        "clerk-0.sock",
-        "clerk-1.sock",
-        "reader-0.sock",
-        "reader-1.sock",
+        "scorer-0.sock",
+        "scorer-1.sock",
+        "logprobs-0.sock",
+        "logprobs-1.sock",
         "sampler-0.sock",
         "sampler-1.sock",
         "trainer-0.sock",
@@ -214,7 +215,7 @@ def silent(tmp_path, monkeypatch):
 def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell, monkeypatch) -> None:
     """As an interrupt on the terminal: it reaches no worker."""
     before = set(psutil.Process().children())
-    jobs.hand_over()
+    worker_jobs.hand_over()
     (signalled,) = set(psutil.Process().children()) - before
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(shell, "rloo rollout --round 1")
@@ -231,7 +232,7 @@ def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell, monk
 
 
 def test_the_stage_of_a_worker_that_dies_gets_a_shell(silent, shell, tmp_path) -> None:
-    jobs.hand_over()
+    worker_jobs.hand_over()
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(shell, f"rloo rollout --round {tmp_path}")
         line, _ = silent.accept()
@@ -246,7 +247,7 @@ def test_a_job_without_an_answer_is_no_success() -> None:
     """Whatever the process that stands for signals ended by: here by itself, with 0."""
     with subprocess.Popen(["true"]) as ended:
         handed = client.hand(["rollout"])
-        assert jobs.Job(handed, ended, "false", {}).wait() == 1
+        assert worker_jobs.Job(handed, ended, "false", {}).wait() == 1
 
 
 def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeypatch) -> None:
@@ -256,7 +257,7 @@ def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeyp
     other.chmod(0o700)
     monkeypatch.setenv("PATH", f"{other.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(client, "hand", lambda _: pytest.fail("handed over"))
-    jobs.hand_over()
+    worker_jobs.hand_over()
     shell("rloo rollout --help")
     assert (tmp_path / "said").read_text() == "another\n"
 
@@ -264,8 +265,8 @@ def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeyp
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
     assert manager.wanted(config(workers="never"), 2, ALL) == {}
     assert "trainer" not in manager.wanted(config(deepspeed={"processes": 2}), 2, ALL)
-    assert manager.wanted(config(algorithm={"beta": 0}), 2, ALL)["reader"] == 1
-    assert manager.wanted(config(), 2, {"report", "gate"}) == {"clerk": 2}, "those that have something to do"
+    assert manager.wanted(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
+    assert manager.wanted(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
 
 
 def test_a_stage_by_itself_keeps_nothing() -> None:
@@ -289,7 +290,7 @@ class Holder:
 
     def __init__(self, able: bool) -> None:
         self.able, self.left = able, False
-        rt_devices.hold_gpu(self)
+        devices.hold_gpu(self)
 
     def leave_gpu(self) -> None:
         if not self.able:

@@ -145,7 +145,7 @@ def plain(task: Task, _: Path) -> list[float]:
     """Our step on PyTorch alone: seconds of each."""
     import torch
 
-    from rloo_pipeline.training import attention
+    from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     attention.register()

@@ -27,7 +27,7 @@ import whole
 from rich.console import Console
 from rich.table import Table
 
-from rloo_pipeline import rt_environment
+from rloo_pipeline.runtime import environment
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "results" / "bench" / "bench.json"
@@ -79,7 +79,7 @@ class _Side:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- as long as the process
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, **threads, **(rt_environment.JOBS if side == "ours" else {})},
+            env={**os.environ, **threads, **(environment.JOBS if side == "ours" else {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
         )  # fmt: skip
         self.said = ""

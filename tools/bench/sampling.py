@@ -14,25 +14,24 @@ from pathlib import Path
 
 def main() -> None:
     """One thread; the first of each is not counted."""
-    from rloo_pipeline import rt_environment
+    from rloo_pipeline.runtime import environment
 
-    rt_environment.use_threads(1)
+    environment.use_threads(1)
     from vllm import SamplingParams, TokensPrompt
 
-    from rloo_pipeline import tables
+    from rloo_pipeline.artifacts import policy, tables
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.model import tiny_qwen3
-    from rloo_pipeline.generation import groups
-    from rloo_pipeline.generation.completions import Decoding
-    from rloo_pipeline.generation.sampler import Engine, Sampler
+    from rloo_pipeline.rollout import groups
+    from rloo_pipeline.rollout.completions import SamplingConfig
+    from rloo_pipeline.rollout.sampler import Engine, Sampler
     from rloo_pipeline.seeds import derive
-    from rloo_pipeline.training import policy
 
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
     tiny_qwen3(folder / "model", 0)
     tokenizer = policy.load_tokenizer(folder / "model", False)
     sampler = Sampler(folder / "model", Engine("float32", False, 0.5, 1, 1), 128, 0)
-    decoding, samples = Decoding(1.0, 1.0, 0, None, 40), 8
+    decoding, samples = SamplingConfig(1.0, 1.0, 0, None, 40), 8
     rows = [
         {"prompt_id": str(number), "prompt_ids": tokenizer(f"{row['prompt']}")["input_ids"]}
         for number, row in enumerate(problems(split="train", size=96))

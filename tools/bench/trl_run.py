@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline import references
-from rloo_pipeline.config import Config, Reward
-from rloo_pipeline.config_file import load
+from rloo_pipeline.config import Config, Reward, import_string
+from rloo_pipeline.config.loading import load
 
 LOGITS = 2**30
 """Bytes of logits that a micro-batch may have; a training step holds several times as much."""
@@ -95,9 +94,9 @@ def vocabulary(run: Path) -> int:
 
 def reward(section: Reward) -> Callable[..., Any]:
     """A reward function, which is in TRL's convention; it gets the arguments that it names."""
-    from rloo_pipeline.rewards.calls import signature_of
+    from rloo_pipeline.scoring.calls import signature_of
 
-    function = references.load(section.function)
+    function = import_string.load(section.function)
     signature = signature_of(function)
 
     def scored(**given: Any) -> Any:

@@ -14,11 +14,11 @@ from rloo_pipeline import ancient as behind_ancient
 from rloo_pipeline import stopping
 from rloo_pipeline.cluster import arrays, asking, cancelled, containers, locks, nodes, steps
 from rloo_pipeline.config import STAGES
-from rloo_pipeline.config_file import look_at, validate
+from rloo_pipeline.config.loading import look_at, validate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.insight import origin, trackers
+from rloo_pipeline.report import origin, trackers
 from rloo_pipeline.preflight import inputs
-from rloo_pipeline.provenance import source_digest
+from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.runtime_FIX import prepare_jobs
 from rloo_pipeline.workers import manager
 
@@ -210,7 +210,7 @@ onstart:
         manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers", stages)
 
 
-# insight/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.
+# diagnosis/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.
 onerror:
     stopped = stopping.stopped_after(Path(RUN))
     again = stopping.command(stopped, workflow.config_settings.config_args or []) if stopped else None

@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from rloo_pipeline import lean
+from rloo_pipeline.artifacts.files import digest as digest_of
+from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.files import digest as digest_of
-from rloo_pipeline.files import read_json, write_json
+from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import model_support
 
 RECORD = "self_check.json"
@@ -62,7 +62,7 @@ def of(folder: Path, trust_remote_code: bool) -> SelfCheck:
         UserError: the model is not computed right, or cannot be tried.
     """
     model_support.refuse(folder)
-    lean.before_transformers()
+    import_shims.before_transformers()
     from transformers import AutoConfig
 
     try:
@@ -87,7 +87,7 @@ def of_config(config: Any, trust_remote_code: bool) -> SelfCheck:
     Raises:
         UserError: as `of`.
     """
-    from rloo_pipeline.training import attention
+    from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.self_check import compare, small
 
     attention.register()
@@ -136,7 +136,7 @@ def _digest(facts: JSON, folder: Path) -> str:
 
 
 def _words(error: Exception) -> str:
-    from rloo_pipeline.training import attention
+    from rloo_pipeline.training.kernels import attention
 
     if isinstance(error, KeyError) and error.args == (attention.NAME,):
         return "it takes no attention from outside"

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rloo_pipeline.training import attention, dropout, layers
+from rloo_pipeline.training import dropout
+from rloo_pipeline.training.kernels import attention, layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import small

@@ -7,10 +7,10 @@ import pytest
 from programs import IMAGE, LIMITS
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards import sandbox
 from rloo_pipeline.rewards.code import code_reward
-from rloo_pipeline.rewards.sandboxed import script
-from rloo_pipeline.rewards.sandboxed.limits import READY
+from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox.inside import script
+from rloo_pipeline.sandbox.inside.limits import READY
 
 
 @pytest.fixture(scope="module")

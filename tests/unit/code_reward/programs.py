@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from rloo_pipeline.rewards import sandbox
+from rloo_pipeline.sandbox import sandbox
 
 IMAGE = os.environ.get("RLOO_TEST_IMAGE", "")  # with no bwrap on PATH, the same tests go through Apptainer
 LIMITS = sandbox.Limits(20, 512, 8, 8)

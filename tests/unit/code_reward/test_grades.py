@@ -4,9 +4,10 @@ import pytest
 from programs import ADD, IMAGE
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rewards import calls, sandbox
 from rloo_pipeline.rewards.code import code_reward, program_of
 from rloo_pipeline.rewards.code_tests import UnusableError, read_tests
+from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.scoring import calls
 
 
 @pytest.mark.parametrize(

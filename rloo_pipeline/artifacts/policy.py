@@ -1,0 +1,126 @@
+"""Policies on disk: ordinary Hugging Face folders with safetensors weights, or a PEFT adapter that names its base.
+
+A policy is loaded only when it is whole: each safetensors file is as long as its own header says, and every shard that
+the index names is there. Pickled weights are refused. Its model is loaded and
+saved by `policy_model.py`, which only the trainer needs.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.artifacts.files import digest as digest_of
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import import_shims
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ADAPTER = "adapter_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a policy is a PEFT adapter on a base."""
+    return (folder / ADAPTER).exists()
+
+
+def check(folder: Path) -> None:
+    """Makes sure that a policy is whole.
+
+    Raises:
+        UserError: there is no model, its weights are not safetensors, or a file is missing or truncated.
+    """
+    if not (folder / "config.json").exists() and not is_adapter(folder):
+        raise UserError(
+            f"{folder}: no config.json, so this is no model folder; check the path or delete it and run again"
+        )
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / INDEX).exists():
+        named = {folder / name for name in read_json(folder / INDEX)["weight_map"].values()}
+        for missing in sorted(named - set(files)):
+            raise UserError(f"{missing}: missing, though {INDEX} names it; fetch or write the model again")
+    if not files:
+        pickles = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
+        why = f"only pickled weights ({pickles[0].name}), which can run code when loaded" if pickles else "no weights"
+        raise UserError(f"{folder}: {why}; convert the model to safetensors")
+    for file in files:
+        _check_safetensors(file)
+
+
+def _check_safetensors(file: Path) -> None:
+    """The format: 8 bytes of header length, a JSON header with the offsets of each tensor, the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        start = handle.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        text = handle.read(min(length, size))
+    try:
+        header: dict[str, Any] = json.loads(text)
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError):
+        end = size
+    if size != 8 + length + end:
+        raise UserError(
+            f"{file}: truncated or damaged ({size} bytes, its header asks for "
+            f"{8 + length + end}); delete {file.parent} and run again"
+        )
+
+
+def digest(folder: Path) -> str:
+    """One digest over the policy's weights and configuration: what a table's footer names as its policy."""
+    import hashlib
+
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
+    return hashlib.sha256("".join(f"{file.name} {digest_of(file)}\n" for file in files).encode()).hexdigest()
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of the full model that a policy is, or is an adapter on."""
+    return Path(read_json(folder / ADAPTER)["base_model_name_or_path"]) if is_adapter(folder) else folder
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer, which must know how a completion ends. One without PAD gets EOS for it, as TRL does: nothing is
+    padded here, so the end token stays in the loss and counts as an end.
+
+    Raises:
+        UserError: no tokenizer, or no end token.
+    """
+    import_shims.before_transformers()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            base_of(folder), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: no tokenizer can be loaded ({' '.join(str(error).split())[:160]})") from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"{folder}: the tokenizer has no EOS token, so no completion could "
+            "end; set eos_token in tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer came with a PAD token, or got EOS for one from `load_tokenizer`."""
+    return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
+
+
+def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids that end a completion: the tokenizer's EOS and those of generation_config.json."""
+    path = base_of(folder) / "generation_config.json"
+    more = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = more if isinstance(more, list) else [] if more is None else [more]
+    eos = tokenizer.eos_token_id
+    return sorted({*ids, *([eos] if isinstance(eos, int) else [])})

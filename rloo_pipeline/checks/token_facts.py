@@ -1,0 +1,77 @@
+"""What tokenizer, generation config and chat template say of some prompts. A part of `checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.checks.evidence import TokenFacts
+from rloo_pipeline.config import Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANSWER = "an answer"
+
+
+def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) -> TokenFacts:
+    """The facts of a policy's folder.
+
+    Args:
+        config: for the chat template's arguments.
+        folder: a policy.
+        rows: prompts, with `prompt` and `prompt_ids`.
+    """
+    tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)
+    chats = [row for row in rows if not isinstance(row["prompt"], str)]
+    opening = [_opening(tokenizer, config, row["prompt"]) for row in chats]
+    path = policy.base_of(folder) / "generation_config.json"
+    configured = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    bos, pad, eos = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id
+    return TokenFacts(
+        prompts=len(rows),
+        changed=sum(_again(tokenizer, row["prompt_ids"]) != list(row["prompt_ids"]) for row in rows),
+        double_bos=sum(bos is not None and list(row["prompt_ids"][:2]) == [bos, bos] for row in rows),
+        chats=len(chats),
+        opened=sum(
+            bool(text) and str(tokenizer.decode(row["prompt_ids"], clean_up_tokenization_spaces=False)).endswith(text)
+            for row, text in zip(chats, opening, strict=True)
+        ),
+        generation_prompt=opening[0] if opening else "",
+        pad=pad if isinstance(pad, int) and policy.has_pad(tokenizer) else None,
+        eos=eos if isinstance(eos, int) else None,
+        stops=tuple(policy.stop_ids(folder, tokenizer)),
+        configured=tuple(ids) if path.exists() else None,
+        turn_end=_turn_end(tokenizer, config, chats[0]["prompt"]) if chats else None,
+    )
+
+
+def _again(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Ids as text, and as ids again."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _templated(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any, opened: bool) -> str:
+    arguments = config.dataset.chat_template_kwargs
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened, **arguments))
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> str:
+    """What the template puts before an answer; nothing where it puts nothing."""
+    closed, opened = (_templated(tokenizer, config, messages, value) for value in (False, True))
+    return opened[len(closed) :] if opened.startswith(closed) else ""
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> tuple[int, str] | None:
+    """The first special token that the template puts after an answer."""
+    whole = _templated(tokenizer, config, [*messages, {"role": "assistant", "content": ANSWER}], False)
+    after = whole.rpartition(ANSWER)[2]
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
+    first = next((token for token in ids if token in special), None)
+    return None if first is None else (first, str(tokenizer.convert_ids_to_tokens(first)))

@@ -1,0 +1,1 @@
+"""The command `rloo`: one module a group of commands; each parses and calls a stage or a command."""

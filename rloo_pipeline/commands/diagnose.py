@@ -1,0 +1,45 @@
+"""diagnose: the files of a run → a table of its symptoms on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.diagnosis.diagnosis import Symptom
+from rloo_pipeline.snakemake_ext.early_stop import stopped_after
+
+COLOURS = {"warn": "yellow", "stop": "red"}
+
+
+def diagnose(run: Path, console: Console | None = None) -> None:
+    """Prints what is wrong with the run as far as it is.
+
+    Raises:
+        UserError: there is no run in the folder, or a file of it is damaged.
+    """
+    found = run_files.read(run)
+    symptoms = found.symptoms()
+    console = console or Console()
+    done = len(found.rounds)
+    state = f"{run}: {done} of {found.config.rounds} rounds"
+    if (stopped := stopped_after(run)) == done and stopped:
+        state += f", ended by a gate after round {stopped}"
+    console.print(state, highlight=False)
+    if not symptoms:
+        console.print("no symptoms" if done else "no round is done yet", highlight=False)
+        return
+    console.print(table_of(symptoms, done))
+
+
+def table_of(symptoms: list[Symptom], done: int) -> Table:
+    """The symptoms as a table; those of the latest round in the colour of their action."""
+    table = Table("rounds", "symptom", "evidence", "what to try")
+    for symptom in symptoms:
+        rounds = f"{symptom.first}–{symptom.last}" if symptom.last > symptom.first else f"{symptom.first}"
+        style = COLOURS[symptom.action] if symptom.last == done else "dim"
+        table.add_row(rounds, Text(symptom.title, style), Text(symptom.evidence), Text(symptom.cure))
+    return table

@@ -1,0 +1,1 @@
+"""From a dataset's rows to prompts."""

@@ -1,0 +1,149 @@
+"""From a dataset row to the token ids that a completion continues; the completion of a demonstration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.config import TABLE_COLUMNS, Dataset
+from rloo_pipeline.data.rows import Row
+from rloo_pipeline.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+COMPLETION = "warmstart.sft.completion_column"
+
+
+def template_columns(template: str) -> list[str]:
+    """The columns that `dataset.user_prompt` names."""
+    names = [name for _, name, *_ in Formatter().parse(template) if name is not None]
+    return list(dict.fromkeys(name.partition(".")[0].partition("[")[0] for name in names))
+
+
+def check_columns(columns: Iterable[str], dataset: Dataset, path: str) -> None:
+    """Whether rows with these columns can become prompts.
+
+    Raises:
+        UserError: a column that the configuration names is not there.
+    """
+    columns = list(columns)
+    if dataset.user_prompt is not None:
+        key, wanted = "dataset.user_prompt names it", template_columns(dataset.user_prompt)
+    else:
+        key, wanted = "dataset.prompt_column", [dataset.prompt_column]
+    for name in wanted:
+        check_column(name, columns, key, path)
+
+
+def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
+    """Whether all columns can stand in the tables of a run.
+
+    Raises:
+        UserError: one has a name that the tables use themselves.
+    """
+    clash = sorted({*columns} & {*TABLE_COLUMNS} - {dataset.prompt_column, "prompt", "completion"})
+    if clash:
+        raise UserError(f"{path}: column '{clash[0]}' has a name that the pipeline uses itself; rename it")
+
+
+def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None:
+    """Whether a column is there.
+
+    Raises:
+        UserError: it is not; the message says which key of the configuration names it, and what is near.
+    """
+    columns = list(columns)
+    if name not in columns:
+        near = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(columns)}"
+        raise UserError(f"{path}: no column '{name}' ({key}){near}")
+
+
+def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
+    """The prompt of a row: messages, or a string that passes through as it is.
+
+    Args:
+        row: with all its columns.
+        dataset: says how.
+        path: where the row stands, for messages.
+
+    Raises:
+        UserError: a column is not there or holds nothing, the template does not fit, or the prompt is neither a text
+            nor a list of messages.
+    """
+    check_columns(row, dataset, path)
+    if dataset.user_prompt is not None:
+        empty = [name for name in template_columns(dataset.user_prompt) if row[name] is None]
+        if empty:
+            raise UserError(f"{path}: column '{empty[0]}' is null, and dataset.user_prompt names it")
+        try:
+            prompt: Any = [{"role": "user", "content": dataset.user_prompt.format_map(row)}]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: dataset.user_prompt does not fit the row ({error})") from error
+    else:
+        prompt = row[dataset.prompt_column]
+        if not isinstance(prompt, str) and not _are_messages(prompt):
+            raise UserError(
+                f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt is a text, or a list of "
+                "messages with role and content"
+            )
+    if dataset.system_prompt is None:
+        return prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [{"role": "system", "content": dataset.system_prompt}, *messages]
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) and "role" in one for one in prompt)
+
+
+def completion_text(row: Row, column: str, place: str) -> str:
+    """The completion of a demonstration, given as text or as one assistant message.
+
+    Raises:
+        UserError: it is neither.
+    """
+    completion = row[column]
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        completion = completion[-1].get("content")
+    if not isinstance(completion, str):
+        raise UserError(
+            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, or a list "
+            "with one assistant message"
+        )
+    return completion
+
+
+def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:
+    """Token ids of a prompt up to where the completion begins.
+
+    Raises:
+        UserError: the chat template fails or is missing, the prompt is empty, or it would begin with two BOS tokens.
+    """
+    if isinstance(prompt, str):
+        ids = list(tokenizer(prompt)["input_ids"])
+    else:
+        try:
+            text = tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, **dataset.chat_template_kwargs
+            )
+        except Exception as error:
+            if getattr(tokenizer, "chat_template", None) is None:
+                raise UserError(
+                    f"{path}: the prompt is messages and the model's tokenizer has no chat template; add "
+                    "chat_template.jinja to the model's folder, or give prompts of plain text (dataset.prompt_column)"
+                ) from error
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise UserError(f"{path}: the chat template failed on {str(prompt)[:80]} ({said})") from error
+        ids = list(tokenizer(str(text), add_special_tokens=False)["input_ids"])
+    bos = tokenizer.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        raise UserError(
+            f"{path}: a prompt begins with two BOS tokens, the row's own and the tokenizer's; "
+            f"take '{tokenizer.bos_token}' out of the text"
+        )
+    if not ids:
+        raise UserError(f"{path}: a prompt is empty, so there is nothing to complete")
+    return ids

@@ -1,0 +1,117 @@
+"""Rows of a dataset source, as plain dictionaries, read offline from what stage-assets put in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.config import Source, import_string
+from rloo_pipeline.data import json_rows
+from rloo_pipeline.errors import UserError
+
+Row = dict[str, Any]
+JSON = (".jsonl", ".json")
+FORMATS = (*JSON, ".parquet")
+
+
+def read_rows(source: Source, path: str) -> list[Row]:
+    """All rows of a source.
+
+    Args:
+        source: as configured.
+        path: where assets.json says it lies.
+
+    Raises:
+        UserError: it cannot be read, or has no rows; the message names the file, and where it is known the line and
+            the column.
+    """
+    rows = _generated(source) if source.generator is not None else _loaded(source, Path(path))
+    if not rows:
+        raise UserError(f"{path}: the dataset is empty")
+    return rows[: source.max_rows]
+
+
+def _generated(source: Source) -> list[Row]:
+    name = str(source.generator)
+    function = import_string.load(name)
+    try:
+        rows = list(function(**source.options))
+    except UserError:
+        raise
+    except Exception as error:
+        where = import_string.place(error, name)
+        if isinstance(error, TypeError) and not where:
+            raise UserError(f"options of the generator {name} do not fit it: {error}") from error
+        raise UserError(f"the generator {name} raised {type(error).__name__}: {error}{where}") from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"the generator {name} gave a {type(row).__name__} as row {number}, not a dict of columns")
+    return rows
+
+
+def _loaded(source: Source, path: Path) -> list[Row]:
+    if path.is_file():
+        check_file(path)
+        if path.suffix in JSON:
+            return json_rows.read(path, source.max_rows)
+        return _by_datasets(path, "parquet", data_files=str(path), split="train")
+    for file in sorted(path.rglob("*.jsonl")):
+        json_rows.read(file)  # what `datasets` would guess at is an error
+    return _by_datasets(path, str(path), name=source.config_name, split=source.split)
+
+
+def check_file(path: Path) -> None:
+    """Looks at a file's name and size.
+
+    Raises:
+        UserError: it is of no known format, or empty.
+    """
+    if path.suffix not in FORMATS:
+        raise UserError(
+            f"{path}: known dataset files are {', '.join(FORMATS)}; make one of them of it, or read it with a generator"
+        )
+    if not path.stat().st_size:
+        raise UserError(f"{path}: is empty, there is no row in it")
+
+
+def _by_datasets(path: Path, *words: str, **options: Any) -> list[Row]:
+    """What `datasets.load_dataset` reads, so that whatever it reads on a Hub is read here."""
+    import datasets
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it
+    try:
+        rows: list[Row] = datasets.load_dataset(*words, **options).to_list()
+    except Exception as error:
+        damaged = _damaged(path)
+        cause = _root(error)
+        said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:160]}"
+        cure = "" if path.is_file() else "; see its files, and config_name and split of the source"
+        raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({said}){cure}") from error
+    return rows
+
+
+def _damaged(place: Path) -> str | None:
+    """The first damaged file of a place that could not be read, where one is."""
+    import csv
+
+    import pyarrow.parquet
+
+    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        try:
+            if file.suffix == ".parquet":
+                pyarrow.parquet.read_table(file)
+            elif file.suffix == ".csv":
+                widths: set[int] = set()
+                with file.open(newline="", encoding="utf-8") as lines:
+                    for line in (reader := csv.reader(lines)):
+                        widths.add(len(line))
+                        if len(widths - {0}) > 1:
+                            return f"{file}, line {reader.line_num}: {len(line)} fields, unlike the lines before"
+        except (OSError, ValueError):  # Arrow's errors are of these two
+            return f"{file}: truncated or damaged"
+    return None
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an exception came of."""
+    return error if error.__cause__ is None else _root(error.__cause__)

@@ -1,0 +1,1 @@
+"""The symptoms of a run, from its metrics."""

@@ -1,0 +1,1 @@
+"""Accuracy, intervals, tests, and how rankings change: arrays in, numbers out."""

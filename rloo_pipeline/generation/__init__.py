@@ -1,1 +1,0 @@
-"""Sampling completions: vLLM behind one small interface."""

@@ -1,1 +1,0 @@
-"""What a run tells people: evaluation statistics, checks, the report."""

@@ -1,0 +1,1 @@
+"""What a run will take before anything is queued: memory, jobs, tokens, hours."""

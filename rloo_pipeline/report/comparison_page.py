@@ -1,0 +1,84 @@
+"""comparison.html: one self-contained page of finished runs side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rloo_pipeline.config import JSON
+from rloo_pipeline.report import frame
+from rloo_pipeline.report.charts import REWARD, shared_charts
+from rloo_pipeline.report.figures import DASHES, Style, figure_of_runs
+from rloo_pipeline.report.finished import Finished
+
+HEIGHT_OF_REWARD = 380
+ALPHA = 0.05
+"""Up to which corrected p two runs are said to differ."""
+
+
+def render(comparison: JSON, runs: Sequence[Finished]) -> str:
+    """The page as HTML, of runs and of what `comparison.compare` said of them."""
+    rounds = {run.name: run.rounds for run in runs}
+    deciding = list(dict.fromkeys(run.deciding for run in runs))
+    styles = [Style.at(place) for place in range(len(runs))]
+    return frame.fill(
+        "comparison_page.html.j2",
+        comparison=comparison,
+        headline=headline(comparison),
+        apart={what: fact["said"] for what, fact in comparison["shared"].items() if not fact["same"]},
+        marks={name: (style.colour, DASHES[style.dash]) for name, style in zip(rounds, styles, strict=True)},
+        span=span([row["final"] for row in comparison["runs"]]),
+        charts=[
+            (REWARD, figure_of_runs(REWARD, rounds, HEIGHT_OF_REWARD)),
+            *((chart, figure_of_runs(chart, rounds)) for chart in shared_charts(deciding)),
+        ],
+    )
+
+
+def headline(comparison: JSON) -> str:
+    """Which run ended best, and which of the others differ from the first by more than the evaluation's sampling
+    explains. Nothing is said of the algorithms: that takes several training seeds of each.
+    """
+    rows: list[JSON] = comparison["runs"]
+    first, others = rows[0], rows[1:]
+    if reasons := sorted({row["difference"]["reason"] for row in others} - {None}):
+        return (
+            f"{len(rows)} runs whose final accuracies cannot all be set against that of {first['run']}, the first of "
+            f"them: some have {' or '.join(reasons)}."
+        )
+    best = max(rows, key=lambda row: row["final"]["accuracy"])["final"]
+    name = next(row["run"] for row in rows if row["final"] is best)
+    accuracy, problems = frame.percent(best["accuracy"]), frame.figure_of(best["prompts"])
+    beyond = [row for row in others if row["difference"]["p_holm"] <= ALPHA]
+    within = [row for row in others if row not in beyond]
+    against = f"from {first['run']} ({frame.percent(first['final']['accuracy'])})"
+    explained = "than the sampling of these problems and answers explains"
+    if beyond:
+        found = f"{_listed(beyond)} {'differ' if beyond[1:] else 'differs'} {against} by more {explained}"
+        found += f"; {_listed(within)} {'do' if within[1:] else 'does'} not." if within else "."
+    else:
+        who = "None of the others differs" if within[1:] else f"{_listed(within)} does not differ"
+        found = f"{who} {against} by more {explained}."
+    seeds = (
+        "Training seeds were not varied: each run is one training"
+        if comparison["shared"]["seed"]["same"]
+        else "Each run is one training with a seed of its own"
+    )
+    return (
+        f"Of {len(rows)} runs, {name} ends best: {accuracy} of its answers to {problems} held-out problems are right. "
+        f"{found} {seeds}, and another seed could order them in another way."
+    )
+
+
+def _listed(rows: Sequence[JSON]) -> str:
+    """The runs and their differences from the first one, in percentage points: a, b and c."""
+    named = [f"{row['run']} ({frame.points(row['difference']['value'])})" for row in rows]
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+
+
+def span(estimates: Sequence[JSON]) -> tuple[float, float]:
+    """Tens of percent around all these accuracies and their intervals."""
+    low = min(found["ci95"][0] for found in estimates)
+    high = max(found["ci95"][1] for found in estimates)
+    start, end = math.floor(low * 10) / 10, math.ceil(high * 10) / 10
+    return (start, end) if end > start else (max(0.0, start - 0.1), min(1.0, end + 0.1))

@@ -1,0 +1,118 @@
+"""One frame of `rloo watch`: a run on a terminal, as rich draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rloo_pipeline.diagnosis.diagnosis import Symptom, showing
+from rloo_pipeline.diagnosis.run_files import RunFiles
+from rloo_pipeline.report.progress_of import SILENT, Progress, Sample, progress_of, sample_of
+
+BARS = "▁▂▃▄▅▆▇█"
+CURVES = (
+    ("reward", "reward"),
+    ("KL a token", "kl"),
+    ("entropy", "entropy"),
+    ("length", "completions/mean_length"),
+    ("truncated", "completions/clipped_ratio"),
+    ("groups without signal", "frac_reward_zero_std"),
+    ("gradient norm", "grad_norm"),
+)
+COLOURS = {"warn": "yellow", "stop": "red"}
+SAMPLE_LINES = 6
+
+
+def frame(run: RunFiles, stopped: int | None = None) -> RenderableType:
+    """The run as it is now.
+
+    Args:
+        run: what has been written.
+        stopped: the round after which a gate ended it, if one did.
+    """
+    progress = progress_of(run)
+    parts: list[RenderableType] = [_head(run, progress, stopped), "", _stages(progress), "", _curves(run)]
+    parts += _diagnosis(showing(run.symptoms(), len(run.rounds)))
+    if sample := sample_of(run):
+        parts.append(_sample(sample))
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The values as a line of bars, the mean of neighbours where there are more than fit; a gap is a space."""
+    size = -(-len(values) // width) if width else 1
+    cells = [[v for v in values[i : i + size] if v is not None] for i in range(0, len(values), size)]
+    means = [sum(cell) / len(cell) if cell else None for cell in cells]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+    steps = len(BARS) - 1
+    return "".join(" " if mean is None else BARS[round((mean - low) / span * steps) if span else 0] for mean in means)
+
+
+def _head(run: RunFiles, progress: Progress, stopped: int | None) -> Text:
+    done, rounds = len(run.rounds), run.config.rounds
+    said = Text.assemble((run.config.run, "bold"), f"  round {done} of {rounds}")
+    if stopped == done and stopped:
+        said.append(f"  ended by a gate after round {stopped}", "red")
+    elif progress.finished:
+        said.append("  finished", "green")
+    elif not progress.working:
+        said.append("  nothing is running, as far as its files say", "yellow")
+    if progress.seconds_a_round and done < rounds:
+        left = progress.left(rounds - done) or 0.0
+        said.append(f"  {_clock(progress.seconds_a_round)} a round, about {_clock(left)} left")
+    return said
+
+
+def _stages(progress: Progress) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for stage in progress.stages:
+        queued = stage.total - stage.done - stage.working
+        words = [f"{stage.done} done", *([f"{stage.working} running"] if stage.working else [])]
+        words += [f"{queued} to come"] if queued > 0 else []
+        table.add_row(stage.name, ProgressBar(max(stage.total, 1), stage.done, width=24), ", ".join(words))
+    lines: list[RenderableType] = [table]
+    for found in progress.working:
+        style = "red" if found.failed else "yellow" if found.silent > SILENT else "dim"
+        silent = f" (silent for {_clock(found.silent)})" if found.silent > SILENT else ""
+        name = found.job.log.removeprefix("logs/").removesuffix(".log")
+        lines.append(Text(f"{name}: {found.last_line or 'starting'}{silent}", style, no_wrap=True, overflow="ellipsis"))
+    return Group(*lines)
+
+
+def _curves(run: RunFiles) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for title, metric in CURVES:
+        values = [found.get(metric) for found in run.rounds]
+        known = [value for value in values if value is not None]
+        if known:
+            table.add_row(title, Text(sparkline(values, 40), "cyan"), f"{known[0]:.3g} → {known[-1]:.3g}")
+    return table if table.row_count else Text("no round is done yet", "dim")
+
+
+def _diagnosis(symptoms: list[Symptom]) -> list[RenderableType]:
+    return [
+        Text.assemble((f"{symptom.title}: ", COLOURS[symptom.action]), f"{symptom.evidence}; try: {symptom.cure}")
+        for symptom in symptoms
+    ]
+
+
+def _sample(sample: Sample) -> RenderableType:
+    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
+    lines = sample.completion.strip().splitlines() or [""]
+    shown = "\n".join([*lines[:SAMPLE_LINES], *(["…"] if len(lines) > SAMPLE_LINES else [])])
+    prompt = Text(" ".join(sample.prompt.split())[-200:], "dim")
+    return Panel(Group(prompt, Text(shown[:1200])), title=f"a completion of round {sample.round}, {reward}")
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    return str(timedelta(seconds=round(seconds)))

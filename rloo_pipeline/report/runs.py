@@ -1,0 +1,209 @@
+"""A run in Python: its configuration, metrics, completions and policies, read from its folder when they are asked for.
+
+    run = rloo_pipeline.open_run("results/demo")
+    run.metrics["reward"]
+    run.rollouts(10).filter(lambda row: row["advantage"] > 0)
+
+Works on finished runs and on those in flight; nothing is written, and no model is loaded.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from datasets import Dataset
+
+    from rloo_pipeline.diagnosis.diagnosis import Symptom
+
+
+def open_run(folder: str | Path) -> Run:
+    """The run in a folder, such as results/demo.
+
+    Raises:
+        UserError: there is none.
+    """
+    return Run(Path(folder))
+
+
+class Run:
+    """A run, as far as it is."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the configuration, and nothing else yet.
+
+        Raises:
+            UserError: there is no run in this folder.
+        """
+        from rloo_pipeline.config.loading import load
+
+        written = folder / "config.yaml"
+        if not written.exists():
+            raise UserError(
+                f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"
+            )
+        self.folder = folder
+        self.config: Config = load(written)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, rounds done: {len(self.rounds)} of {self.config.rounds})"
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that are done, from 1 without a gap."""
+        from rloo_pipeline.diagnosis.run_files import metrics_until
+
+        return list(range(1, len(metrics_until(self.folder, self.config.rounds)) + 1))
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """metrics.json of all rounds that are done: a row a round, which is the index; null is NaN."""
+        import pandas as pd
+
+        from rloo_pipeline.diagnosis.run_files import metrics_until
+
+        found = metrics_until(self.folder, self.config.rounds)
+        return pd.DataFrame(found, index=pd.RangeIndex(1, len(found) + 1, name="round"))
+
+    @property
+    def policies(self) -> dict[int, Path]:
+        """The folders of the policies that are kept, by round; 0 is the warm start."""
+        folders = sorted((self.folder / "policies").glob("[0-9]" * 5))
+        return {int(folder.name): folder for folder in folders}
+
+    @cached_property
+    def summary(self) -> JSON:
+        """summary.json.
+
+        Raises:
+            UserError: the run is not finished.
+        """
+        return self._json("summary.json", "the run is not finished")
+
+    @property
+    def checks(self) -> JSON:
+        """checks.json: the checks of the warm start, also where they failed."""
+        failed = "warmstart/checks.failed.json"
+        name = failed if (self.folder / failed).exists() else "warmstart/checks.json"
+        return self._json(name, "the checks have not run")
+
+    @property
+    def symptoms(self) -> list[Symptom]:
+        """What is wrong with the run, as `rloo diagnose` says."""
+        from rloo_pipeline.diagnosis.run_files import read
+
+        return read(self.folder).symptoms()
+
+    def rollouts(self, number: int) -> Dataset:
+        """The completions of a round with scores, and what the update made of them once it is done: a row each.
+
+        Columns are those of the tables: prompt_id, sample, completion, each reward function, reward, advantage, kl, …
+
+        Raises:
+            UserError: the round has not been sampled or scored, or a table is damaged.
+        """
+        from rloo_pipeline.artifacts import tables
+
+        rolled, scored = self._shards(number, "rollouts"), self._shards(number, "scores")
+        folder = self._round(number)
+        tables.check_aligned(rolled, scored, str(folder / "scores"))
+        joined = {name: rolled[name] for name in rolled.column_names}
+        joined |= {name: scored[name] for name in scored.column_names}
+        if any((folder / "reference").glob("*.parquet")):
+            joined["reference_logps"] = self._shards(number, "reference")["reference_logps"]
+        return _dataset(_with_update(joined, folder / "train.parquet"))
+
+    def scores(self, number: int) -> Dataset:
+        """The scores of a round alone.
+
+        Raises:
+            UserError: the round has not been scored, or a table is damaged.
+        """
+        return _dataset(self._shards(number, "scores"))
+
+    def evaluation(self, name: str = "final") -> JSON:
+        """An evaluation's summary: `warmstart`, `final`, or the number of a round such as `00010`.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        from rloo_pipeline.report.summary import read_evaluation
+
+        self._json(f"evaluation/{name}/summary.json", f"there are {', '.join(self.evaluations) or 'none yet'}")
+        return read_evaluation(self.folder, name)
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Names of the evaluations that are done."""
+        return sorted(file.parent.name for file in (self.folder / "evaluation").glob("*/summary.json"))
+
+    def completions(self, name: str = "final", greedy: bool = False) -> Dataset:
+        """The completions of an evaluation with their scores.
+
+        Raises:
+            UserError: there are none, or the table is damaged.
+        """
+        from rloo_pipeline.artifacts import tables
+
+        file = "greedy.parquet" if greedy else "completions.parquet"
+        return _dataset(tables.read(self.folder / "evaluation" / name / file, "completions"))
+
+    def prompts(self, part: Literal["train", "eval"] = "train") -> Dataset:
+        """The prompts with every column of the dataset, mapped into memory."""
+        import datasets
+
+        return datasets.Dataset.load_from_disk(str(self.folder / "prompts" / part))
+
+    def _round(self, number: int) -> Path:
+        return self.folder / "rounds" / f"{number:05d}"
+
+    def _shards(self, number: int, kind: str) -> pa.Table:
+        from rloo_pipeline.artifacts import tables
+
+        found = sorted((self._round(number) / kind).glob("*.parquet"))
+        if len(found) < self.config.rollout.shards:
+            raise UserError(
+                f"{self._round(number) / kind}: {len(found)} of {self.config.rollout.shards} shards are there; the "
+                f"rounds that are done are {self.rounds[0] if self.rounds else 0} to {len(self.rounds)}"
+            )
+        return tables.read_all(found, kind)
+
+    def _json(self, name: str, otherwise: str) -> JSON:
+        file = self.folder / name
+        if not file.exists():
+            raise UserError(f"{file}: no such file; {otherwise}")
+        found: JSON = read_json(file)
+        return found
+
+
+def _with_update(joined: dict[str, Any], file: Path) -> pa.Table:
+    """Completions with what the update used of them, null for those that it left out."""
+    import pyarrow as pa
+
+    from rloo_pipeline.artifacts import tables
+
+    if not file.exists():
+        return pa.table(joined)
+    trained = tables.read(file, "train").drop_columns("reward")
+    places = {key: place for place, key in enumerate(_keys(trained))}
+    order = pa.array([places.get(key) for key in _keys(joined)], type=pa.int64())
+    used = {name: trained[name].take(order) for name in trained.column_names if name not in ("prompt_id", "sample")}
+    return pa.table({**joined, **used})
+
+
+def _keys(table: Any) -> list[tuple[str, int]]:
+    return list(zip(table["prompt_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+
+
+def _dataset(table: pa.Table) -> Dataset:
+    import datasets
+
+    return datasets.Dataset(table.replace_schema_metadata(None))

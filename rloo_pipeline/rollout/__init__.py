@@ -1,0 +1,1 @@
+"""vLLM as a function from prompt ids and seeds to completions."""

@@ -1,0 +1,1 @@
+"""What runs inside of a sandbox; imports the standard library alone."""

@@ -1,0 +1,1 @@
+"""How reward functions are called: worker processes, what they say to each other, who calls what when."""

@@ -1,0 +1,1 @@
+"""A round's metrics for TensorBoard, Weights & Biases and MLflow."""

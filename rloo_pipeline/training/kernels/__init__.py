@@ -1,0 +1,1 @@
+"""Attention, layers and the head, with gradients of their own."""

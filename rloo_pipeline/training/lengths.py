@@ -1,0 +1,26 @@
+"""How long completions are, as metrics of a round and of an evaluation."""
+
+from __future__ import annotations
+
+import statistics
+
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import tables
+
+
+def length_metrics(rolled: pa.Table) -> dict[str, float | int | None]:
+    """Lengths of completions, all and those that ended by themselves, and the share that did not."""
+    lengths = tables.lengths(rolled["completion_ids"])
+    reasons = rolled["finish_reason"].to_pylist()
+    ended = [length for length, reason in zip(lengths, reasons, strict=True) if reason == "stop"]
+    return {
+        "completions/mean_length": statistics.fmean(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/mean_terminated_length": statistics.fmean(ended) if ended else None,
+        "completions/min_terminated_length": min(ended, default=None),
+        "completions/max_terminated_length": max(ended, default=None),
+        "completions/clipped_ratio": 1 - len(ended) / len(lengths),
+        "num_completion_tokens": sum(lengths),
+    }
