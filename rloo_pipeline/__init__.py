@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "open_run", "run"]
 
-_PLACES = {"Run": "runs", "open_run": "runs", "run": "starting"}
+_PLACES = {"Run": "report.runs", "open_run": "report.runs", "run": "commands.launch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -133,10 +133,10 @@ def _serve() -> None:
 
 def _import() -> None:
     """The libraries, the way in which this package imports them, and then nothing of this package."""
-    from rloo_pipeline.runtime import environment as rt_environment
     from rloo_pipeline.runtime import import_shims
+    from rloo_pipeline.runtime.environment import prepare
 
-    rt_environment.prepare(None)
+    prepare(None)
     import_shims.vllm()
     from rloo_pipeline.training import engine
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import rank as rt_rank
 from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.runtime.rank import FAILED, RENDEZVOUS, why_failed
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -52,11 +52,11 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
         program = ["apptainer", "exec", "--home", os.getcwd(), image, "rloo"]
     sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
     command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program, *arguments]
-    files = {rt_rank.RENDEZVOUS: str(meeting.absolute()), rt_rank.FAILED: str(failed.absolute())}
+    files = {RENDEZVOUS: str(meeting.absolute()), FAILED: str(failed.absolute())}
     environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm"}
     try:
         outcome = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
-        why = rt_rank.why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
+        why = why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
     except FileNotFoundError:
         raise UserError("no srun on the PATH of this job's first node") from None
     finally:
@@ -68,7 +68,7 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
 
 def take_rank() -> None:
     """Where this process is a rank that `launch` started: sets RANK, WORLD_SIZE and LOCAL_RANK."""
-    if rt_rank.RENDEZVOUS not in os.environ or "RANK" in os.environ:
+    if RENDEZVOUS not in os.environ or "RANK" in os.environ:
         return
     # of the step and not of the job, which may have more nodes
     for job, step in (("JOB_NUM_NODES", "NUM_NODES"), ("JOB_NODELIST", "NODELIST"), ("NTASKS", "NUM_TASKS")):
@@ -85,7 +85,7 @@ def join(patience: float = PATIENCE) -> None:
     Raises:
         UserError: they did not all meet.
     """
-    if rt_rank.RENDEZVOUS not in os.environ:
+    if RENDEZVOUS not in os.environ:
         return
     import torch
 
@@ -117,7 +117,7 @@ def _store(rank: int, world: int, deadline: float) -> TCPStore:
     """The store that the first rank serves; where it listens, the others read from the file."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    meeting = Path(os.environ[rt_rank.RENDEZVOUS])
+    meeting = Path(os.environ[RENDEZVOUS])
     if rank == 0:
         address = os.environ["MASTER_ADDR"]
         store = TCPStore(address, 0, world, True, _left(deadline), wait_for_workers=False)

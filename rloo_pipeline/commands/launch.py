@@ -1,4 +1,4 @@
-"""Starting a run from Python, through Snakemake's API in a process of its own: `python -m rloo_pipeline.commands.launch`.
+"""Starts a run from Python, through Snakemake's API in a process of its own, `python -m rloo_pipeline.commands.launch`.
 
 A notebook has an event loop, which Snakemake's own cannot run inside of, and should keep no setting of the engines. So
 the controller is a child, and every stage a child of that: what calls `run` never holds a GPU.

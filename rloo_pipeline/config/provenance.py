@@ -18,11 +18,10 @@ from pathlib import Path
 
 from rloo_pipeline.config import STAGES, Config, estimator, import_string
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
-    *("config", "config_file", "errors", "progress", "runtime", "preflight", "provenance", "workers"),
-    *("files", "fence", "lean", "insight.events", "generation.proof", "training.formats", "training.lora_support"),
-    *("training.model_support", "training.model_types", "training.self_check"),
+    *("config", "errors", "runtime", "workers", "artifacts.files", "artifacts.fence"),
+    *("trackers.events", "rollout.proof", "training.formats", "training.lora_support"),
 }
 """Modules and packages whose code says where, when and how a result is written or told, and never what it is."""
 READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from rloo_pipeline.config import Config, Dtype, Source
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs
-from rloo_pipeline.runtime import caches as rt_caches
+from rloo_pipeline.runtime.caches import cache_folder
 
 GB, MB = 1e9, 1e6
 CACHES = ("HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
@@ -43,7 +43,7 @@ def binds(config: Config) -> Iterator[Finding]:
 
 def caches() -> Iterator[Finding]:
     """Whether engines can write where they keep their caches."""
-    folders = {"cache": rt_caches.cache_folder()}
+    folders = {"cache": cache_folder()}
     folders |= {name: Path(os.environ[name]) for name in CACHES if name in os.environ}
     for name, folder in folders.items():
         writable = _writable(folder)

@@ -41,7 +41,7 @@ def _packed_plotly() -> str:
 def _environment() -> Environment:
     """The templates of this package; no name in them may be missing."""
     made = Environment(
-        loader=PackageLoader("rloo_pipeline", "insight"),
+        loader=PackageLoader("rloo_pipeline", "report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -18,7 +18,7 @@ work here (no user namespaces, say) is not taken.
 script of mounts of our own, to be got right on every distribution.
 
 In each of them the process itself takes on limits before it reads a program: CPU seconds, memory, file size, number of
-processes, and a filter of system calls (see `sandboxed/limits.py`). It gets no variable of this process's environment,
+processes, and a filter of system calls (see `inside/limits.py`). It gets no variable of this process's environment,
 and everything that it started is killed with it.
 
 Covered: network (DNS, localhost, vsock, abstract sockets), reading $HOME and all other files but the interpreter's and
@@ -179,7 +179,7 @@ def confined(
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A sandboxed Python at work on `main.main`, a module of `sandboxed/`; all of it is dead when the block ends."""
+    """A sandboxed Python at work on `main.main`, a module of `inside/`; all of it is dead when the block ends."""
     with tempfile.TemporaryDirectory(prefix="rloo-code-") as scratch:
         process = subprocess.Popen(
             [*words(sandbox, limits), *_start(sandbox, main, limits, with_modules)],

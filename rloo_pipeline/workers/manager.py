@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.snakemake_ext import worker_jobs as jobs
 from rloo_pipeline.workers import client
 from rloo_pipeline.workers.client import FOLDER
 
@@ -48,13 +47,15 @@ def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
     return {role: count for role, count in roles.items() if role in needed}
 
 
-def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> None:
-    """Starts the workers for these stages and hands the jobs of this process to them; what they say goes to a file each
-    in `logs`.
+def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> bool:
+    """Starts the workers for these stages; what they say goes to a file each in `logs`.
+
+    Returns:
+        Whether there are any.
     """
     roles = wanted(config, cores, stages)
     if not roles:
-        return
+        return False
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> None:
     _wait(started)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
-    jobs.hand_over()
+    return True
 
 
 def _wait(started: Mapping[Path, subprocess.Popen[bytes]]) -> None:

@@ -173,7 +173,7 @@ STATEMENT = "\n", "\nEDITED = True\n"
         ("algorithm/loss.py", FORMULA, updates() | SECOND_ROUND | FINAL | REPORT),
         ("stages/reference.py", STATEMENT, of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
         ("stages/evaluate.py", STATEMENT, WARM | FINAL | REPORT),
-        ("insight/page.html.j2", STATEMENT, REPORT),
+        ("report/page.html.j2", STATEMENT, REPORT),
     ],
 )
 def test_an_edit_of_what_code_does_runs_the_stages_that_it_does_it_in(finished, file, edit, expected) -> None:
@@ -190,7 +190,7 @@ def test_upkeep_runs_nothing(finished) -> None:
     """
     package = finished.folder / "rloo_pipeline"
     files = sorted(package.rglob("*.py"))
-    told = [package / name for name in ("cli.py", "trackers/events.py", "stages/gate.py")]
+    told = [package / name for name in ("cli/main.py", "trackers/events.py", "stages/gate.py")]
     with ExitStack() as edits:
         for file in files:
             edits.enter_context(edited(file))

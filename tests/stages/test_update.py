@@ -108,7 +108,7 @@ def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain)
 
 KILLED = """
 import os, signal, sys
-from rloo_pipeline import cli
+from rloo_pipeline.cli import main as cli
 
 left, replace = int(sys.argv[1]), os.replace
 
@@ -157,7 +157,7 @@ def test_an_update_of_any_number_of_processes_leaves_nothing_on_the_node(
 
 def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tiny_model, algorithm={"beta": 0}).write(1)
-    code = "import sys\nfrom rloo_pipeline import cli\ncli.main(sys.argv[1:])\nprint('loaded:', *sys.modules)"
+    code = "import sys\nfrom rloo_pipeline.cli import main\nmain.main(sys.argv[1:])\nprint('loaded:', *sys.modules)"
     words = [str(word) for word in run.words() if not str(word).startswith("--log=")]
     said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
     loaded = {name.split(".")[0] for name in said.partition("loaded:")[2].split()}

@@ -52,6 +52,6 @@ def test_commands_for_people_come_before_stages(capsys) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys; from rloo_pipeline import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys; from rloo_pipeline.cli import main as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
     code += "sys.exit(bool({'torch', 'transformers', 'datasets', 'pyarrow', 'vllm'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -13,7 +13,10 @@ from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize
 from rloo_pipeline.runtime import devices, rank
 
-STAGE = "from pathlib import Path; from rloo_pipeline import runtime; rt_environment.prepare(Path({log!r})); {more}; rt_cost.end()"
+STAGE = (
+    "from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment; "
+    "environment.prepare(Path({log!r})); {more}; cost.end()"
+)
 
 
 def add_gpus(run: Path, stage: str, gpus: str) -> None:
@@ -43,9 +46,10 @@ def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -
     log = str(run / "logs" / "update" / "00001.log")
     burn = "until = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
     code = (
-        f"import time; from pathlib import Path; from rloo_pipeline import runtime\n{burn.format(0.6)}"
-        f"kept = bytearray(200_000_000); del kept; rt_environment.prepare(Path({log!r}))\n"
-        f"rt_cost.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.2)}rt_cost.end()"
+        "import time; from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment\n"
+        f"{burn.format(0.6)}"
+        f"kept = bytearray(200_000_000); del kept; environment.prepare(Path({log!r}))\n"
+        f"cost.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.2)}cost.end()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     benchmark = run / "benchmarks" / "update" / "00001.tsv"
@@ -69,9 +73,9 @@ def driver(folder: Path, says: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("more", "said", "gpus", "gpu"),
     [
-        ("rt_devices.hold_for_others(3)", "NVIDIA L4", 3, "NVIDIA L4"),
-        ("rt_devices.hold_for_others(3)", "", 0, None),  # asked for, and there is none
-        ("rt_devices.hold_for_others(0)", "NVIDIA L4", 0, None),
+        ("devices.hold_for_others(3)", "NVIDIA L4", 3, "NVIDIA L4"),
+        ("devices.hold_for_others(3)", "", 0, None),  # asked for, and there is none
+        ("devices.hold_for_others(0)", "NVIDIA L4", 0, None),
     ],
 )
 def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus, gpu, tmp_path) -> None:

@@ -35,7 +35,7 @@ def test_what_deepspeed_does_not_train_in_is_refused(dtype) -> None:
 @pytest.mark.usefixtures("unable")
 def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
     config = Config(**mini(model={"dtype": "float16"}))
-    monkeypatch.setattr(groups.runtime, "has_gpu", lambda: False)
+    monkeypatch.setattr(groups.devices, "has_gpu", lambda: False)
     monkeypatch.setattr(groups.policy, "check", lambda _: None)
     monkeypatch.setattr(groups, "kind_of", lambda *_: "")
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))

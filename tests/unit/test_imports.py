@@ -43,8 +43,38 @@ def test_no_module_leads_back_to_itself() -> None:
 
 def test_a_circle_would_be_seen() -> None:
     def back() -> str:
-        return "def late():\n    from rloo_pipeline import files\n"
+        return "def late():\n    from rloo_pipeline.artifacts import files\n"
 
     assert imports(back()) == {"rloo_pipeline.artifacts.files"}
     with pytest.raises(CycleError):
         order({"rloo_pipeline.artifacts.files": {"rloo_pipeline.errors"}, "rloo_pipeline.errors": imports(back())})
+
+
+FLOORS = [
+    *("errors", "seeds", "runtime", "config", "artifacts", "data"),
+    *("algorithm", "sandbox", "scoring", "rewards", "demo"),
+    *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
+    *("cluster", "preflight", "snakemake_ext", "stages", "commands", "cli", "__main__"),
+]
+"""The rooms of the package, from the ground up: a room imports from those below it and from none above."""
+
+
+def floor_of(module: str) -> int:
+    """How high the room of a module is."""
+    return FLOORS.index(module.split(".")[1])
+
+
+def test_a_room_imports_from_the_floors_below_alone() -> None:
+    upwards = [
+        f"{name} imports {other}"
+        for name, file in MODULES.items()
+        if name != rloo_pipeline.__name__
+        for other in imports(file.read_text())
+        if floor_of(other) > floor_of(name)
+    ]
+    assert upwards == []
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {name.split(".")[1] for name in MODULES if name != rloo_pipeline.__name__}
+    assert rooms == set(FLOORS)

@@ -64,7 +64,7 @@ def test_a_task_column_that_is_not_there_is_a_sentence(run) -> None:
 
 def test_the_table_on_the_page_escapes_the_names_of_tasks(run) -> None:
     config = configuration(task_column="task")
-    loader = PackageLoader("rloo_pipeline", "insight")
+    loader = PackageLoader("rloo_pipeline", "report")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"percent": "{:.0%}".format, "figure": str}
     template = environment.get_template("tasks.html.j2")

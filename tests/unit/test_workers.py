@@ -164,12 +164,12 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     (folder,) = tmp_path.glob("rloo-workers-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sorted(Path(command[5]).name for command in started if "worker" in command) == [
-        "scorer-0.sock",
-        "scorer-1.sock",
         "logprobs-0.sock",
         "logprobs-1.sock",
         "sampler-0.sock",
         "sampler-1.sock",
+        "scorer-0.sock",
+        "scorer-1.sock",
         "trainer-0.sock",
     ]
 
@@ -178,7 +178,8 @@ def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch, shell
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(client.FOLDER, raising=False)
     already = set(psutil.Process().children())
-    manager.start(config(), 1, tmp_path / "logs", {"rollout"})
+    assert manager.start(config(), 1, tmp_path / "logs", {"rollout"})
+    worker_jobs.hand_over()
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
         with monkeypatch.context() as without:

@@ -10,21 +10,30 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
-from rloo_pipeline import ancient as behind_ancient
-from rloo_pipeline import stopping
-from rloo_pipeline.cluster import arrays, asking, cancelled, containers, locks, nodes, steps
+from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config.loading import look_at, validate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.report import origin, trackers
+from rloo_pipeline.report import origin
 from rloo_pipeline.preflight import inputs
 from rloo_pipeline.config.provenance import source_digest
-from rloo_pipeline.runtime_FIX import prepare_jobs
+from rloo_pipeline.runtime.environment import prepare_jobs
+from rloo_pipeline.snakemake_ext import (
+    ancient_inputs,
+    arrays,
+    cancelled,
+    early_stop,
+    locks,
+    polling,
+    steps,
+    worker_jobs,
+)
+from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
 
 # A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
 sys.setrecursionlimit(1_000_000)
-behind_ancient.see_behind()
+ancient_inputs.see_behind()
 prepare_jobs()
 origin.note_commit()
 
@@ -88,7 +97,7 @@ TRACKED = [f"{RUN}/tracking/{LAST}.json"] if CONFIG.trackers else []
 SEVERAL_NODES = workflow.is_main_process and workflow.local_exec and not workflow.dryrun and steps.nodes() > 1
 
 # of a run that a gate ended, and that is finished as the run of so many rounds that it is
-STOPPED = [f"{RUN}/{stopping.STOPPED}"] if stopping.stopped_after(Path(RUN)) == CONFIG.rounds else []
+STOPPED = [f"{RUN}/{early_stop.STOPPED}"] if early_stop.stopped_after(Path(RUN)) == CONFIG.rounds else []
 
 
 def write_config(**changes):
@@ -186,7 +195,7 @@ held = locks.Hold(False)
 if workflow.is_main_process and not workflow.output_settings.dryrun:
     cancelled.ends_the_run(logger.error)
     arrays.submit_whole_commands()
-    asking.in_measure(logger.info)
+    polling.in_measure(logger.info)
     held = locks.hold(Path.cwd(), CONFIG.run)
     if held.message:
         logger.info(held.message)
@@ -203,22 +212,25 @@ onstart:
             raise WorkflowError(str(error)) from None
     if held.alone:
         write_config()
-        stopping.forget(Path(RUN), CONFIG.rounds)
+        early_stop.forget(Path(RUN), CONFIG.rounds)
     if workflow.is_main_process and workflow.local_exec and IN_PLACE and not SEVERAL_NODES:
         rules = {job.rule for job in workflow.dag.needrun_jobs()}
         stages = {rule.shellcmd.split()[1] for rule in rules if rule.shellcmd}
-        manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers", stages)
+        if manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers", stages):
+            worker_jobs.hand_over()
 
 
 # diagnosis/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.
 onerror:
-    stopped = stopping.stopped_after(Path(RUN))
-    again = stopping.command(stopped, workflow.config_settings.config_args or []) if stopped else None
+    stopped = early_stop.stopped_after(Path(RUN))
+    again = early_stop.command(stopped, workflow.config_settings.config_args or []) if stopped else None
     if held.alone and stopped and stopped < CONFIG.rounds and again and not workflow.dag_settings.targets:
         logger.info(f"A gate ended the run after round {stopped}: now its evaluation and report.")
         write_config(rounds=stopped)
         if not subprocess.run(again, check=False).returncode:
-            logger.info(f"{RUN} ended after round {stopped} of {CONFIG.rounds}; {RUN}/{stopping.STOPPED} says why.")
+            logger.info(
+                f"{RUN} ended after round {stopped} of {CONFIG.rounds}; {RUN}/{early_stop.STOPPED} says why."
+            )
             raise SystemExit(0)
 
 
