@@ -16,18 +16,15 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import round_data, round_training
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics, sample_metrics, update_metrics
 from rloo_pipeline.training.round_data import Inputs
 from rloo_pipeline.training.round_training import Trained, knows_ratio
-from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rloo_pipeline.training.batch import Batch, Carried
-    from rloo_pipeline.training.objective import Record
+    from rloo_pipeline.training.batch import Carried
 
 
 class Outputs(NamedTuple):
@@ -55,11 +52,10 @@ def update(config: Config, round_: int, start: Path, trainer: Path | None, input
     made = engine.save_policy(outputs.policy)
     engine.save_state(outputs.trainer, trained.carried.to_json(), round=round_, policy=made)
     if engine.rank.first:
-        batch, record = trained.batch, trained.record
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
-        metrics |= update_metrics(batch, record, config.algorithm, knows_ratio(config.algorithm))
+        metrics |= update_metrics(trained.batch, trained.record, config.algorithm, knows_ratio(config.algorithm))
         metrics |= _step_metrics(engine, trained) | {"round": round_, "num_tokens": trained.carried.num_tokens}
-        _write(config, round_, trained.rolled, batch, record, metrics, outputs, made)
+        _write(config, round_, trained, metrics, outputs, made)
         say(
             f"round {round_}: reward {metrics['reward']}, grad norm {_shown(metrics['grad_norm'])}, "
             f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
@@ -74,44 +70,20 @@ def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> t
 
     seed = derive(config.seed, "update", round_)
     if trainer is None:
-        return Engine(start, settings_of(config), seed), Carried()
+        return Engine(start, Settings.of_update(config), seed), Carried()
     digest = policy.digest(start)
     engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
     if engine is not None:
         engine.enter_gpu()
         engine.folder = start
         return engine, Carried.from_json(engine.carried(trainer))
-    engine = Engine(start, settings_of(config), seed)
+    engine = Engine(start, Settings.of_update(config), seed)
     return engine, Carried.from_json(engine.load_state(trainer, round=round_ - 1, policy=digest))
 
 
 def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
     """What makes a kept trainer the one that these files are of: its manifest names every byte of its state."""
-    return settings_of(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
-
-
-def settings_of(config: Config) -> Settings:
-    """The engine's settings from the configuration; the horizon of the learning rate is counted in optimizer steps."""
-    section = config.update
-    steps = config.algorithm.num_iterations * config.algorithm.steps_per_generation
-    horizon = (section.lr_horizon_rounds or 0) * steps
-    return Settings(
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        temperature=config.rollout.temperature,
-        schedule=Schedule(
-            section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
-        ),
-        adam_betas=section.adam_betas,
-        adam_epsilon=section.adam_epsilon,
-        weight_decay=section.weight_decay,
-        max_grad_norm=section.max_grad_norm,
-        zero_stage=config.deepspeed.zero_stage,
-        gradient_checkpointing=config.deepspeed.gradient_checkpointing,
-        lora=section.lora,
-        communication_data_type=config.deepspeed.communication_data_type,
-        disable_dropout=section.disable_dropout,
-    )
+    return Settings.of_update(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
 
 
 def _shown(value: float | None) -> str:
@@ -130,47 +102,12 @@ def _step_metrics(engine: Engine, trained: Trained) -> Metrics:
     }
 
 
-def _write(
-    config: Config,
-    round_: int,
-    rolled: pa.Table,
-    batch: Batch,
-    record: Record,
-    metrics: Metrics,
-    outputs: Outputs,
-    made: str,
-) -> None:
+def _write(config: Config, round_: int, trained: Trained, metrics: Metrics, outputs: Outputs, made: str) -> None:
     """train.parquet, metrics.json and the same as TensorBoard events; `made` is the digest of the new policy."""
-    import pyarrow as pa
-
-    rewards = [None if value != value else value for value in batch.rewards.tolist()]
-    mask = batch.completions.mask
-    # where no step had the log-probs of the policy that sampled, its ratios of 1 were not measured
-    ratios = [None] * len(rewards) if metrics["ratio/mean"] is None else record.ratio.tolist()
-    advantages = batch.advantages
-    if advantages.dim() == 2:
-        advantages = (advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1)
-    in_loss = batch.kl is None and batch.completions.reference_logps is not None
-    kl = record.kl if in_loss else batch.kl
-    columns = {
-        "prompt_id": rolled["prompt_id"],
-        "sample": rolled["sample"],
-        "reward": rewards,
-        "kl": kl.float().tolist() if kl is not None else pa.nulls(len(rewards), pa.float32()),
-        "advantage": advantages.tolist(),
-        "ratio": [ratio if seen else None for ratio, seen in zip(ratios, record.seen.tolist(), strict=True)],
-        "clipped": ((record.low + record.high) > 0).tolist(),
-        "masked": batch.masked.tolist(),
-    }
-    tables.write(
-        outputs.table,
-        pa.table(columns, schema=tables.TRAIN),
-        tables.TRAIN,
-        "train",
-        run=config.run,
-        round=round_,
-        seed=config.seed,
-        policy=made,
+    table = round_data.train_table(
+        trained.rolled, trained.batch, trained.record, ratio_known=metrics["ratio/mean"] is not None
     )
+    about = {"run": config.run, "round": round_, "seed": config.seed, "policy": made}
+    tables.write(outputs.table, table, tables.TRAIN, "train", **about)
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)

@@ -15,15 +15,15 @@ from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import files, policy
-from rloo_pipeline.config import JSON, Dtype, Lora
+from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.runtime import devices, import_shims, ranks
 from rloo_pipeline.training import deepspeed_config, formats, policy_model
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -33,30 +33,6 @@ if TYPE_CHECKING:
 
 STATE = "state"
 CARRIED = "carried.json"
-
-
-class Settings(NamedTuple):
-    """What an engine needs to know; filled from the configuration's sections."""
-
-    dtype: Dtype
-    trust_remote_code: bool
-    temperature: float
-    schedule: Schedule
-    adam_betas: tuple[float, float]
-    adam_epsilon: float
-    weight_decay: float
-    max_grad_norm: float
-    zero_stage: int
-    gradient_checkpointing: bool
-    lora: Lora | None
-    communication_data_type: str = "float32"
-    disable_dropout: bool = True
-    """Of the model's own."""
-
-    @property
-    def drops(self) -> bool:
-        """Whether something is dropped while it trains."""
-        return not self.disable_dropout or (self.lora is not None and self.lora.lora_dropout > 0)
 
 
 class Engine:
@@ -328,7 +304,7 @@ class Engine:
 
 
 def libraries() -> ModuleType:
-    """DeepSpeed, once all is imported that engines are made of: seconds of work, which a worker does ahead."""
+    """DeepSpeed, once all is imported that engines are made of: a warm trainer does so as it starts."""
     if ranks.chip() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed = import_shims.deepspeed()

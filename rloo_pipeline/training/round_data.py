@@ -14,7 +14,8 @@ from rloo_pipeline.config import Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rloo_pipeline.training.batch import Completions
+    from rloo_pipeline.training.batch import Batch, Completions
+    from rloo_pipeline.training.objective import Record
 
 
 class Inputs(NamedTuple):
@@ -107,3 +108,33 @@ def _padded(column: pa.ChunkedArray) -> Tensor:
     lengths = torch.tensor(tables.lengths(column))
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
     return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(column.combine_chunks().flatten().to_numpy()))
+
+
+def train_table(rolled: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:
+    """What an update used of each completion, for train.parquet.
+
+    Args:
+        rolled: the rollouts that were trained on.
+        batch: their rewards, KL and advantages.
+        record: what the steps saw of them.
+        ratio_known: whether a step had the log-probs of the policy that sampled; else ratios of 1 are no measurement.
+    """
+    rewards = [None if value != value else value for value in batch.rewards.tolist()]
+    mask = batch.completions.mask
+    ratios = [None] * len(rewards) if not ratio_known else record.ratio.tolist()
+    advantages = batch.advantages
+    if advantages.dim() == 2:
+        advantages = (advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    in_loss = batch.kl is None and batch.completions.reference_logps is not None
+    kl = record.kl if in_loss else batch.kl
+    columns = {
+        "prompt_id": rolled["prompt_id"],
+        "sample": rolled["sample"],
+        "reward": rewards,
+        "kl": kl.float().tolist() if kl is not None else pa.nulls(len(rewards), pa.float32()),
+        "advantage": advantages.tolist(),
+        "ratio": [ratio if seen else None for ratio, seen in zip(ratios, record.seen.tolist(), strict=True)],
+        "clipped": ((record.low + record.high) > 0).tolist(),
+        "masked": batch.masked.tolist(),
+    }
+    return pa.table(columns, schema=tables.TRAIN)

@@ -14,9 +14,10 @@ from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training.demonstrations import demonstrations
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,10 +10,11 @@ import torch
 
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.training.batch import Carried, Completions, make_batch
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 LENGTH = 24
 """Tokens of each sequence, so that max_tokens says how many go into a micro-batch."""

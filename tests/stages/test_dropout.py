@@ -5,9 +5,10 @@ import torch
 from cases import RIGHT, write
 
 from rloo_pipeline.config import Lora
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 

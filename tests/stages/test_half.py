@@ -9,10 +9,11 @@ from torch import Tensor
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import policy_model
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 

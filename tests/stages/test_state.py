@@ -4,9 +4,10 @@ import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from rloo_pipeline.training.engine import Engine, Settings
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.settings import Settings
 
 ROWS, LENGTH, STEPS = 8, 24, 2
 CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]

@@ -166,8 +166,9 @@ def plain(task: Task, _: Path) -> list[float]:
 
 def deepspeed(task: Task, folder: Path) -> list[float]:
     """Our step as a run makes it: seconds of each."""
-    from rloo_pipeline.training.engine import Engine, Settings
+    from rloo_pipeline.training.engine import Engine
     from rloo_pipeline.training.schedule import Schedule
+    from rloo_pipeline.training.settings import Settings
 
     model(SIZES[task.size], task.device, task.dtype, "sdpa").save_pretrained(folder / "model")
     again = SIZES[task.size].checkpointing

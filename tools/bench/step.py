@@ -60,11 +60,12 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
     from rloo_pipeline.config import Algorithm, Rollout
     from rloo_pipeline.training import policy_model
     from rloo_pipeline.training.batch import Carried, Completions, make_batch
-    from rloo_pipeline.training.engine import Engine, Settings
+    from rloo_pipeline.training.engine import Engine
     from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.objective import Record, StepLoss
     from rloo_pipeline.training.packing import Sequences
     from rloo_pipeline.training.schedule import Schedule
+    from rloo_pipeline.training.settings import Settings
 
     torch.set_num_threads(1)
     prompts, completions, rewards = shapes.batch(shape)
