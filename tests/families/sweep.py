@@ -53,7 +53,7 @@ def try_out(kind: str) -> Outcome:
 
 def _beyond(config: Any) -> Outcome:
     """Of a model that was taken: whether it is right too where windows are as short as they can be, by other weights,
-    sequences and attention of transformers than the self-check's.
+    and other sequences than the self-check's; transformers attend eagerly there too.
     """
     for narrow in (True, False):
         copy = small.copy_of(config, narrow, window=True)
