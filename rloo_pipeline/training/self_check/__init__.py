@@ -127,8 +127,9 @@ def _judge(kind: str, found: SelfCheck) -> None:
 def _digest(facts: JSON, folder: Path) -> str:
     """Of all that the outcome follows from."""
     own = Path(__file__).parent
-    names = ("attention", "dropout", "head", "layers", "layout", "logprobs", "packing", "model_support", "model_types")
-    code = [*(own.parent / f"{name}.py" for name in names), *sorted(own.glob("*.py")), *sorted(folder.glob("*.py"))]
+    names = ("dropout", "layout", "logprobs", "packing", "model_support", "model_types")
+    ours = [*(own.parent / f"{name}.py" for name in names), *sorted((own.parent / "kernels").glob("*.py"))]
+    code = [*ours, *sorted(own.glob("*.py")), *sorted(folder.glob("*.py"))]
     told = {key: value for key, value in facts.items() if key not in PASSING}
     parts = [json.dumps(told, sort_keys=True, default=str), *(digest_of(file) for file in code)]
     parts += [version(name) for name in ("torch", "transformers")]
