@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Lora
 
 WITHOUT = frozenset(
     {

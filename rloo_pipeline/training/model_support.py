@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
 from rloo_pipeline.training.model_types import EVERY_LAYER, FROM_LAYER, REFUSED, SWITCHED, WINDOWS
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Config
 
 OUTSIDE = "packed training covers full causal attention only"
 DYNAMIC = {"dynamic", "longrope", "su"}
