@@ -215,8 +215,11 @@ def silent(tmp_path, monkeypatch):
 
 def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell, monkeypatch) -> None:
     """As an interrupt on the terminal: it reaches no worker."""
+    # what a script has started in the background ignores interrupts, and so would its children
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = set(psutil.Process().children())
     worker_jobs.hand_over()
+    signal.signal(signal.SIGINT, handler)
     (signalled,) = set(psutil.Process().children()) - before
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(shell, "rloo rollout --round 1")
