@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,19 @@ def _no_rank_is_left_behind() -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@pytest.fixture(autouse=True)
+def _no_group_of_processes_is_left_behind() -> None:
+    """An engine of vLLM that has ended in this process took the group of its processes along, and DeepSpeed has it in
+    mind all the same.
+    """
+    groups = sys.modules.get("deepspeed.utils.groups")
+    if groups is not None:
+        from torch.distributed import distributed_c10d
+
+        if groups._WORLD_GROUP not in distributed_c10d._world.pg_group_ranks:
+            groups._WORLD_GROUP = None
 
 
 @pytest.fixture(scope="session")
