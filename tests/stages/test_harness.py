@@ -22,6 +22,7 @@ TASK = {
 }
 
 
+@pytest.mark.long
 def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     rows = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(100, 105)]
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
