@@ -1,5 +1,6 @@
 """What tests share: the command `rloo`, configurations, made-up rounds, a copy of the project."""
 
+import json
 import os
 import random
 import re
@@ -18,6 +19,12 @@ ROOT = Path(__file__).parent.parent
 MINI = ROOT / "tests" / "configs" / "mini.yaml"
 GSM8K = Path(os.environ.get("GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
 needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=left_out.GSM8K)
+
+
+def gsm8k_rows(name: str) -> list[dict[str, str]]:
+    """The rows of one of GSM8K's files."""
+    with (GSM8K / name).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

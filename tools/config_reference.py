@@ -1,6 +1,7 @@
 """`make reference`: writes docs/configuration.md, for people, and workflow/schemas/config.schema.json, for editors.
 
-Both come from the models of rloo_pipeline/config/ alone; tests/unit/test_reference.py says when they fall behind.
+Both come from the models of rloo_pipeline/config/ alone. tests/unit/config/test_reference_pages.py fails when they are
+out of date.
 """
 
 from __future__ import annotations

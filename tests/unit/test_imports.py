@@ -9,6 +9,7 @@ import pytest
 import rloo_pipeline
 
 PACKAGE = Path(rloo_pipeline.__file__).parent
+UNIT = Path(__file__).parent
 MODULES = {
     ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
     for file in PACKAGE.rglob("*.py")
@@ -78,3 +79,9 @@ def test_a_room_imports_from_the_floors_below_alone() -> None:
 def test_every_room_has_a_floor() -> None:
     rooms = {name.split(".")[1] for name in MODULES if name != rloo_pipeline.__name__}
     assert rooms == set(FLOORS)
+
+
+def test_unit_tests_stand_where_the_package_does() -> None:
+    folders = {path.parent.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")} - {"."}
+    packages = {path.parent.relative_to(PACKAGE).as_posix() for path in MODULES.values()}
+    assert folders <= packages

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import GSM8K, ROOT, needs_gsm8k
+from helpers import ROOT, gsm8k_rows, needs_gsm8k
 
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
@@ -34,11 +34,6 @@ def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS), encoding="utf-8")
     return path
-
-
-def rows_of(name: str) -> list[dict[str, str]]:
-    with (GSM8K / name).open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def small(folder: Path, corpus: Path, **options: Any) -> None:
@@ -85,7 +80,7 @@ def test_the_text_model_loads_like_any_other_and_its_tokenizer_keeps_every_chara
 def test_the_round_trip_is_exact_on_all_of_gsm8k() -> None:
     from rloo_pipeline.demo.text_model import bpe_tokenizer
 
-    texts = [row[column] for name in ("train.jsonl", "test.jsonl") for row in rows_of(name) for column in row]
+    texts = [row[column] for name in ("train.jsonl", "test.jsonl") for row in gsm8k_rows(name) for column in row]
     tokenizer = bpe_tokenizer(texts[:2000], 1024, 512)
     assert tokenizer.batch_decode(tokenizer(texts).input_ids, skip_special_tokens=True) == texts
 
@@ -150,7 +145,7 @@ def test_a_builder_that_fails_is_a_sentence(tmp_path: Path) -> None:
 
 @needs_gsm8k
 def test_every_gold_answer_of_gsm8k_is_read_and_no_other_number_passes_for_it() -> None:
-    gold = [row["answer"] for name in ("train.jsonl", "test.jsonl") for row in rows_of(name)]
+    gold = [row["answer"] for name in ("train.jsonl", "test.jsonl") for row in gsm8k_rows(name)]
     assert len(gold) == 8792
     numbers = [float(answer.rpartition("####")[2].replace(",", "")) for answer in gold]
     wrong = [

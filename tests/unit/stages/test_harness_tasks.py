@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import merged
-from test_gsm8k import GSM8K, ROOT, needs_gsm8k, rows_of
+from helpers import GSM8K, ROOT, gsm8k_rows, merged, needs_gsm8k
 
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.stages.harness import _manager, _specs, section_of
@@ -43,7 +42,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_it_is_the_whole_test_set_with_eight_worked_examples(task: Any) -> None:
-    docs, rows = list(task.eval_docs), rows_of("test.jsonl")
+    docs, rows = list(task.eval_docs), gsm8k_rows("test.jsonl")
     assert [doc["question"] for doc in docs] == [row["question"] for row in rows]
     assert len(docs) == 1319
     asked = task.fewshot_context(docs[0], task.config.num_fewshot)
