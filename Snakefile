@@ -1,5 +1,9 @@
 include: "workflow/Snakefile"
 
 
-# an included file cannot set it
-workflow.default_target = "all"
+# An included file cannot set the default target.
+rule default:
+    default_target: True
+    localrule: True
+    input:
+        rules.all.input,

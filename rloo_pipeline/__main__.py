@@ -7,7 +7,7 @@ from rloo_pipeline.workers import client
 
 def main() -> None:
     """The command; see `cli`, which is imported only where the work is done here."""
-    code = client.ask(sys.argv[1:])
+    code = client.run_stage(sys.argv[1:])
     if code is not None:
         raise SystemExit(code)
     from rloo_pipeline.cli import main as cli

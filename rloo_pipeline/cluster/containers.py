@@ -37,12 +37,14 @@ CACHES = {
 def image(config: Config, project: Path) -> str:
     """The image of a run: as configured, else the one that `make images` makes of `project` as it is now.
 
-    Where both kinds are built it is the one for GPUs. Another pinned list gives another name.
+    Where both kinds are built it is the one for GPUs. Another pinned list gives another name. It lies in images/ of the
+    working folder or, for a run in a folder of its own, of `project`.
     """
     if config.container.image:
         return config.container.image
     names = [_name(kind, project) for kind in KINDS]
-    return next((name for name in names if Path(name).exists()), names[-1])
+    candidates = [*names, *(str(project / name) for name in names)]
+    return next((name for name in candidates if Path(name).exists()), names[-1])
 
 
 def _name(kind: str, project: Path) -> str:

@@ -1,9 +1,11 @@
 """Snakemake finds every job that must run, also behind an `ancient` input.
 
-Once it knows that a job must run, Snakemake (9.27) looks at none of the jobs behind it: they would run because of it.
-But a job that has its input as `ancient` does not, so one that must run for a reason of its own, such as a changed
-parameter or an older input, is overlooked, and the call ends as if all were done. Here the jobs behind an `ancient`
-input are looked at like all others.
+Once Snakemake 9.27 knows that a job must run, it does not look at the jobs behind it, since they will run because of
+it. But a job whose input from it is `ancient` will not, so one that must run for a reason of its own, such as a changed
+parameter or an older input, is overlooked, and the call ends as if all were done (snakemake#4166 describes the same).
+Here jobs behind an `ancient` input are looked at like all others.
+
+Gates are such inputs: what a gate says of a round is no reason to sample or train again.
 """
 
 from __future__ import annotations
@@ -12,25 +14,35 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from rloo_pipeline.snakemake_ext import guard
 
-def see_behind() -> None:
-    """Makes it so in this process."""
+
+def find_all_jobs() -> None:
+    """Changes Snakemake's DAG in this process.
+
+    Raises:
+        UserError: its method takes other parameters than those known here.
+    """
+    import snakemake.api  # noqa: F401 - snakemake.dag cannot be imported before it
     from snakemake.dag import DAG
 
-    everywhere = DAG.bfs
+    search = DAG.bfs
+    if search.__module__ == __name__:
+        return
+    guard.require_method(DAG, "bfs", "(self, direction, *jobs, stop)")
 
-    def bfs(self: Any, direction: Any, *jobs: Any, **words: Any) -> Iterator[Any]:
-        # the jobs behind one, as update_needrun asks for them; leaving out jobs (--omit-from) is another thing
-        if direction is self.depending and not words and not (self.omitrules or self.omitfiles):
-            return _walk(direction, *jobs)
-        found: Iterator[Any] = everywhere(self, direction, *jobs, **words)
-        return found
+    def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
+        # update_needrun asks for the jobs behind one; --omit-from asks the same and means another thing
+        if direction is self.depending and not options and not (self.omitrules or self.omitfiles):
+            return _jobs_that_follow(direction, *jobs)
+        everywhere: Iterator[Any] = search(self, direction, *jobs, **options)
+        return everywhere
 
     DAG.bfs = bfs
 
 
-def _walk(depending: Any, *jobs: Any) -> Iterator[Any]:
-    """The jobs that run because of others, and these."""
+def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
+    """These jobs and those that run because of them."""
     queue = deque(jobs)
     visited = set(jobs)
     while queue:

@@ -6,17 +6,15 @@ request is a line of JSON, {"words", "folder", "started"}, along with the termin
 {"code"}, or nothing where the worker died or is not one for this stage.
 
 `rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
-that. Snakemake's own process does not even start `rloo` for it (`jobs`).
+that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 
@@ -39,61 +37,48 @@ never loses more by waiting than as much again.
 """
 
 
-class Handed:
-    """A stage that a worker does now. Closed before there is an answer, it ends the worker: nobody waits for it."""
+def run_stage(argv: Sequence[str]) -> int | None:
+    """Has a worker run `rloo ARGV`.
 
-    def __init__(self, lock: int, line: socket.socket) -> None:
-        """Args: the descriptor of the worker's lock, and the connection to it with the request sent."""
-        self._lock, self.line = lock, line
-
-    @property
-    def worker(self) -> int:
-        """Its process."""
-        credentials = struct.Struct("3i")  # Linux, unix(7): process, user, group
-        found: int = credentials.unpack(self.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[
-            0
-        ]
-        return found
-
-    def answer(self) -> int | None:
-        """The exit status, once the stage has ended; None where the worker did not do it."""
-        try:
-            said = b"".join(iter(lambda: self.line.recv(4096), b""))
-        except OSError:
-            return None
-        return int(json.loads(said)["code"]) if said else None
-
-    def close(self) -> None:
-        """Another may talk to the worker then."""
-        self.line.close()
-        os.close(self._lock)
-
-
-def ask(words: Sequence[str]) -> int | None:
-    """Has a worker run `rloo WORDS`: the exit status, or None where no worker did it."""
-    handed = hand(words)
-    if handed is None:
-        return None
-    with contextlib.closing(handed):
-        return handed.answer()
-
-
-def hand(words: Sequence[str]) -> Handed | None:
-    """Has a worker begin with `rloo WORDS`; None where there is none for that, or none becomes free in PATIENCE."""
-    role = ROLES.get(words[0]) if words else None
+    Returns:
+        The exit status; None where no worker did it, so that the stage does its work itself.
+    """
+    role = ROLES.get(argv[0]) if argv else None
     if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return None
+    connected = _connect(role, argv)
+    if connected is None:
+        return None
+    lock, connection = connected
+    try:
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    except OSError:
+        answer = b""
+    finally:  # closed before there is an answer, it ends the worker
+        connection.close()
+        os.close(lock)
+    if not answer and not os.path.isdir(os.environ[FOLDER]):
+        return 1  # workers remove it when the Snakemake that started them has ended: nobody waits for this stage
+    return int(json.loads(answer)["code"]) if answer else None
+
+
+def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None:
+    """Sends a request to a worker of a role.
+
+    Returns:
+        The descriptor of the worker's lock, and the connection; None where no worker is free within PATIENCE.
+    """
     deadline = time.monotonic() + PATIENCE[role]
     while True:
         busy = False
-        for name in _listening(os.environ[FOLDER], role, _shard(words)):
+        for name in _listening(os.environ[FOLDER], role, _shard(argv)):
             lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return Handed(lock, _request(f"{name}.sock", words))
-            except OSError as why:  # BlockingIOError where it is busy, else it is gone
+                return lock, _request(f"{name}.sock", argv)
+            except OSError as error:  # BlockingIOError where it is busy, else it is gone
                 os.close(lock)
-                busy = busy or isinstance(why, BlockingIOError)
+                busy = busy or isinstance(error, BlockingIOError)
         if not busy or time.monotonic() > deadline:
             return None
         time.sleep(0.02)
@@ -120,7 +105,7 @@ def _listening(folder: str, role: str, shard: int) -> list[str]:
 def _request(path: str, words: Sequence[str]) -> socket.socket:
     line = socket.socket(socket.AF_UNIX)
     try:
-        reach(line.connect, path)
+        with_short_path(line.connect, path)
         text = json.dumps({"words": list(words), "folder": os.getcwd(), "started": time.time()})
         socket.send_fds(line, [text.encode() + b"\n"], [2])
     except OSError:
@@ -129,7 +114,7 @@ def _request(path: str, words: Sequence[str]) -> socket.socket:
     return line
 
 
-def reach(use: Callable[[str], object], path: str) -> None:
+def with_short_path(use: Callable[[str], object], path: str) -> None:
     """Has a socket connect or bind by another name of a path, since 107 characters are the most that one may have."""
     folder = os.open(os.path.dirname(path), os.O_PATH)
     try:

@@ -39,7 +39,7 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        client.reach(listener.bind, str(beside))
+        client.with_short_path(listener.bind, str(beside))
         listener.listen()
         os.replace(beside, path)  # where there is a socket, somebody listens
         if preload:

@@ -65,7 +65,7 @@ class Cluster(Project):
 
     def command(self, *words: str) -> list[str]:
         """The documented words, with the waits of a small cluster."""
-        quick = ("--seconds-between-status-checks=2", "--slurm-init-seconds-before-status-checks=1")
+        quick = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
         return ["--profile", "slurm", "--sdm", "apptainer", *quick, *words]
 
     def start(self, *words: str, end: bool = True, **changes) -> subprocess.Popen[str]:

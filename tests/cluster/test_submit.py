@@ -20,7 +20,7 @@ def slow_start(completions, **_):
     start()
     return [0.0] * len(completions)
 """
-QUICK = ("--seconds-between-status-checks=2", "--slurm-init-seconds-before-status-checks=1")
+QUICK = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
 
 
 def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finished) -> None:

@@ -1,60 +1,25 @@
 # What all phases share: the validated configuration, names of files, input functions.
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import yaml
 from snakemake.exceptions import WorkflowError
-from snakemake.logging import logger
-from snakemake.settings.types import DeploymentMethod
 
-from rloo_pipeline.cluster import containers, nodes
+from rloo_pipeline import snakemake_ext
 from rloo_pipeline.config import STAGES
 from rloo_pipeline.config.loading import look_at, validate
-from rloo_pipeline.errors import UserError
-from rloo_pipeline.report import origin
-from rloo_pipeline.preflight import inputs
 from rloo_pipeline.config.provenance import source_digest
-from rloo_pipeline.runtime.environment import prepare_jobs
-from rloo_pipeline.snakemake_ext import (
-    ancient_inputs,
-    arrays,
-    cancelled,
-    early_stop,
-    locks,
-    polling,
-    steps,
-    worker_jobs,
-)
-from rloo_pipeline.trackers import trackers
-from rloo_pipeline.workers import manager
-
-# A job's input function names the round before: Snakemake resolves that recursively, a few frames a round.
-sys.setrecursionlimit(1_000_000)
-ancient_inputs.see_behind()
-prepare_jobs()
-origin.note_commit()
+from rloo_pipeline.errors import UserError
 
 try:
     look_at(workflow.overwrite_configfiles)
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}
-    # of a run that begins it is asked below; --unlock, --report and the like do without
-    for note in inputs.refuse(CONFIG) if workflow.output_settings.dryrun else ():
-        logger.warning(note)
-    IMAGE = containers.image(CONFIG, Path(str(workflow.current_basedir)).parents[1])
-    IN_PLACE = DeploymentMethod.APPTAINER not in workflow.deployment_settings.deployment_method
-    if IN_PLACE:
-        trackers.require(CONFIG.trackers)
-    else:
-        containers.require(IMAGE)
-        containers.prepare(CONFIG, IMAGE)
-        os.environ[nodes.IMAGE] = IMAGE
+    CONTROLLER = snakemake_ext.install(workflow, CONFIG)
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+IMAGE = CONTROLLER.image
 
 # Reward functions that have jobs of their own, and what decides their results: neither weights nor other functions.
 ALONE = {reward.column: reward for reward in CONFIG.rewards if reward.gpus}
@@ -66,7 +31,6 @@ SOURCE_ALONE = {
 }
 
 RUN = f"results/{CONFIG.run}"
-CONFIG_FILE = f"{RUN}/config.yaml"
 ROUNDS = [f"{number:05d}" for number in range(1, CONFIG.rounds + 1)]
 LAST = ROUNDS[-1]
 SHARDS = [f"{number:03d}" for number in range(CONFIG.rollout.shards)]
@@ -93,22 +57,8 @@ SPREAD_RESOURCES = (
 # of the last round, where W&B or MLflow are to have them
 TRACKED = [f"{RUN}/tracking/{LAST}.json"] if CONFIG.trackers else []
 
-# Stages of one SLURM job of several nodes go to where there is room.
-SEVERAL_NODES = workflow.is_main_process and workflow.local_exec and not workflow.dryrun and steps.nodes() > 1
-
 # of a run that a gate ended, and that is finished as the run of so many rounds that it is
-STOPPED = [f"{RUN}/{early_stop.STOPPED}"] if early_stop.stopped_after(Path(RUN)) == CONFIG.rounds else []
-
-
-def write_config(**changes):
-    """The configuration as the stages read it, with every default filled in; touched only when it changes."""
-    made = CONFIG.model_dump(mode="json") | changes
-    path, text = Path(CONFIG_FILE), yaml.safe_dump(made, sort_keys=False)
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(text)
-        beside.replace(path)
+STOPPED = [f"{RUN}/stopped.json"] if CONTROLLER.stopped else []
 
 
 def one_of(names):
@@ -124,7 +74,7 @@ def local_sources():
     files = [Path(CONFIG.data_dir or ".") / source.path for source in sources if source.path]
     if CONFIG.model.name_or_path:
         files.append(Path(CONFIG.model.name_or_path) / "config.json")
-    return [str(file) for file in files if file.is_file()]
+    return [local(str(file)) for file in files if file.is_file()]  # where they lie, whatever a module's prefix is
 
 
 def before(name):
@@ -190,48 +140,15 @@ def growing(amount):
     return lambda wildcards, attempt: amount * attempt
 
 
-# Before Snakemake looks at its own lock; a dry run takes none.
-held = locks.Hold(False)
-if workflow.is_main_process and not workflow.output_settings.dryrun:
-    cancelled.ends_the_run(logger.error)
-    arrays.submit_whole_commands()
-    polling.in_measure(logger.info)
-    held = locks.hold(Path.cwd(), CONFIG.run)
-    if held.message:
-        logger.info(held.message)
-
-
-# The jobs of a run read its configuration while it lasts: only the process that holds the run writes it, before the
-# first job. Where nothing runs (a dry run, a picture of the DAG, a run that is finished), nothing is written.
 onstart:
-    if workflow.is_main_process:
-        try:
-            for note in inputs.refuse(CONFIG):
-                logger.warning(note)
-        except UserError as error:
-            raise WorkflowError(str(error)) from None
-    if held.alone:
-        write_config()
-        early_stop.forget(Path(RUN), CONFIG.rounds)
-    if workflow.is_main_process and workflow.local_exec and IN_PLACE and not SEVERAL_NODES:
-        rules = {job.rule for job in workflow.dag.needrun_jobs()}
-        stages = {rule.shellcmd.split()[1] for rule in rules if rule.shellcmd}
-        if manager.start(CONFIG, workflow.resource_settings.cores, Path(RUN) / "logs" / "workers", stages):
-            worker_jobs.hand_over()
+    try:
+        CONTROLLER.start()
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
-# diagnosis/diagnosis.py says why a stopped run is finished by a second call. This process holds the run meanwhile.
 onerror:
-    stopped = early_stop.stopped_after(Path(RUN))
-    again = early_stop.command(stopped, workflow.config_settings.config_args or []) if stopped else None
-    if held.alone and stopped and stopped < CONFIG.rounds and again and not workflow.dag_settings.targets:
-        logger.info(f"A gate ended the run after round {stopped}: now its evaluation and report.")
-        write_config(rounds=stopped)
-        if not subprocess.run(again, check=False).returncode:
-            logger.info(
-                f"{RUN} ended after round {stopped} of {CONFIG.rounds}; {RUN}/{early_stop.STOPPED} says why."
-            )
-            raise SystemExit(0)
+    CONTROLLER.fail()
 
 
 wildcard_constraints:

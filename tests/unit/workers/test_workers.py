@@ -1,9 +1,8 @@
 """A stage asks a worker: what it gets back, and when it is left to do its work itself."""
 
 import fcntl
-import importlib
 import os
-import signal
+import shutil
 import socket
 import stat
 import subprocess
@@ -20,7 +19,6 @@ from helpers import until
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.snakemake_ext import worker_jobs
 from rloo_pipeline.workers import client, engine_cache, manager
 
 HELP = ["rollout", "--help"]
@@ -58,7 +56,7 @@ def test_a_trainer_imports_its_libraries_before_it_is_asked(tmp_path, controller
 def asked(words: list[str]) -> int | None:
     """As soon as the worker listens: it may be starting anew."""
     codes: list[int | None] = []
-    until(lambda: codes.append(client.ask(words)) or codes[-1] is not None)
+    until(lambda: codes.append(client.run_stage(words)) or codes[-1] is not None)
     return codes[-1]
 
 
@@ -75,7 +73,7 @@ def test_an_answer_is_there_at_once(worker) -> None:
     took = []
     for _ in range(4):
         began = time.monotonic()
-        assert client.ask(HELP) == 0
+        assert client.run_stage(HELP) == 0
         took.append(time.monotonic() - began)
     assert min(took) < 0.4, "it looks every half second"
 
@@ -97,7 +95,7 @@ def test_what_the_stage_says_comes_out_where_it_was_asked(worker) -> None:
 def test_a_stage_waits_for_a_busy_worker_as_long_as_an_engine_takes_to_start(worker) -> None:
     with (Path(os.environ[client.FOLDER]) / "sampler-0.lock").open("w") as lock, ThreadPoolExecutor() as other:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        answer = other.submit(client.ask, HELP)
+        answer = other.submit(client.run_stage, HELP)
         assert not wait([answer], timeout=0.2).done
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert answer.result() == 0
@@ -105,15 +103,15 @@ def test_a_stage_waits_for_a_busy_worker_as_long_as_an_engine_takes_to_start(wor
 
 def test_without_a_free_worker_a_stage_does_its_work_itself(worker, monkeypatch) -> None:
     monkeypatch.setitem(client.PATIENCE, "sampler", 0.1)
-    assert client.ask(["report", "--help"]) is None, "no worker does this"
-    assert client.ask(["update", "--help"]) is None, "no worker of this role"
+    assert client.run_stage(["report", "--help"]) is None, "no worker does this"
+    assert client.run_stage(["update", "--help"]) is None, "no worker of this role"
     with (Path(os.environ[client.FOLDER]) / "sampler-0.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert client.ask(HELP) is None, "busy"
+        assert client.run_stage(HELP) is None, "busy"
     assert asked(HELP) == 0
     worker.kill()
     worker.wait()
-    assert client.ask(HELP) is None, "dead"
+    assert client.run_stage(HELP) is None, "dead"
 
 
 def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
@@ -174,96 +172,63 @@ def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
     ]
 
 
-def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch, shell) -> None:
+def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(client.FOLDER, raising=False)
     already = set(psutil.Process().children())
     assert manager.start(config(), 1, tmp_path / "logs", {"rollout"})
-    worker_jobs.hand_over()
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
-        with monkeypatch.context() as without:
-            without.setenv("PATH", "/usr/bin:/bin")  # there is no `rloo` for a shell
-            shell("rloo rollout --help")
-        shell("rloo report --help >" + str(tmp_path / "said"))
+        assert client.run_stage(HELP) == 0
     finally:
         for worker in set(psutil.Process().children()) - already:
             worker.kill()
-    assert "usage: rloo report" in (tmp_path / "said").read_text(), "no worker does this"
-    log = (tmp_path / "logs" / "sampler-0.log").read_text()
-    assert log == "rloo rollout --help: 0\n", "asked at once, and once, without a shell"
-
-
-@pytest.fixture
-def shell(monkeypatch):
-    """Snakemake's, as after `hand_over` in a process with the environment's `rloo`."""
-    module = importlib.import_module("snakemake.shell")
-    monkeypatch.setattr(module, "sp", subprocess)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    return module.shell
+    assert (tmp_path / "logs" / "sampler-0.log").read_text() == "rloo rollout --help: 0\n", "asked once"
 
 
 @pytest.fixture
 def silent(tmp_path, monkeypatch):
     """A sampler's worker that takes requests and says nothing."""
-    monkeypatch.setenv(client.FOLDER, str(tmp_path))
+    folder = tmp_path / "workers"
+    folder.mkdir()
+    monkeypatch.setenv(client.FOLDER, str(folder))
     with socket.socket(socket.AF_UNIX) as listener:
-        client.reach(listener.bind, str(tmp_path / "sampler-0.sock"))
+        client.with_short_path(listener.bind, str(folder / "sampler-0.sock"))
         listener.listen(1)
         yield listener
 
 
-def test_a_signal_for_a_runs_jobs_ends_those_that_workers_do(silent, shell, monkeypatch) -> None:
-    """As an interrupt on the terminal: it reaches no worker."""
-    # what a script has started in the background ignores interrupts, and so would its children
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = set(psutil.Process().children())
-    worker_jobs.hand_over()
-    signal.signal(signal.SIGINT, handler)
-    (signalled,) = set(psutil.Process().children()) - before
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(shell, "rloo rollout --round 1")
-        line, _ = silent.accept()
-        assert b'"--round", "1"' in line.recv(1000)
-        assert not job.done()
-        signalled.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.CalledProcessError, match="SIGINT"):
-            job.result(timeout=300)
-    assert line.recv(1000) == b"", "a worker ends with it"
-    silent.close()
-    monkeypatch.setattr(client, "hand", lambda _: pytest.fail("nothing is handed over from then on"))
-    shell("rloo rollout --help")
+def stage(*argv: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *argv], stderr=subprocess.PIPE, text=True)
 
 
-def test_the_stage_of_a_worker_that_dies_gets_a_shell(silent, shell, tmp_path) -> None:
-    worker_jobs.hand_over()
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(shell, f"rloo rollout --round {tmp_path}")
-        line, _ = silent.accept()
-        assert line.recv(1000)
-        line.close()
-        with pytest.raises(subprocess.CalledProcessError, match="exit status 2"):
-            job.result(timeout=300)
+def test_a_worker_sees_that_its_stage_was_killed(silent) -> None:
+    """As by an interrupt on the terminal, which reaches the stage and no worker."""
+    with stage("rollout", "--round", "1") as process:
+        connection, _ = silent.accept()
+        assert b'"--round", "1"' in connection.recv(1000)
+        process.kill()
+    assert connection.recv(1000) == b"", "a worker ends with it"
 
 
-@pytest.mark.usefixtures("silent")
-def test_a_job_without_an_answer_is_no_success() -> None:
-    """Whatever the process that stands for signals ended by: here by itself, with 0."""
-    with subprocess.Popen(["true"]) as ended:
-        handed = client.hand(["rollout"])
-        assert worker_jobs.Job(handed, ended, "false", {}).wait() == 1
+def test_the_stage_of_a_worker_that_dies_does_its_work_itself(silent) -> None:
+    with stage("rollout", "--round", "x") as process:
+        connection, _ = silent.accept()
+        assert connection.recv(1000)
+        connection.close()
+        assert process.wait(300) == 2, "it reads its own arguments"
+        assert "rloo rollout" in process.stderr.read()
 
 
-def test_another_rloo_on_the_path_is_left_alone(silent, shell, tmp_path, monkeypatch) -> None:
-    other = tmp_path / "bin" / "rloo"
-    other.parent.mkdir()
-    other.write_text(f"#!/bin/sh\necho another >{tmp_path / 'said'}\n")
-    other.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{other.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(client, "hand", lambda _: pytest.fail("handed over"))
-    worker_jobs.hand_over()
-    shell("rloo rollout --help")
-    assert (tmp_path / "said").read_text() == "another\n"
+def test_a_stage_ends_with_the_snakemake_that_asked_for_it(silent) -> None:
+    """Its workers are gone with their folder, and nobody waits for what it would write."""
+    with stage("rollout", "--round", "x") as process:
+        connection, _ = silent.accept()
+        assert connection.recv(1000)
+        shutil.rmtree(os.environ[client.FOLDER])
+        connection.close()
+        assert process.wait(300) == 1
+        assert process.stderr.read() == ""
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:

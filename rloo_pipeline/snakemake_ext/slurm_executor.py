@@ -1,0 +1,177 @@
+"""The SLURM plugin's executor with what a run of many short rounds needs: `executor: rloo-slurm` in a profile.
+
+What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
+
+- **Asking for states.** The plugin waits 10 s longer after each answer in which no job ended, up to 180 s, so a stage
+  of a minute is seen to be done up to half a minute late. Here the wait is a tenth of the time since a job last ended.
+- **What a state means.** To the plugin a cancelled job is a failed one and is submitted again; a preempted job that
+  SLURM does not put back, a job that SLURM no longer lists and `CANCELLED by 0` are waited for without end; with sacct,
+  the tasks of an array all have the state of the last one, since it asks for JobIDRaw. `slurm_states` says what they
+  mean here.
+- **Arrays.** The plugin has every task but the first started by a Snakemake that takes itself for the first one's job,
+  so a task that ends before the first one fails, log files have other names than those it prints, and jobs that are
+  ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs what its own
+  job would run.
+- **Nodes that failed** are not left out of later submissions: SLURM starts no job on a node that is down.
+
+Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs) and run_array_jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import snakemake_executor_plugin_slurm as plugin
+from snakemake_executor_plugin_slurm import job_status_query
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext import guard, slurm_arrays
+from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
+
+LONGEST_WAIT = 60.0
+"""Seconds between two questions at most."""
+SHARE_OF_WAIT = 0.1
+"""The wait, as a share of the time since a job last ended."""
+SIGNATURES = {
+    "run_jobs": "(self, jobs)",
+    "run_array_jobs": "(self, jobs)",
+    "run_job": "(self, job)",
+    "check_active_jobs": "(self, active_jobs)",
+    "_submit_job": "(self, job)",
+    "_submit_array_jobs": "(self, jobs)",
+    "_report_job_submission_threadsafe": "(self, job_info)",
+    "_report_job_error_threadsafe": "(self, job_info, msg)",
+    "get_account_arg": "(self, job)",
+    "get_partition_arg": "(self, job)",
+    "get_status_command": "(self)",
+}
+"""Methods of the plugin's executor that are overridden or called here."""
+
+
+def check_plugin() -> None:
+    """Checks that the SLURM plugin is the one that this module was made for.
+
+    Raises:
+        UserError: it is another version, or a method takes other parameters.
+    """
+    guard.require("snakemake-executor-plugin-slurm")
+    for name, signature in SIGNATURES.items():
+        guard.require_method(plugin.Executor, name, signature)
+
+
+class Executor(plugin.Executor):  # type: ignore[misc]
+    """Submits a run's jobs to SLURM."""
+
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        """Raises: WorkflowError, where the SLURM plugin is not the one that this was made for."""
+        try:
+            check_plugin()
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
+        self._states = JobStates()
+        self._last_end = time.monotonic()
+        super().__init__(workflow, logger)  # starts the thread that asks for states
+
+    def run_jobs(self, jobs: list[Any]) -> None:
+        """Submits jobs that are ready, those of a rule of `array_jobs` as arrays. It holds none back for later ones."""
+        by_rule: dict[str, list[Any]] = defaultdict(list)
+        for job in jobs:
+            if not job.is_group() and ({job.rule.name, "all"} & self.array_jobs):
+                by_rule[job.rule.name].append(job)
+        together = {id(job) for group in by_rule.values() if len(group) > 1 for job in group}
+        alone = {id(job) for group in by_rule.values() if len(group) == 1 for job in group}
+        # first, also without a job: it notes the event loop that later reports go to
+        super().run_jobs([job for job in jobs if id(job) not in together | alone])
+        for group in by_rule.values():
+            if len(group) > 1:
+                self._submit_array_jobs(group)
+            else:
+                self._submit_job(group[0])
+
+    def run_array_jobs(self, jobs: Sequence[Any]) -> None:
+        """Submits jobs of one rule; those that ask for the same resources as one array."""
+        alike: dict[str, list[Any]] = defaultdict(list)
+        for job in sorted(jobs, key=lambda job: tuple(job.wildcards)):
+            try:
+                alike[slurm_arrays.sbatch_command(self, job)].append(job)
+            except Exception as error:
+                self._submission_failed([job], error)
+        for command, group in alike.items():
+            for start in range(0, len(group), self.max_array_size):
+                self._submit_array(command, group[start : start + self.max_array_size])
+
+    def _submit_array(self, command: str, jobs: Sequence[Any]) -> None:
+        if len(jobs) == 1:
+            self.run_job(jobs[0])
+            return
+        try:
+            submitted = slurm_arrays.submit(self, command, jobs)
+        except Exception as error:  # this is a thread of its own, in which nobody else would see it
+            self._submission_failed(jobs, error)
+            return
+        for job_info in submitted:
+            self._report_job_submission_threadsafe(job_info)
+
+    def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
+        for job in jobs:
+            self._report_job_error_threadsafe(SubmittedJobInfo(job), f"submission of {job.name} failed: {error}")
+
+    async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
+        """Reports jobs that have ended and yields the others."""
+        states = await self._ask() if active_jobs else None
+        if active_jobs and states is None:
+            self.logger.warning("SLURM did not say how its jobs are; it is asked again.")
+        now = time.monotonic()
+        for job_info in active_jobs:
+            verdict = (
+                Verdict(Outcome.ACTIVE) if states is None else self._states.judge(job_info.external_jobid, states, now)
+            )
+            if verdict.outcome is Outcome.ACTIVE:
+                yield job_info
+            else:
+                self._last_end = now
+                self._report(job_info, verdict)
+        if not active_jobs:
+            self._last_end = now
+        shortest = self.workflow.executor_settings.init_seconds_before_status_checks
+        wait = SHARE_OF_WAIT * (now - self._last_end)
+        self.next_seconds_between_status_checks = max(shortest, min(LONGEST_WAIT, wait))
+
+    async def _ask(self) -> dict[str, str] | None:
+        """The states of the run's jobs, by number; None where SLURM did not answer."""
+        name = f"--name {self.run_uuid}"
+        if self._status_program() == "sacct":
+            start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
+            command = f"sacct -X --parsable2 --noheader --format=JobID,State --starttime {start} --endtime now {name}"
+        else:
+            command = f"squeue --array --states=all --noheader --format='%i|%T' {name}"
+        async with self.status_rate_limiter:
+            states, _ = await job_status_query.query_job_status(command, self.logger)
+        return states  # type: ignore[no-any-return]
+
+    def _status_program(self) -> str:
+        """squeue or sacct, as the profile says, as far as it will do."""
+        wanted: str = self.get_status_command()
+        if not job_status_query.is_query_tool_available("sacct"):
+            return "squeue"
+        shown_for = job_status_query.get_min_job_age() if wanted == "squeue" else None
+        enough = 3 * self.workflow.executor_settings.init_seconds_before_status_checks
+        return "squeue" if shown_for is not None and shown_for >= enough else "sacct"
+
+    def _report(self, job_info: Any, verdict: Verdict) -> None:
+        log = job_info.aux.get("slurm_logfile")
+        if verdict.outcome is Outcome.SUCCEEDED:
+            self.report_job_success(job_info)
+            if log is not None and not self.workflow.executor_settings.keep_successful_logs:
+                log.unlink(missing_ok=True)
+            return
+        if verdict.outcome is Outcome.CANCELLED:
+            job_info.job.rule.restart_times = 0
+            self.logger.error(verdict.message)
+        self.report_job_error(job_info, msg=f"{verdict.message}. ", aux_logs=[str(log)] if log else [])

@@ -1,0 +1,11 @@
+"""The executor plugin `rloo-slurm` of Snakemake: the SLURM plugin as rloo_pipeline.snakemake_ext.slurm_executor has it.
+
+Snakemake finds it by the name of this package. A profile asks for it with `executor: rloo-slurm`; its settings are
+those of the SLURM plugin, with the prefix `rloo-slurm-` in place of `slurm-`.
+"""
+
+from snakemake_executor_plugin_slurm import ExecutorSettings, common_settings
+
+from rloo_pipeline.snakemake_ext.slurm_executor import Executor
+
+__all__ = ["Executor", "ExecutorSettings", "common_settings"]

@@ -1,0 +1,69 @@
+"""The workflow is used from a folder of one's own: with --directory, and as a module of another Snakefile."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import MINI, ROOT, mini
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = "results/mini/prompts"
+MODULE = f"""
+configfile: "mine.yaml"
+
+module rloo:
+    snakefile: "{ROOT}/workflow/Snakefile"
+    config: config
+    {{prefix}}
+
+use rule * from rloo as rloo_*
+
+rule mine:
+    default_target: True
+    input: rules.rloo_all.input
+"""
+
+
+def snakemake(folder: Path, *argv: str) -> str:
+    """What Snakemake prints in a folder."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--workflow-profile", "none", *argv]
+    outcome = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    return outcome.stdout + outcome.stderr
+
+
+def rules_planned(text: str) -> set[str]:
+    """Names of the rules in the table of jobs of a dry run."""
+    rows = text.partition("\njob ")[2].partition("\ntotal ")[0].splitlines()[2:]
+    return {row.split()[0] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory) -> set[str]:
+    """Rules that a run of this configuration needs, planned in the clone itself."""
+    folder = tmp_path_factory.mktemp("plain")
+    argv = ("--snakefile", str(ROOT / "Snakefile"), "--configfile", str(MINI))
+    return rules_planned(snakemake(folder, "-n", "--quiet", "rules", *argv)) - {"default"}
+
+
+def test_a_working_folder_of_ones_own(tmp_path) -> None:
+    argv = ("--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path), "--configfile", str(MINI))
+    snakemake(ROOT, *argv, "--", PROMPTS)
+    assert (tmp_path / PROMPTS / "train").is_dir()
+    assert yaml.safe_load((tmp_path / "results" / "mini" / "config.yaml").read_text())["run"] == "mini"
+
+
+@pytest.mark.parametrize("prefix", ["", "study"])
+def test_a_module_of_another_workflow(tmp_path, prefix, rules) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mini()))
+    line = f'prefix: "{prefix}"' if prefix else ""
+    (tmp_path / "Snakefile").write_text(MODULE.format(prefix=line))
+    planned = rules_planned(snakemake(tmp_path, "-n", "--quiet", "rules"))
+    assert planned == {f"rloo_{rule}" for rule in rules - {"all"}} | {"mine"}
+    assert not (tmp_path / prefix / "results").exists(), "a dry run writes nothing"
+    snakemake(tmp_path, "--", str(Path(prefix) / PROMPTS))
+    assert (tmp_path / prefix / PROMPTS / "train").is_dir()
+    assert yaml.safe_load((tmp_path / prefix / "results" / "mini" / "config.yaml").read_text())["run"] == "mini"

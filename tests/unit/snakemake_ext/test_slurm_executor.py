@@ -1,0 +1,120 @@
+"""The executor's own decisions, without SLURM; tests/cluster runs it on one."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from rloo_pipeline.snakemake_ext import slurm_arrays, slurm_executor
+from rloo_pipeline.snakemake_ext.slurm_executor import Executor
+from rloo_pipeline.snakemake_ext.slurm_states import JobStates
+
+
+class Jobs(Executor):
+    """An executor that has no thread and no SLURM, and notes what it is told to do."""
+
+    def __init__(self, answers: list[dict[str, str] | None]) -> None:
+        settings = SimpleNamespace(init_seconds_before_status_checks=10, keep_successful_logs=False)
+        self.workflow = SimpleNamespace(executor_settings=settings)
+        self.logger = SimpleNamespace(error=self.note, warning=self.note, debug=self.note)
+        self._states, self._last_end = JobStates(), slurm_executor.time.monotonic()
+        self._answers, self.noted = answers, []
+        self.array_jobs, self._main_event_loop = {"rollout"}, None
+
+    def note(self, *what: object) -> None:
+        self.noted.append(what)
+
+    async def _ask(self) -> dict[str, str] | None:
+        return self._answers.pop(0)
+
+    def report_job_success(self, job_info) -> None:
+        self.note("success", job_info.external_jobid)
+
+    def report_job_error(self, job_info, msg=None, aux_logs=None) -> None:
+        self.note("error", job_info.external_jobid)
+
+    def _submit_job(self, job) -> None:
+        self.note("job", job.name)
+
+    def _submit_array_jobs(self, jobs) -> None:
+        self.note("array", *(job.name for job in jobs))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """Seconds as the test sets them."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(slurm_executor, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def job_info(number: str) -> SimpleNamespace:
+    job = SimpleNamespace(rule=SimpleNamespace(restart_times=2))
+    return SimpleNamespace(external_jobid=number, aux={}, job=job)
+
+
+def active(executor: Executor, *jobs: SimpleNamespace) -> list[str]:
+    async def ask() -> list[str]:
+        return [job.external_jobid async for job in executor.check_active_jobs(list(jobs))]
+
+    return asyncio.run(ask())
+
+
+def test_the_next_question_comes_after_a_tenth_of_the_time_since_a_job_ended(clock) -> None:
+    running, ended = {"1": "RUNNING", "2": "RUNNING"}, {"1": "RUNNING", "2": "COMPLETED"}
+    executor = Jobs([running, running, running, ended])
+    waits = []
+    for later in (0, 300, 3000, 0):
+        clock.now += later
+        active(executor, job_info("1"), job_info("2"))
+        waits.append(executor.next_seconds_between_status_checks)
+    assert waits == [10, 30, 60, 10]
+
+
+def test_jobs_that_ended_are_reported_and_the_others_kept(clock) -> None:
+    executor = Jobs([{"1": "COMPLETED", "2": "TIMEOUT", "3": "RUNNING"}])
+    assert active(executor, *map(job_info, "123")) == ["3"]
+    assert executor.noted == [("success", "1"), ("error", "2")]
+
+
+def test_a_cancelled_job_is_not_submitted_again(clock) -> None:
+    executor, job = Jobs([{"1": "CANCELLED by 1000"}]), job_info("1")
+    assert active(executor, job) == []
+    assert job.job.rule.restart_times == 0
+    assert "SLURM job 1 was cancelled" in executor.noted[0][0]
+
+
+def test_without_an_answer_no_job_has_ended(clock) -> None:
+    executor = Jobs([None])
+    assert active(executor, job_info("1"), job_info("2")) == ["1", "2"]
+    assert len(executor.noted) == 1
+
+
+def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
+    """Those of one rule as an array, also where more of them will follow."""
+    executor = Jobs([])
+    monkeypatch.setattr(
+        slurm_executor.plugin.Executor, "run_jobs", lambda _, jobs: [executor._submit_job(job) for job in jobs]
+    )
+
+    def ready(rule: str, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, rule=SimpleNamespace(name=rule), is_group=lambda: False)
+
+    executor.run_jobs([ready("rollout", "a"), ready("update", "b"), ready("rollout", "c")])
+    executor.run_jobs([ready("rollout", "d")])
+    assert executor.noted == [("job", "b"), ("array", "a", "c"), ("job", "d")]
+
+
+def test_each_task_of_an_array_runs_its_own_command() -> None:
+    lines = list(slurm_arrays.script(["first 'one'", "second"]))
+    assert lines == [
+        "#!/bin/sh",
+        "case $SLURM_ARRAY_TASK_ID in",
+        "1)",
+        "first 'one'",
+        ";;",
+        "2)",
+        "second",
+        ";;",
+        "esac",
+    ]

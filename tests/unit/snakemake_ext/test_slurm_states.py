@@ -1,0 +1,59 @@
+"""What the states that SLURM shows mean for the jobs of a run."""
+
+import pytest
+
+from rloo_pipeline.snakemake_ext.slurm_states import FORGOTTEN_AFTER, PUT_BACK_WITHIN, JobStates, Outcome
+
+
+def outcomes(job: str, *answers: tuple[float, dict[str, str]]) -> list[Outcome]:
+    """What is said of a job after each of SLURM's answers, which come at these seconds."""
+    states = JobStates()
+    return [states.judge(job, answer, seconds).outcome for seconds, answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        ("PENDING", Outcome.ACTIVE),
+        ("RUNNING", Outcome.ACTIVE),
+        ("COMPLETING", Outcome.ACTIVE),
+        ("SUSPENDED", Outcome.ACTIVE),
+        ("COMPLETED", Outcome.SUCCEEDED),
+        ("FAILED", Outcome.FAILED),
+        ("TIMEOUT", Outcome.FAILED),
+        ("OUT_OF_MEMORY", Outcome.FAILED),
+        ("DEADLINE", Outcome.FAILED),
+        ("CANCELLED", Outcome.CANCELLED),
+        ("CANCELLED by 0", Outcome.CANCELLED),
+        ("CANCELLED+", Outcome.CANCELLED),
+    ],
+)
+def test_a_state_says_how_a_job_is(state, outcome) -> None:
+    assert outcomes("7", (0, {"7": state, "8": "RUNNING"})) == [outcome]
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
+def test_a_job_that_slurm_puts_back_goes_on_and_one_that_it_does_not_has_failed(state) -> None:
+    back = outcomes("7", (0, {"7": state}), (100, {"7": "PENDING"}), (200, {"7": state}), (201, {"7": "COMPLETED"}))
+    assert back == [Outcome.ACTIVE] * 3 + [Outcome.SUCCEEDED]
+    gone = outcomes("7", (0, {"7": state}), (PUT_BACK_WITHIN, {"7": state}))
+    assert gone == [Outcome.ACTIVE, Outcome.FAILED]
+
+
+def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:
+    listed, other = {"7": "RUNNING"}, {"8": "RUNNING"}
+    late = outcomes(
+        "7", (0, other), (FORGOTTEN_AFTER - 1, other), (FORGOTTEN_AFTER, listed), (FORGOTTEN_AFTER + 1, other)
+    )
+    assert late == [Outcome.ACTIVE] * 4, "an accounting database lags"
+    gone = outcomes("7", (0, listed), (10, other), (10 + FORGOTTEN_AFTER, other))
+    assert gone == [Outcome.ACTIVE, Outcome.ACTIVE, Outcome.FAILED]
+
+
+def test_tasks_of_an_array_have_their_own_states() -> None:
+    """Those that wait share a line, and none takes the state of another."""
+    answer = {"7_1": "COMPLETED", "7_2": "FAILED", "7_[3-4]": "PENDING", "70_3": "FAILED"}
+    assert outcomes("7_1", (0, answer)) == [Outcome.SUCCEEDED]
+    assert outcomes("7_2", (0, answer)) == [Outcome.FAILED]
+    assert outcomes("7_3", (0, answer), (FORGOTTEN_AFTER, answer)) == [Outcome.ACTIVE] * 2
+    assert outcomes("7_3", (0, {"7": "COMPLETED"})) == [Outcome.ACTIVE], "the whole array's line is no task's"
