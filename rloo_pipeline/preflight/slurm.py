@@ -131,7 +131,7 @@ def _used(config: Config) -> dict[str, tuple[str, int]]:
     """By rule the key that says how many GPUs of a node its engine uses, and how many it says."""
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
-    training = ["update", "update_passing", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
+    training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     sampling = ["probe", "trial_probe", "rollout", "evaluate", "harness"]
     return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, parallel)}
 

@@ -28,6 +28,9 @@ from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, guard, locks
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
 
+RENAMED = {"update_passing": "update_transient"}
+"""Rules that profiles may still name as they were called before."""
+
 
 class Controller:
     """One Snakemake process and the run that it works on."""
@@ -42,6 +45,7 @@ class Controller:
         """The image that stages run in with `--sdm apptainer`."""
         self._in_image = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
         self._main = bool(workflow.is_main_process)
+        self._is_module = not workflow.modifier.is_main_snakefile()
         self._held = locks.Hold(False)
         here = self._main and workflow.local_exec and not workflow.dryrun
         self.several_nodes = here and steps.nodes() > 1
@@ -82,11 +86,23 @@ class Controller:
         self._held = locks.hold(Path.cwd(), self._config.run)
         if self._held.message:
             logger.info(self._held.message)
-        if self._held.alone and self._workflow.modifier.is_module:
+        if self._held.alone and self._is_module:
             self._write_config()
 
-    def spread(self) -> None:
-        """Makes stages steps of this SLURM job, where it has several nodes; after all rules are read."""
+    def rules_read(self) -> None:
+        """After all rules: makes stages steps of this SLURM job, where it has several nodes.
+
+        Raises:
+            UserError: a profile sets threads or resources of a rule that is not here; Snakemake itself ignores that.
+        """
+        settings, rules = self._workflow.resource_settings, {rule.name for rule in self._workflow.rules}
+        unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
+        if unknown and self._main and not self._is_module:
+            hints = [f"{name} is now {RENAMED[name]}" for name in sorted(unknown & RENAMED.keys())]
+            raise UserError(
+                f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}"
+                + (f" ({'; '.join(hints)})" if hints else f"; its rules are {', '.join(sorted(rules))}")
+            )
         if self.several_nodes:
             steps.spread(self._workflow.rules, self._workflow.global_resources)
 

@@ -35,7 +35,7 @@ ROUNDS = [f"{number:05d}" for number in range(1, CONFIG.rounds + 1)]
 LAST = ROUNDS[-1]
 SHARDS = [f"{number:03d}" for number in range(CONFIG.rollout.shards)]
 KEPT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every == 0]
-PASSING = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
+TRANSIENT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
 
 
 # An update over several nodes: srun, which is outside of the image, starts the image once a rank.

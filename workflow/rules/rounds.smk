@@ -97,8 +97,8 @@ rule reference:
         "rloo reference --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
 
 
-# Three rules differ only in what is kept: `update` keeps the policy, `update_passing` nothing, `update_last` the trainer state too,
-# so that a longer run can go on from it. Snakemake takes temp() by rule, not by file.
+# Three rules differ only in what they keep: `update` keeps the policy, `update_transient` keeps neither, and `update_last`
+# keeps the trainer state too, so that a longer run can continue. Snakemake takes temp() by rule, not by file.
 rule update:
     input:
         policy=policy_before,
@@ -136,7 +136,7 @@ rule update:
         " --output-trainer {output.trainer} --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 
 
-use rule update as update_passing with:
+use rule update as update_transient with:
     output:
         policy=temp(directory(f"{RUN}/policies/{{round}}")),
         trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
@@ -144,7 +144,7 @@ use rule update as update_passing with:
         events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     wildcard_constraints:
-        round=one_of(PASSING),
+        round=one_of(TRANSIENT),
 
 
 use rule update as update_last with:

@@ -126,7 +126,7 @@ def test_what_rules_ask_for_is_read_from_the_workflow_and_the_profile() -> None:
     settings = slurm.read(ROOT / "profiles" / "slurm")
     rules, made = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))
     asked = slurm.wanted(settings, rules, made)
-    assert {"rollout", "score", "update", "update_last", "update_passing", "evaluate", "report"} <= asked.keys()
+    assert {"rollout", "score", "update", "update_last", "update_transient", "evaluate", "report"} <= asked.keys()
     assert asked["update_last"] == asked["update"]
     assert asked["update"].minutes == 240
     assert asked["update"].partition == "gpu"
@@ -134,7 +134,7 @@ def test_what_rules_ask_for_is_read_from_the_workflow_and_the_profile() -> None:
     assert slurm.wanted(settings, rules, made)["update"].minutes == 30
     used = {rule: wish.used_by for rule, wish in asked.items() if wish.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
-        *("warmstart", "update", "update_last", "update_passing")
+        *("warmstart", "update", "update_last", "update_transient")
     }
     alone = {"checks", "trial_checks", "reference", "distance"}
     assert {rule for rule, by in used.items() if by is None} == alone

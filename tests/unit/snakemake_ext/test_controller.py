@@ -1,0 +1,45 @@
+"""What a profile asks for and would not get ends the call with one sentence."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext.controller import Controller
+
+
+def controller(is_module: bool = False, executor: str = "local", **settings: Any) -> Controller:
+    """One whose workflow has two rules."""
+    made = object.__new__(Controller)
+    made._main, made._is_module, made.several_nodes = True, is_module, False
+    made._workflow = SimpleNamespace(
+        rules=[SimpleNamespace(name="update"), SimpleNamespace(name="update_transient")],
+        resource_settings=SimpleNamespace(**({"overwrite_resources": {}, "overwrite_threads": {}} | settings)),
+        executor_plugin=SimpleNamespace(name=executor),
+    )
+    return made
+
+
+def test_resources_of_a_rule_that_is_not_here_are_refused() -> None:
+    controller(overwrite_resources={"update": {"mem_mb": 1}}).rules_read()
+    with pytest.raises(
+        UserError, match=r"names no rule of this workflow: updat; its rules are update, update_transient"
+    ):
+        controller(overwrite_resources={"updat": {"mem_mb": 1}}).rules_read()
+    with pytest.raises(UserError, match="updat"):
+        controller(overwrite_threads={"updat": 3}).rules_read()
+
+
+def test_a_rule_that_has_another_name_now_is_said_with_it() -> None:
+    with pytest.raises(UserError, match=r"update_passing \(update_passing is now update_transient\)"):
+        controller(overwrite_resources={"update_passing": {"mem_mb": 1}}).rules_read()
+
+
+def test_a_module_does_not_know_the_other_rules() -> None:
+    controller(is_module=True, overwrite_resources={"mine": {"mem_mb": 1}}).rules_read()
+
+
+def test_the_plain_slurm_executor_is_refused_with_the_name_of_ours() -> None:
+    with pytest.raises(UserError, match=r"write `executor: rloo-slurm`.*rloo-slurm-…"):
+        controller(executor="slurm").start()
