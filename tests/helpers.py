@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-MINI = ROOT / "tests" / "configs" / "mini.yaml"
+MINI = ROOT / ".test" / "config" / "config.yaml"
 GSM8K = Path(os.environ.get("GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
 needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=left_out.GSM8K)
 
@@ -60,7 +60,7 @@ def merged(base: dict, changes: dict) -> dict:
 
 
 def mini(**changes) -> dict:
-    """tests/configs/mini.yaml with some keys changed."""
+    """.test/config/config.yaml with some keys changed."""
     return merged(yaml.safe_load(MINI.read_text()), changes)
 
 

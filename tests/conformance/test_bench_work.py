@@ -63,7 +63,7 @@ def test_a_reward_gets_what_it_names_and_its_options(bench) -> None:
 def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
     _, whole = bench
     empty = whole.empty_rloo(tmp_path / "bin")
-    configuration = ("--configfile", "tests/configs/mini.yaml", "--config", "workers=never")
+    configuration = ("--configfile", ".test/config/config.yaml", "--config", "workers=never")
     project = whole.Project(tmp_path / "project", "mini", *configuration)
     (project.folder / "tests").symlink_to(ROOT / "tests")
     project.start(empty)

@@ -177,7 +177,7 @@ def _overheads(project: whole.Project, rounds: int) -> list[float]:
 
 def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     """Seconds of a dry run of 10, 100 and 1,000 rounds of 8 shards."""
-    command = [sys.executable, "-m", "snakemake", "-n", "-q", "--configfile", "tests/configs/mini.yaml", "--config"]
+    command = [sys.executable, "-m", "snakemake", "-n", "-q", "--configfile", ".test/config/config.yaml", "--config"]
     found: dict[str, list[float]] = {}
     for count in (10, 100, 1000):
         for _repeat in range(repeats):
