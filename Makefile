@@ -71,8 +71,9 @@ clean: ## remove what a run and a set-up leave; results/ stays
 	rm -rf .venv .setup.lock .snakemake build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-reference: setup ## write docs/configuration.md and the JSON Schema anew from rloo_pipeline/config/
+reference: setup ## write anew what is generated: docs/configuration.md, the JSON Schema, the table of docs/performance.md
 	$(BIN)/python tools/config_reference.py
+	$(BIN)/python tools/bench/page.py
 
 docs: setup ## build the documentation into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

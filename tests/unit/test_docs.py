@@ -1,6 +1,8 @@
 """Links of the files that people open first lead somewhere; `make docs` sees to those of the pages."""
 
+import json
 import re
+import runpy
 
 import pytest
 from helpers import ROOT
@@ -11,3 +13,16 @@ def test_links_to_files_of_the_project_lead_to_one(name) -> None:
     page = ROOT / name
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+BENCH = runpy.run_path(str(ROOT / "tools" / "bench" / "page.py"))
+
+
+def test_the_page_of_figures_has_those_that_are_stored() -> None:
+    assert BENCH["PAGE"].read_text() == BENCH["page"](), "run `make reference`"
+
+
+def test_the_readme_has_the_same_figures() -> None:
+    stored = json.loads(BENCH["STORED"].read_text())
+    speed, memory = (stored[f"update_{name}_vs_trl"]["value"] for name in ("tokens_per_s", "peak_memory"))
+    assert f"{speed:.1f} times its tokens/s, {memory:.2f} of its peak memory" in (ROOT / "README.md").read_text()
