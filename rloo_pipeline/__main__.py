@@ -1,4 +1,4 @@
-"""`rloo STAGE …`, also as `python -m rloo_pipeline STAGE …`: done by a worker where one is free, else here."""
+"""`rloo STAGE …` or `python -m rloo_pipeline STAGE …`: runs on a worker where one is free, else in this process."""
 
 import sys
 
@@ -6,7 +6,7 @@ from rloo_pipeline.workers import client
 
 
 def main() -> None:
-    """The command; see `cli`, which is imported only where the work is done here."""
+    """The command `rloo`; imports `cli` only where no worker runs the stage."""
     code = client.run_stage(sys.argv[1:])
     if code is not None:
         raise SystemExit(code)

@@ -137,7 +137,7 @@ def _import() -> None:
     from rloo_pipeline.runtime.environment import prepare
 
     prepare(None)
-    import_shims.vllm()
+    import_shims.import_vllm()
     from rloo_pipeline.training import engine
 
     engine.libraries()

@@ -1,1 +1,1 @@
-"""What stands in results/<run>/: files that are whole or absent, tables with schemas, prompt sets, policies."""
+"""The files in results/<run>/: atomic writes, fencing tokens, tables with schemas, prompt sets, policies."""

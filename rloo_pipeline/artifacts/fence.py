@@ -1,14 +1,15 @@
-"""Of two processes at work on the same output, the one that started later writes it, whatever the other one does.
+"""A fencing token for each output: of two processes that run the same stage, only the one that started later writes.
 
-A controller that was killed leaves jobs behind, and the next one starts the same stages again. So each stage, when it
-starts, puts a token of its own in the place of the one before, by a rename, and nobody puts a file in its place without
-having seen that the token is still there. Why that suffices: a later process first takes the token, then removes what
-others have beside the place (`files.place_beside`), then writes and renames. Of an earlier one, what it had beside the
-place before that removal is gone, so that its rename fails; what it puts there afterwards is checked against the token,
-which is another by then.
+A controller that was killed leaves jobs behind, and the next controller starts the same stages again. So each stage
+first replaces the token of its output by a new one (a rename), and no writer renames a file into place without checking
+that its own token is still there.
 
-The token is a file that is opened and read anew each time, which NFS and Lustre answer with what was last written. It
-goes when the stage ends well: no token is not one's own token.
+Why this is enough: the later process takes the token, removes the temporary files of other writers
+(`files.temporary_path`), then writes and renames. If the earlier process wrote its temporary file before that removal,
+its rename fails. If it writes one afterwards, its check fails, because the token has changed.
+
+The token file is opened and read anew for each check, for which NFS and Lustre return what was written last. It is
+removed when the stage ends well; a missing token counts as lost.
 """
 
 from __future__ import annotations
@@ -21,60 +22,61 @@ from rloo_pipeline.errors import UserError, translate_disk_full
 
 FOLDER = ".fence"
 VARIABLE = "RLOO_FENCE"
-"""Environment variable with the token and its place, for the processes of one stage."""
+"""Environment variable: the token and its path, inherited by all processes of a stage."""
 
 
-_mine: list[str] = []
-"""The token that this process took, if it did."""
+_own_tokens: list[str] = []
+"""The token that this process took, if it took one."""
 
 
-def take(run: Path, output: Path) -> None:
-    """Makes this process the one that may write what goes with `output`; a rank has its token from who started it."""
+def acquire(run: Path, output: Path) -> None:
+    """Makes this process the only one that may write the stage of `output`; a rank inherits its launcher's token."""
     if VARIABLE in os.environ:
         return
     token = uuid.uuid4().hex
-    place = run / FOLDER / str(output.absolute().relative_to(run)).replace("/", "__")
+    path = run / FOLDER / str(output.absolute().relative_to(run)).replace("/", "__")
     with translate_disk_full(run):
-        place.parent.mkdir(exist_ok=True)
-        beside = place.with_name(f"{place.name}.{token}")
-        beside.write_text(token)
-        os.replace(beside, place)
-    os.environ[VARIABLE] = f"{token} {place}"
-    _mine.append(token)
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{token}")
+        temporary.write_text(token)
+        os.replace(temporary, path)
+    os.environ[VARIABLE] = f"{token} {path}"
+    _own_tokens.append(token)
 
 
 def check() -> None:
-    """Sees that nobody has started the same stage since.
+    """Checks that no other process has started the same stage since `acquire`.
 
     Raises:
-        UserError: somebody has.
+        UserError: another process has.
     """
-    if VARIABLE in os.environ and not _own():
+    if VARIABLE in os.environ and not _holds_token():
         raise UserError(
-            f"{_place().name.replace('__', '/')}: the same stage was started again while this one was at work; "
+            f"{_token_path().name.replace('__', '/')}: the same stage was started again while this one was at work; "
             "the later one's result stands and this one's is dropped"
         )
 
 
-def give_back(done: bool = False) -> None:
-    """The end of the stage that this process took a token for; the token goes when the stage is done.
+def release(done: bool = False) -> None:
+    """Ends the stage for which this process took a token, so that a worker can run another one.
 
-    The process may do another stage after it: a worker's does.
+    Args:
+        done: whether the stage ended well; only then is the token file removed.
     """
-    if not _mine or VARIABLE not in os.environ:
+    if not _own_tokens or VARIABLE not in os.environ:
         return
-    _mine.clear()
-    if done and _own():
-        _place().unlink(missing_ok=True)
+    _own_tokens.clear()
+    if done and _holds_token():
+        _token_path().unlink(missing_ok=True)
     del os.environ[VARIABLE]
 
 
-def _own() -> bool:
+def _holds_token() -> bool:
     try:
-        return _place().read_text() == os.environ[VARIABLE].partition(" ")[0]
+        return _token_path().read_text() == os.environ[VARIABLE].partition(" ")[0]
     except FileNotFoundError:
         return False
 
 
-def _place() -> Path:
+def _token_path() -> Path:
     return Path(os.environ[VARIABLE].partition(" ")[2])

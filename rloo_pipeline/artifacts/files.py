@@ -1,7 +1,8 @@
-"""Files that are whole or absent, and digests of them.
+"""Atomic writes of files and folders, and their digests.
 
-Everything is written beside its place and renamed into it, so that a reader, a rerun or a second writer never sees a
-half of it. A folder carries a manifest of sizes and BLAKE3 digests where its content must be trusted later.
+Everything is written under a temporary name in the same folder and then renamed, so no reader, rerun or second writer
+ever sees an incomplete file. Folders whose content must be verified later carry a manifest with the size and BLAKE3
+digest of each file.
 """
 
 from __future__ import annotations
@@ -25,86 +26,87 @@ UMASK = os.umask(0o022)
 os.umask(UMASK)
 
 
-def place_beside(path: Path) -> Path:
-    """A fresh hidden name beside `path` to write under.
+def temporary_path(path: Path) -> Path:
+    """A new hidden path in the folder of `path`, to be written and then renamed to `path`.
 
-    What an earlier writer of the same path left there is removed; if it is still alive, it fails at its rename.
+    Removes the temporary files that earlier writers of `path` left; an earlier writer that still runs fails at its
+    rename.
 
     Raises:
-        UserError: a later process is at work on the same stage (fence.py).
+        UserError: a later process runs the same stage (fence.py).
     """
     fence.check()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+    for stale in path.parent.glob(f".{path.name}.*.tmp"):
+        if stale.is_dir():
+            shutil.rmtree(stale, ignore_errors=True)
         else:
-            left.unlink(missing_ok=True)
+            stale.unlink(missing_ok=True)
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `path` when the block ends well, and is gone when it does not."""
-    beside = place_beside(path)
+    """Yields a temporary path; it is renamed to `path` if the block succeeds and removed if it raises."""
+    temporary = temporary_path(path)
     try:
         with translate_disk_full(path.parent):
-            yield beside
-            _sync(beside)
+            yield temporary
+            _sync(temporary)
             fence.check()
-            os.replace(beside, path)
+            os.replace(temporary, path)
             _sync(path.parent)
     except FileNotFoundError:
         fence.check()  # a later process has removed it
         raise
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to fill; it takes the place of `path` when the block ends well, and is gone when it does not."""
-    beside = place_beside(path)
+    """Yields an empty temporary folder; it replaces `path` if the block succeeds and is removed if it raises."""
+    temporary = temporary_path(path)
     try:
         with translate_disk_full(path.parent):
-            beside.mkdir()
-            yield beside
-            put_folder(beside, path)
+            temporary.mkdir()
+            yield temporary
+            replace_folder(temporary, path)
     except FileNotFoundError:
         fence.check()  # a later process has removed it
         raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def put_folder(beside: Path, path: Path) -> None:
-    """Forces a finished folder to the disk and renames it to `path`, in place of what was there."""
-    for file in beside.rglob("*"):
+def replace_folder(temporary: Path, path: Path) -> None:
+    """Syncs a finished folder to disk and renames it to `path`, replacing the folder that is there."""
+    for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
             _share(file)
         _sync(file)
-    before = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    previous = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     fence.check()
     if path.exists():
-        os.replace(path, before)
+        os.replace(path, previous)
     try:
-        os.replace(beside, path)
-    except FileNotFoundError:  # a later process has removed it: what was at its place is that one's
-        if before.exists():
-            os.replace(before, path)
+        os.replace(temporary, path)
+    except FileNotFoundError:  # a later process has removed it, and `previous` is that process's result
+        if previous.exists():
+            os.replace(previous, path)
         raise
     _sync(path.parent)
-    shutil.rmtree(before, ignore_errors=True)
+    shutil.rmtree(previous, ignore_errors=True)
 
 
 def _share(path: Path) -> None:
-    """Gives a file the rights that the umask grants; safetensors writes files that only their owner can read."""
+    """Gives a file the permissions of the umask, since safetensors makes its files readable by their owner only."""
     if path.stat().st_nlink == 1:
         path.chmod(0o666 & ~UMASK)
 
 
 def _sync(path: Path) -> None:
-    """Forces a file, or the names in a folder, to the disk."""
+    """Syncs a file, or the entries of a folder, to disk."""
     if path.is_symlink():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -115,9 +117,9 @@ def _sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Indented JSON with sorted keys; NaN is refused, since no other reader takes it."""
-    with atomic_write(path) as beside:
-        beside.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    """Writes indented JSON with sorted keys; refuses NaN, which is not valid JSON."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
@@ -135,36 +137,38 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes: for what people compare with other programs."""
+    """Hex SHA-256 of a file, for digests that people compare with other programs."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(path: Path) -> str:
-    """Hex BLAKE3 of a file's bytes: as hard to forge as SHA-256, and twelve times as fast on CPUs that have no
-    instructions for that one. Every round reads policy and trainer state several times.
+    """Hex BLAKE3 of a file.
+
+    As collision-resistant as SHA-256 and twelve times as fast on CPUs without SHA instructions. Every round reads
+    policy and trainer state several times.
     """
     import blake3
 
-    made: Any = blake3.blake3
+    hasher: Any = blake3.blake3
     with path.open("rb") as file:
-        return hashlib.file_digest(file, made).hexdigest()
+        return hashlib.file_digest(file, hasher).hexdigest()
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The files of a folder in a fixed order, without hidden ones and the manifest itself."""
+    """The files of a folder in sorted order, without hidden files and the manifest."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
 
 def write_manifest(folder: Path, **about: object) -> None:
-    """Records size and digest of every file of a folder, and what it is `about`, in its manifest."""
+    """Writes the manifest of a folder: size and digest of each file, and the facts in `about`."""
     entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, DIGEST: digest(f)} for f in folder_files(folder)}
     write_json(folder / MANIFEST, {"about": about, "files": entries})
 
 
 def folder_digest(folder: Path) -> str:
-    """One digest for a folder's whole content, from its manifest when it has one.
+    """One digest of a folder's content, computed from its manifest where it has one.
 
     Raises:
         UserError: the folder does not exist.
@@ -178,14 +182,17 @@ def folder_digest(folder: Path) -> str:
 
 
 def verify_manifest(folder: Path) -> dict[str, Any]:
-    """What the folder's manifest says it is about, once every file matches it.
+    """Checks every file of a folder against its manifest.
+
+    Returns:
+        The facts in `about` that `write_manifest` was given.
 
     Raises:
         UserError: the manifest is missing, or a file is missing, added, or differs from what was written.
     """
     manifest = read_json(folder / MANIFEST)
-    found = {str(f.relative_to(folder)) for f in folder_files(folder)}
-    for name in sorted(found ^ manifest["files"].keys()):
+    names = {str(f.relative_to(folder)) for f in folder_files(folder)}
+    for name in sorted(names ^ manifest["files"].keys()):
         state = "is missing" if name in manifest["files"] else "was not written by this run"
         raise UserError(f"{folder / name} {state}: delete {folder} and run again")
     for name, entry in manifest["files"].items():
@@ -205,7 +212,7 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file at another place: a hard link where the file system allows one, else a copy."""
+    """Makes `target` a hard link to `source`, or a copy where the file system does not allow links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source.resolve(), target)

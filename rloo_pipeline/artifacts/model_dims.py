@@ -1,4 +1,4 @@
-"""Sizes of a model, from its folder's config.json and the headers of its weights; no torch is needed."""
+"""Dimensions of a model, read from its config.json and the headers of its safetensors files without torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.errors import UserError
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-CONTEXT = (
+CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Keys of config.json that say how long a sequence may be, as vLLM reads them; the smallest holds."""
-ALREADY_SCALED = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
-"""Kinds of rotary embedding whose factor is in these keys already."""
+"""Keys of config.json with the longest sequence, as vLLM reads them; the smallest value counts."""
+SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
+"""Types of rotary embedding whose scaling factor CONTEXT_KEYS already include."""
 
 
-class Shape(NamedTuple):
-    """What memory and work depend on."""
+class ModelDims(NamedTuple):
+    """The dimensions that memory and compute depend on."""
 
     hidden: int
     layers: int
@@ -32,39 +32,39 @@ class Shape(NamedTuple):
     intermediate: int
     vocabulary: int
     parameters: int
-    """Tied ones once."""
+    """Number of parameters; tied ones count once."""
     source: str = ""
-    """Where it was read."""
+    """Folder that the dimensions were read from."""
 
     def cached(self, dtype: str) -> int:
-        """Bytes of the KV cache a token."""
+        """Bytes of KV cache that one token takes."""
         return 2 * self.layers * self.key_value * BYTES[dtype]
 
 
 def context(facts: dict[str, Any]) -> int | None:
-    """Tokens of the longest sequence that a model with this config.json is made for; None where that does not say."""
+    """The context length in tokens that a config.json declares; None where it declares none."""
     text = facts.get("text_config") or facts
-    known = [text[key] for key in CONTEXT if isinstance(text.get(key), int)]
-    longest = text.get("model_max_length") or min(known, default=None)
+    lengths = [text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)]
+    longest = text.get("model_max_length") or min(lengths, default=None)
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if longest is None or kind in ALREADY_SCALED or "gemma3" in str(facts.get("model_type")):
+    if longest is None or kind in SCALED_ROPE or "gemma3" in str(facts.get("model_type")):
         return longest
     return int(longest * (rope.get("factor") or 1))
 
 
-def read(folder: Path) -> Shape:
-    """The shape of the model in a folder.
+def read(folder: Path) -> ModelDims:
+    """Reads the dimensions of the model in a folder.
 
     Raises:
         UserError: config.json is missing, or has no sizes of a transformer.
     """
-    whole = read_json(folder / "config.json")
-    facts: dict[str, Any] = whole.get("text_config") or whole
+    config_json = read_json(folder / "config.json")
+    facts: dict[str, Any] = config_json.get("text_config") or config_json
     try:
         hidden, heads = int(facts["hidden_size"]), int(facts["num_attention_heads"])
         head = int(facts.get("head_dim") or hidden // heads)
-        shape = Shape(
+        dims = ModelDims(
             hidden=hidden,
             layers=int(facts["num_hidden_layers"]),
             heads=heads * head,
@@ -76,12 +76,12 @@ def read(folder: Path) -> Shape:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error
-    tied = bool(facts.get("tie_word_embeddings", whole.get("tie_word_embeddings", False)))
-    return shape._replace(parameters=_counted(folder) or _by_formula(shape, tied))
+    tied = bool(facts.get("tie_word_embeddings", config_json.get("tie_word_embeddings", False)))
+    return dims._replace(parameters=_count_parameters(folder) or _estimate_parameters(dims, tied))
 
 
-def _counted(folder: Path) -> int:
-    """Parameters by the headers of all safetensors files; 0 where one is missing."""
+def _count_parameters(folder: Path) -> int:
+    """Counts parameters in the headers of the safetensors files; 0 where a file is missing."""
     total, files = 0, sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists() and not {file.name for file in files} >= set(read_json(index)["weight_map"].values()):
@@ -98,8 +98,8 @@ def _counted(folder: Path) -> int:
     return total
 
 
-def _by_formula(shape: Shape, tied: bool) -> int:
-    """Parameters of a Llama or Qwen of this shape."""
-    attention = 2 * shape.hidden * (shape.heads + shape.key_value)
-    layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
-    return shape.layers * layer + shape.vocabulary * shape.hidden * (1 if tied else 2) + shape.hidden
+def _estimate_parameters(dims: ModelDims, tied: bool) -> int:
+    """Parameters of a Llama or Qwen model with these dimensions."""
+    attention = 2 * dims.hidden * (dims.heads + dims.key_value)
+    layer = attention + 3 * dims.hidden * dims.intermediate + 2 * dims.hidden
+    return dims.layers * layer + dims.vocabulary * dims.hidden * (1 if tied else 2) + dims.hidden

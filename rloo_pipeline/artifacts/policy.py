@@ -1,8 +1,8 @@
-"""Policies on disk: ordinary Hugging Face folders with safetensors weights, or a PEFT adapter that names its base.
+"""Policies on disk: Hugging Face folders with safetensors weights, or PEFT adapters that name their base model.
 
-A policy is loaded only when it is whole: each safetensors file is as long as its own header says, and every shard that
-the index names is there. Pickled weights are refused. Its model is loaded and
-saved by `policy_model.py`, which only the trainer needs.
+`check` accepts a policy only when it is complete: each safetensors file has the length that its header declares, and
+every shard in the index exists. Pickled weights are refused. `training/policy_model.py` loads and saves the model
+itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a policy is a PEFT adapter on a base."""
+    """Whether a policy is a PEFT adapter on a base model."""
     return (folder / ADAPTER).exists()
 
 
 def check(folder: Path) -> None:
-    """Makes sure that a policy is whole.
+    """Checks that a policy is complete.
 
     Raises:
         UserError: there is no model, its weights are not safetensors, or a file is missing or truncated.
@@ -55,7 +55,7 @@ def check(folder: Path) -> None:
 
 
 def _check_safetensors(file: Path) -> None:
-    """The format: 8 bytes of header length, a JSON header with the offsets of each tensor, the tensors."""
+    """Checks the length of a file: 8 bytes of header length, a JSON header with the offsets of each tensor, tensors."""
     size = file.stat().st_size
     with file.open("rb") as handle:
         start = handle.read(8)
@@ -74,7 +74,7 @@ def _check_safetensors(file: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """One digest over the policy's weights and configuration: what a table's footer names as its policy."""
+    """One digest of a policy's weights and configuration, which tables name as `policy` in their footers."""
     import hashlib
 
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
@@ -82,18 +82,20 @@ def digest(folder: Path) -> str:
 
 
 def base_of(folder: Path) -> Path:
-    """The folder of the full model that a policy is, or is an adapter on."""
+    """The folder with the full model: the base of an adapter, else the policy itself."""
     return Path(read_json(folder / ADAPTER)["base_model_name_or_path"]) if is_adapter(folder) else folder
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer, which must know how a completion ends. One without PAD gets EOS for it, as TRL does: nothing is
-    padded here, so the end token stays in the loss and counts as an end.
+    """Loads the tokenizer of a policy.
+
+    A tokenizer without PAD gets EOS as PAD, as in TRL. Nothing is padded here, so EOS stays in the loss and still ends
+    a completion.
 
     Raises:
-        UserError: no tokenizer, or no end token.
+        UserError: the folder has no tokenizer, or the tokenizer has no EOS token.
     """
-    import_shims.before_transformers()
+    import_shims.prepare_transformers()
     from transformers import AutoTokenizer
 
     try:
@@ -113,14 +115,14 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
 
 
 def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer came with a PAD token, or got EOS for one from `load_tokenizer`."""
+    """Whether a tokenizer came with a PAD token of its own, rather than EOS from `load_tokenizer`."""
     return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
 
 
 def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids that end a completion: the tokenizer's EOS and those of generation_config.json."""
+    """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json."""
     path = base_of(folder) / "generation_config.json"
-    more = read_json(path).get("eos_token_id") if path.exists() else None
-    ids = more if isinstance(more, list) else [] if more is None else [more]
+    configured = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
     eos = tokenizer.eos_token_id
     return sorted({*ids, *([eos] if isinstance(eos, int) else [])})

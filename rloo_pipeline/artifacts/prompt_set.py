@@ -1,4 +1,4 @@
-"""The templated prompts of a run, as the later stages read them."""
+"""Reads the templated prompts that the stage `prompts` wrote."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rloo_pipeline.errors import UserError
 
 
 class PromptSet:
-    """`prompts/train` or `prompts/eval`: one row a prompt, in the dataset's order."""
+    """`prompts/train` or `prompts/eval`: one row per prompt, in the order of the dataset."""
 
     def __init__(self, folder: Path) -> None:
-        """Maps the Arrow files into memory; nothing is decoded before it is asked for.
+        """Memory-maps the Arrow files; rows are decoded when they are read.
 
         Raises:
             UserError: the folder is not what the stage `prompts` writes.
@@ -37,24 +37,24 @@ class PromptSet:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Length of the longest prompt in tokens."""
         lengths = pc.list_value_length(self.table["prompt_ids"])
         return int(pc.max(lengths).as_py())
 
-    def rows(self, places: list[int]) -> list[dict[str, Any]]:
-        """Some rows with all their columns."""
-        rows: list[dict[str, Any]] = self.table.take(places).to_pylist()
+    def rows(self, indices: list[int]) -> list[dict[str, Any]]:
+        """The rows at these indices with all their columns."""
+        rows: list[dict[str, Any]] = self.table.take(indices).to_pylist()
         return rows
 
     def by_id(self, prompt_ids: list[str]) -> dict[str, dict[str, Any]]:
-        """The rows with these prompt_ids.
+        """Maps each of these prompt_ids to its row.
 
         Raises:
-            UserError: one of them is not here.
+            UserError: a prompt_id is not in this set.
         """
-        wanted = pa.array(sorted(set(prompt_ids)))
-        found = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=wanted)).to_pylist()
-        rows = {row["prompt_id"]: row for row in found}
+        unique_ids = pa.array(sorted(set(prompt_ids)))
+        selected = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=unique_ids)).to_pylist()
+        rows = {row["prompt_id"]: row for row in selected}
         for prompt_id in prompt_ids:
             if prompt_id not in rows:
                 raise UserError(

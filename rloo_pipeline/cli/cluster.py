@@ -57,7 +57,7 @@ def _submit(arguments: argparse.Namespace) -> None:
     margin = None if arguments.stop_before is None else arguments.stop_before * 60
     folder = project / "results" / config.run / submission.FOLDER
     plan = allocation.Plan([*words, *arguments.snakemake], project, folder, arguments.controller, margin)
-    request = submission.Request(
+    request = submission.Resources(
         arguments.time,
         arguments.nodes,
         arguments.gpus_per_node,
@@ -79,8 +79,8 @@ def _option(word: str) -> tuple[str, Any]:
 def _status(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import submission
 
-    noted = sorted(Path("results").glob(f"*/{submission.FOLDER}/{submission.NOTE}"))
-    runs = [_folder(arguments.run)] if arguments.run else [path.parents[2] for path in noted]
+    records = sorted(Path("results").glob(f"*/{submission.FOLDER}/{submission.RECORD}"))
+    runs = [_folder(arguments.run)] if arguments.run else [path.parents[2] for path in records]
     if not runs:
         print("no run was submitted from here")
     for run in runs:

@@ -18,7 +18,7 @@ from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError, explain
-from rloo_pipeline.runtime import cost, environment, progress, rank
+from rloo_pipeline.runtime import cost, environment, progress, ranks
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -32,19 +32,19 @@ def main(words: Sequence[str] | None = None) -> None:
     environment.prepare(arguments.log)
     try:
         arguments.command(arguments)
-        fence.give_back(done=True)
+        fence.release(done=True)
         cost.end()
     except (Exception, KeyboardInterrupt) as error:
         where = ""
-        if arguments.log or rank.is_rank():
+        if arguments.log or ranks.is_rank():
             logging.getLogger("traceback").error("what led to it:", exc_info=error)
         if arguments.log and not isinstance(error, UserError):
             where = f" (the traceback is in {arguments.log})"
-        rank.tell_launcher(explain(error))
+        ranks.tell_launcher(explain(error))
         progress.fail(f"rloo {words[0]}: error: {explain(error)}{where}")
         raise SystemExit(1) from None
     finally:
-        fence.give_back()
+        fence.release()
 
 
 def _config(arguments: argparse.Namespace, stage: str) -> Config:
@@ -52,7 +52,7 @@ def _config(arguments: argparse.Namespace, stage: str) -> Config:
     if arguments.config:
         return load(arguments.config).only(stage)
     run = _run_folder(arguments)
-    fence.take(run, arguments.output)
+    fence.acquire(run, arguments.output)
     return load(run / "config.yaml").only(stage)
 
 
@@ -84,7 +84,7 @@ def _prompts(arguments: argparse.Namespace) -> None:
 def _warmstart(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "warmstart")
     trained = config.warmstart.sft is not None
-    if arguments.trial is not None:  # the stage's module is heavy, and ranks.launch wants a light parent
+    if arguments.trial is not None:  # the stage's module is heavy, and torchrun.launch wants a light parent
         trained = bool(read_json(arguments.trial)["asks_for_sft"])
     if _ranks(arguments, config.deepspeed, None if trained else 1):
         from rloo_pipeline.stages.warmstart import warmstart
@@ -137,11 +137,11 @@ def _reference(arguments: argparse.Namespace) -> None:
 def _update(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "update")
     if _ranks(arguments, config.deepspeed):
-        from rloo_pipeline.stages.update import Outputs, update
+        from rloo_pipeline.stages.update import UpdateOutputs, update
         from rloo_pipeline.training.round_data import Inputs
 
         inputs = Inputs(arguments.rollouts, arguments.scores, arguments.reference)
-        outputs = Outputs(
+        outputs = UpdateOutputs(
             arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
         )
         update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
@@ -151,16 +151,16 @@ def _ranks(arguments: argparse.Namespace, section: Deepspeed, processes: int | N
     """Whether this process does the work itself; if the stage wants several ranks, starts them, waits, and says no."""
     environment.use_threads(section.threads)
     processes = processes or section.processes
-    if processes == 1 or rank.is_rank():
+    if processes == 1 or ranks.is_rank():
         nodes.join()
         return True
     words = _without_log(arguments.words)
     if section.nodes > 1:
         nodes.launch(section.nodes, processes, section.threads, arguments.output, words)
     else:
-        from rloo_pipeline.runtime import ranks
+        from rloo_pipeline.runtime import torchrun
 
-        ranks.launch(processes, words)
+        torchrun.launch(processes, words)
     return False
 
 
@@ -174,9 +174,9 @@ def _without_log(words: Sequence[str]) -> list[str]:
 def _evaluate(arguments: argparse.Namespace) -> None:
     config = _config(arguments, "evaluate")
     environment.use_threads(config.vllm.threads)
-    from rloo_pipeline.stages.evaluate import Outputs, evaluate
+    from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
 
-    outputs = Outputs(arguments.output, arguments.greedy, arguments.summary)
+    outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
     evaluate(config, arguments.prompts, arguments.policy, arguments.name, outputs)
 
 

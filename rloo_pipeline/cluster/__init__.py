@@ -1,1 +1,1 @@
-"""Where stages run: locks of the controller."""
+"""SLURM and Apptainer: jobs, allocations, ranks on several nodes, images, profiles."""

@@ -1,11 +1,11 @@
-"""Snakemake inside of one SLURM job that outlives its time limit: what `rloo submit` puts into the queue.
+"""Snakemake in one SLURM job that continues after its time limit: the job that `rloo submit` puts into the queue.
 
-Before the job's time is up, by a deadline that is reckoned from its end, Snakemake is told to start nothing more. What
-runs may end by itself until shortly before the end; then it is stopped, to be made again, since a stage's files are
-whole or absent. The job goes back into the queue under its own number and goes on where it was.
+Some time before the limit (`Plan.margin`), Snakemake is told to start no more jobs. Running stages may finish until
+shortly before the limit; then they are stopped, and run again later, since a stage writes its files completely or not
+at all. The job is requeued under the same id and continues where it was.
 
-A job that SLURM itself puts back (preemption, a dead node) goes on likewise. A stage that fails ends the job, and so
-does a whole allocation in which no stage was finished: the next one would not finish one either.
+A job that SLURM itself requeues (preemption, a failed node) continues in the same way. The job fails where a stage
+fails, and where no stage finishes in a whole allocation, since none would finish in the next one either.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ from rloo_pipeline.cluster import slurm
 
 OUTCOME = "outcome.json"
 STOP = "stop"
-"""A file with this name beside the outcome asks a controller to cancel its jobs and to end."""
+"""A file with this name in the folder of the outcome tells a controller to cancel its jobs and to end."""
 LONGEST_MARGIN = 1800.0
+"""Upper limit of the default margin in seconds."""
 LAST_SECONDS = 60.0
+"""Seconds before the limit at which running stages are stopped."""
 
 
 class Plan(NamedTuple):
-    """What a job does."""
+    """What a job runs."""
 
-    words: list[str]
+    snakemake_args: list[str]
     """Arguments of Snakemake."""
     project: Path
-    """The folder that it is called in."""
+    """Working folder of Snakemake."""
     folder: Path
-    """Where the outcome goes."""
+    """Folder for the outcome."""
     controller: bool
-    """Whether the stages are SLURM jobs of their own."""
+    """Whether each stage is a SLURM job of its own."""
     margin: float | None
-    """Seconds before the end from which on nothing more is started; a tenth of the time, half an hour at most, where
-    not given.
+    """Seconds before the time limit from which on no job is started. By default a tenth of the allocation, at most half
+    an hour.
     """
 
 
 class _Watch:
-    """Hands Snakemake's lines on, counts the stages that it finishes, and sees whether those are all: it ends with an
-    error where it is stopped, even then.
+    """Prints Snakemake's output, counts its finished jobs, and notes whether all are finished: a Snakemake that is
+    stopped exits with an error even then.
     """
 
     def __init__(self, lines: IO[str]) -> None:
@@ -67,24 +69,24 @@ class _Watch:
             print(line, end="", flush=True)
 
     def close(self) -> None:
-        """Waits for the last line."""
+        """Waits until all output has been read."""
         self._thread.join(10)
 
 
 def work(plan: Plan) -> None:
-    """Runs Snakemake until the run is done or the job's time is nearly up; in that case requeues the job.
+    """Runs Snakemake until the run is done, or requeues the job when its time limit is near.
 
     Exits with 1 where a stage failed.
     """
     number = slurm.own_job() or ""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    terminations: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: terminations.append(1))
     (plan.folder / STOP).unlink(missing_ok=True)
     began, end = time.time(), slurm.end_of(number)
     margin = 0.0 if end is None else _margin(plan, end - began)
     _say(f"allocation {_allocations()} of job {number}" + (f", {_minutes(end - began)} minutes" if end else ""))
     snakemake = subprocess.Popen(
-        [sys.executable, "-m", "snakemake", *plan.words],
+        [sys.executable, "-m", "snakemake", *plan.snakemake_args],
         cwd=plan.project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,7 +99,7 @@ def work(plan: Plan) -> None:
     stopping = _wait(snakemake, plan, end, margin)
     watch.close()
     done = snakemake.returncode == 0 or watch.complete
-    if told and not done:  # SLURM ends the job, to cancel or to requeue it
+    if terminations and not done:  # SLURM is cancelling or requeuing the job and will kill this process
         time.sleep(300)
     elif done:
         _leave(plan, "done", "the run is done")
@@ -110,9 +112,9 @@ def work(plan: Plan) -> None:
         _leave(plan, "failed", "no stage was finished in a whole allocation: submit with a longer --time")
         sys.exit(1)
     else:
-        _leave(plan, "requeued", f"{watch.finished} stages finished; back into the queue for the rest")
+        _leave(plan, "requeued", f"{watch.finished} stages finished; the job is requeued for the rest")
         slurm.requeue(number)
-        while not told:  # SLURM ends the job
+        while not terminations:  # SLURM ends the job
             time.sleep(0.5)
 
 
@@ -122,7 +124,7 @@ def _margin(plan: Plan, seconds: float) -> float:
 
 
 def _wait(snakemake: subprocess.Popen[str], plan: Plan, end: float | None, margin: float) -> str:
-    """Waits for Snakemake; says why it was stopped, if it was."""
+    """Waits for Snakemake. Returns why it was stopped: STOP, `time`, or an empty string."""
     stopping = ""
     while snakemake.poll() is None:
         now = time.time()
@@ -131,21 +133,21 @@ def _wait(snakemake: subprocess.Popen[str], plan: Plan, end: float | None, margi
             snakemake.send_signal(signal.SIGINT)
         elif end and not stopping and now >= end - margin:
             stopping = "time"
-            _say(f"the time is up in {_minutes(end - now)} minutes: nothing more is started")
+            _say(f"{_minutes(end - now)} minutes until the time limit: no more stages are started")
             snakemake.send_signal(signal.SIGTERM)
         elif end and stopping == "time" and now >= end - min(LAST_SECONDS, margin / 2):
-            _say("what still runs is stopped, to be made again")
+            _say("the running stages are stopped and will run again")
             _stop(snakemake, plan.controller)
         time.sleep(0.5)
     return stopping
 
 
 def _stop(snakemake: subprocess.Popen[str], controller: bool) -> None:
-    """Ends what Snakemake waits for, and then itself where it does not end by that."""
+    """Ends the jobs of Snakemake, then Snakemake itself if it still runs."""
     import psutil
 
     if controller:
-        snakemake.send_signal(signal.SIGINT)  # it cancels its jobs
+        snakemake.send_signal(signal.SIGINT)  # on which it cancels its SLURM jobs
     else:
         for process in psutil.Process(snakemake.pid).children(recursive=True):
             try:
@@ -159,12 +161,11 @@ def _stop(snakemake: subprocess.Popen[str], controller: bool) -> None:
         snakemake.wait()
 
 
-def _leave(plan: Plan, outcome: str, words: str) -> None:
-    """Writes how this allocation ended, and says it."""
-    files.write_json(
-        plan.folder / OUTCOME, {"outcome": outcome, "allocations": _allocations(), "job": slurm.own_job(), "why": words}
-    )
-    _say(words)
+def _leave(plan: Plan, outcome: str, reason: str) -> None:
+    """Writes and prints how this allocation ended."""
+    entry = {"outcome": outcome, "allocations": _allocations(), "job": slurm.own_job(), "why": reason}
+    files.write_json(plan.folder / OUTCOME, entry)
+    _say(reason)
 
 
 def _allocations() -> int:
@@ -175,5 +176,5 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f}" if seconds >= 600 else f"{seconds / 60:.1f}"
 
 
-def _say(words: str) -> None:
-    print(f"rloo: {words}", flush=True)
+def _say(message: str) -> None:
+    print(f"rloo: {message}", flush=True)

@@ -1,8 +1,8 @@
-"""A stage as ranks on several nodes of a SLURM job: `launch` starts them by srun, `take_rank` and `join` are theirs.
+"""A stage as ranks on several nodes of a SLURM job: `launch` starts them with srun, each calls `take_rank` and `join`.
 
-srun runs outside of the image, which has none, and starts the image once a rank. The first rank lets the system choose
-a free port, listens on it, and writes it into a file that all ranks see, so ports cannot collide between jobs. A rank
-that does not come is missed within a minute, by name of its node.
+srun runs outside the image, which does not contain it, and starts the image once per rank. Rank 0 listens on a free
+port that the system chooses and writes it to a file that all ranks see, so ports of different jobs cannot collide. If a
+rank is missing after a minute, the stage fails with the names of the nodes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,26 @@ from typing import TYPE_CHECKING
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.runtime.rank import FAILED, RENDEZVOUS, why_failed
+from rloo_pipeline.runtime.ranks import FAILED, RENDEZVOUS, why_failed
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 IMAGE = "RLOO_IMAGE"
-"""Environment variable with the image that ranks run in; without it they run in this interpreter's environment."""
+"""Environment variable: image that the ranks run in; without it, they run in this interpreter's environment."""
 PATIENCE = 45.0
 """Seconds that ranks wait for each other."""
 
 
 def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Sequence[str]) -> None:
-    """Runs `rloo ARGUMENTS` as `processes` ranks on `nodes` nodes of this SLURM job, equally many on each, and waits.
+    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits for them.
+
+    Args:
+        nodes: number of nodes.
+        processes: number of ranks, a multiple of `nodes`.
+        threads: CPUs per rank.
+        output: of the stage; the ranks meet through a file in its folder.
+        arguments: after `rloo`.
 
     Raises:
         UserError: this is no SLURM job, or a rank failed.
@@ -42,35 +49,35 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
             f"deepspeed.nodes is {nodes}, and this is no SLURM job: use `snakemake --profile slurm`, or `rloo submit "
             f"--nodes {nodes}`"
         )
-    meeting = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
-    meeting.parent.mkdir(parents=True, exist_ok=True)
-    meeting.touch()
-    failed = meeting.with_name(f"{meeting.stem}-failed.tmp")
+    rendezvous = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
+    rendezvous.parent.mkdir(parents=True, exist_ok=True)
+    rendezvous.touch()
+    failed = rendezvous.with_name(f"{rendezvous.stem}-failed.tmp")
     image = os.environ.get(IMAGE)
     program = [sys.executable, "-m", "rloo_pipeline"]
     if image:
         program = ["apptainer", "exec", "--home", os.getcwd(), image, "rloo"]
     sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
     command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program, *arguments]
-    files = {RENDEZVOUS: str(meeting.absolute()), FAILED: str(failed.absolute())}
+    files = {RENDEZVOUS: str(rendezvous.absolute()), FAILED: str(failed.absolute())}
     environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm"}
     try:
         outcome = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
-        why = why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
+        why = why_failed(failed, outcome.returncode)
     except FileNotFoundError:
         raise UserError("no srun on the PATH of this job's first node") from None
     finally:
-        meeting.unlink(missing_ok=True)
+        rendezvous.unlink(missing_ok=True)
         failed.unlink(missing_ok=True)
     if outcome.returncode != 0:
         raise UserError(f"one of the {processes} ranks on {nodes} nodes failed: {why}")
 
 
 def take_rank() -> None:
-    """Where this process is a rank that `launch` started: sets RANK, WORLD_SIZE and LOCAL_RANK."""
+    """Sets RANK, WORLD_SIZE and LOCAL_RANK in a process that `launch` started; does nothing in others."""
     if RENDEZVOUS not in os.environ or "RANK" in os.environ:
         return
-    # of the step and not of the job, which may have more nodes
+    # submitit reads the variables of the job, which may have more nodes than this step
     for job, step in (("JOB_NUM_NODES", "NUM_NODES"), ("JOB_NODELIST", "NODELIST"), ("NTASKS", "NUM_TASKS")):
         if f"SLURM_STEP_{step}" in os.environ:
             os.environ[f"SLURM_{job}"] = os.environ[f"SLURM_STEP_{step}"]
@@ -80,10 +87,13 @@ def take_rank() -> None:
 
 
 def join(patience: float = PATIENCE) -> None:
-    """Where this process is a rank that `launch` started: makes the process group of the ranks.
+    """Creates torch's process group in a process that `launch` started; does nothing in others.
+
+    Args:
+        patience: seconds to wait for the other ranks.
 
     Raises:
-        UserError: they did not all meet.
+        UserError: a rank is missing after that time.
     """
     if RENDEZVOUS not in os.environ:
         return
@@ -93,17 +103,17 @@ def join(patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     try:
         store = _store(rank, world, deadline)
-        store.set(f"rank {rank}", _node())
+        store.set(f"rank {rank}", _node_name())
         _wait_for_all(store, world, deadline)
-        places = sorted({store.get(f"rank {other}").decode() for other in range(world)})
+        nodes = sorted({store.get(f"rank {other}").decode() for other in range(world)})
     except (torch.distributed.DistError, RuntimeError, TimeoutError) as error:
-        words = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"the {world} ranks did not meet within {patience:.0f} s (rank {rank} on {_node()}: {words}); nodes: "
-            f"{os.environ.get('SLURM_JOB_NODELIST', 'unknown')}; see whether they reach each other by these names"
+            f"the {world} ranks did not meet within {patience:.0f} s (rank {rank} on {_node_name()}: {reason}); nodes: "
+            f"{os.environ.get('SLURM_JOB_NODELIST', 'unknown')}; check that they reach each other by these names"
         ) from None
     if rank == 0:
-        say(f"{world} ranks on {', '.join(places)}")
+        say(f"{world} ranks on {', '.join(nodes)}")
     torch.distributed.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
         store=store,
@@ -114,21 +124,21 @@ def join(patience: float = PATIENCE) -> None:
 
 
 def _store(rank: int, world: int, deadline: float) -> TCPStore:
-    """The store that the first rank serves; where it listens, the others read from the file."""
+    """The key-value store that rank 0 serves; the other ranks read its address from the file."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    meeting = Path(os.environ[RENDEZVOUS])
+    rendezvous = Path(os.environ[RENDEZVOUS])
     if rank == 0:
         address = os.environ["MASTER_ADDR"]
-        store = TCPStore(address, 0, world, True, _left(deadline), wait_for_workers=False)
-        meeting.write_text(f"{address} {store.port}\n")
+        store = TCPStore(address, 0, world, True, _time_left(deadline), wait_for_workers=False)
+        rendezvous.write_text(f"{address} {store.port}\n")
     else:
-        while not (words := meeting.read_text()).endswith("\n"):
+        while not (line := rendezvous.read_text()).endswith("\n"):
             if time.monotonic() > deadline:
                 raise TimeoutError("rank 0 did not say where it listens")
             time.sleep(0.2)
-        address, port = words.split()
-        store = TCPStore(address, int(port), world, False, _left(deadline), wait_for_workers=False)
+        address, port = line.split()
+        store = TCPStore(address, int(port), world, False, _time_left(deadline), wait_for_workers=False)
     os.environ["MASTER_PORT"] = str(store.port)
     return store
 
@@ -141,9 +151,9 @@ def _wait_for_all(store: TCPStore, world: int, deadline: float) -> None:
         time.sleep(0.1)
 
 
-def _left(deadline: float) -> timedelta:
+def _time_left(deadline: float) -> timedelta:
     return timedelta(seconds=max(1.0, deadline - time.monotonic()))
 
 
-def _node() -> str:
+def _node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

@@ -1,4 +1,4 @@
-"""Links this project's profiles to where `snakemake --profile NAME` finds them from any folder."""
+"""Links the profiles of this project into the folder where `snakemake --profile NAME` looks for them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from rloo_pipeline.errors import UserError
 
 
 def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
-    """Links every profile of a folder but `default`, which Snakemake finds by itself; says what was done.
+    """Links every profile in `profiles` except `default`, which Snakemake finds by itself.
+
+    Args:
+        profiles: folder with the profiles.
+        target: where to link them; the user's profiles of Snakemake by default.
+
+    Yields:
+        A line for each link.
 
     Raises:
-        UserError: there are no profiles, or another one has the name already.
+        UserError: there are no profiles, or a profile of the user has the same name.
     """
-    found = [file.parent for file in sorted(profiles.glob("*/profile.v9+.yaml")) if file.parent.name != "default"]
-    if not found:
+    folders = [file.parent for file in sorted(profiles.glob("*/profile.v9+.yaml")) if file.parent.name != "default"]
+    if not folders:
         raise UserError(f"{profiles}: no profiles here; call it in the project's folder")
-    target = target or _snakemakes_folder()
+    target = target or _user_profiles()
     target.mkdir(parents=True, exist_ok=True)
-    for profile in found:
+    for profile in folders:
         link = target / profile.name
         if link.is_symlink():
             link.unlink()
@@ -29,8 +36,8 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
         yield f"{link} -> {profile.resolve()}"
 
 
-def _snakemakes_folder() -> Path:
-    """Where Snakemake looks for a user's profiles: ~/.config/snakemake, or XDG_CONFIG_HOME/snakemake."""
+def _user_profiles() -> Path:
+    """The user's profiles of Snakemake: ~/.config/snakemake, or XDG_CONFIG_HOME/snakemake."""
     from snakemake.common import get_appdirs
 
     return Path(get_appdirs().user_config_dir)

@@ -1,7 +1,7 @@
-"""`rloo submit`, `rloo status` and `rloo cancel`: a whole run, or its controller, as one job of SLURM.
+"""`rloo submit`, `rloo status` and `rloo cancel`: a whole run, or its controller, as one SLURM job.
 
-The job is made by submitit and works as `allocation.py` says. What was submitted is noted in the run's folder, under
-logs/submit/, beside submitit's files and the job's own words.
+submitit submits the job, which runs `allocation.work`. A record of it is in logs/submit/ of the run's folder, together
+with submitit's files and the job's log.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 
 FOLDER = Path("logs/submit")
-NOTE = "job.json"
+RECORD = "job.json"
 
 
-class Request(NamedTuple):
-    """What is asked of SLURM."""
+class Resources(NamedTuple):
+    """Options of sbatch."""
 
     time: str
     nodes: int
     gpus_per_node: int
     cpus_per_node: int
     sbatch: dict[str, Any]
-    """Further options of sbatch by name, without dashes; True for those without a value."""
+    """Further options by name, without dashes; True for options without a value."""
 
 
-def submit(config: Config, plan: allocation.Plan, request: Request) -> str:
-    """Puts a run into the queue; returns the job's id.
+def submit(config: Config, plan: allocation.Plan, resources: Resources) -> str:
+    """Submits a run. Returns the id of the job.
 
     Raises:
         UserError: a job of this run waits or runs already, there is no SLURM, or SLURM refuses.
     """
     folder = plan.folder
-    known = _note(folder)
-    at_it = slurm.job(known["job"]) if known else None
-    if known and at_it:
+    record = _read_record(folder)
+    running = slurm.job(record["job"]) if record else None
+    if record and running:
         raise UserError(
-            f"{config.run}: job {known['job']} is at it already ({at_it.state}); `rloo cancel {config.run}` ends it"
+            f"{config.run}: job {record['job']} is already in the queue ({running.state}); "
+            f"`rloo cancel {config.run}` ends it"
         )
     import submitit
 
@@ -50,88 +51,95 @@ def submit(config: Config, plan: allocation.Plan, request: Request) -> str:
         executor = submitit.SlurmExecutor(folder=folder)
     except RuntimeError:
         raise UserError("no srun on the PATH: call this where SLURM's commands are") from None
-    options = {"time": request.time, "requeue": True, **request.sbatch}
-    if request.gpus_per_node:
-        options.setdefault("gres", f"gpu:{request.gpus_per_node}")
-    # submitit's own signal before the end would kill stages; this one does nothing
+    options = {"time": resources.time, "requeue": True, **resources.sbatch}
+    if resources.gpus_per_node:
+        options.setdefault("gres", f"gpu:{resources.gpus_per_node}")
+    # submitit's signal before the time limit would kill stages; SIGCONT does nothing
     options["signal"] = "CONT"
     executor.update_parameters(
         job_name=f"rloo-{config.run}",
-        nodes=request.nodes,
+        nodes=resources.nodes,
         ntasks_per_node=1,
-        cpus_per_task=request.cpus_per_node,
+        cpus_per_task=resources.cpus_per_node,
         use_srun=False,
         stderr_to_stdout=True,
         additional_parameters=options,
     )
     (folder / allocation.OUTCOME).unlink(missing_ok=True)
     try:
-        with submitit.helpers.clean_env():  # where this is a job itself
+        with submitit.helpers.clean_env():  # in case this process is in a job itself
             job = executor.submit(allocation.work, plan)
     except submitit.core.utils.FailedJobError as error:
-        words = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"SLURM refuses the job: {words[-300:]}") from None
-    files.write_json(folder / NOTE, {"job": job.job_id, "controller": plan.controller, "log": str(job.paths.stdout)})
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"SLURM refuses the job: {reason[-300:]}") from None
+    files.write_json(folder / RECORD, {"job": job.job_id, "controller": plan.controller, "log": str(job.paths.stdout)})
     return str(job.job_id)
 
 
 def status(run: Path) -> Iterator[str]:
-    """Lines on a submitted run: its job, how far it is, where its words are.
+    """Yields lines about a submitted run: its job, its finished rounds, its log.
 
     Raises:
         UserError: it was not submitted, or SLURM does not answer.
     """
-    known = _known(run)
+    record = _record(run)
     outcome = run / FOLDER / allocation.OUTCOME
     ended = files.read_json(outcome) if outcome.exists() else {}
-    job = slurm.job(known["job"])
+    job = slurm.job(record["job"])
     if job is not None:
         place = f"on {job.reason}, {job.left} left" if job.state == "RUNNING" else job.reason
-        yield f"{run.name}: job {known['job']} {job.state} ({place}), allocation {job.restarts + 1}"
-    elif ended.get("job") == known["job"] and ended["outcome"] != "requeued":
+        yield f"{run.name}: job {record['job']} {job.state} ({place}), allocation {job.restarts + 1}"
+    elif ended.get("job") == record["job"] and ended["outcome"] != "requeued":
         count = ended["allocations"]
-        yield f"{run.name}: {ended['outcome']} in allocation {count} of job {known['job']}: {ended['why']}"
+        yield f"{run.name}: {ended['outcome']} in allocation {count} of job {record['job']}: {ended['why']}"
     else:
-        yield f"{run.name}: job {known['job']} is gone without a word; submit it again to go on"
+        yield f"{run.name}: job {record['job']} has ended without an outcome; submit the run again to continue"
     yield f"rounds done: {len(list(run.glob('rounds/*/metrics.json')))} of {_rounds(run)}"
-    yield f"log: {known['log']}"
+    yield f"log: {record['log']}"
 
 
 def cancel(run: Path, patience: float = 90.0) -> str:
-    """Ends a submitted run; a controller first cancels the jobs of its stages. Returns a line about it.
+    """Cancels a submitted run; a controller first cancels the jobs of its stages.
+
+    Args:
+        run: folder of the run.
+        patience: seconds for which a controller may cancel its jobs.
+
+    Returns:
+        A line for the user.
 
     Raises:
         UserError: it was not submitted, or SLURM does not answer.
     """
-    known = _known(run)
-    number = known["job"]
+    record = _record(run)
+    number = record["job"]
     job = slurm.job(number)
     if job is None:
         return f"{run.name}: job {number} has ended already"
-    if known["controller"] and job.state == "RUNNING":
+    if record["controller"] and job.state == "RUNNING":
         (run / FOLDER / allocation.STOP).touch()
         deadline = time.monotonic() + patience
         while slurm.job(number) and time.monotonic() < deadline:
             time.sleep(1)
     if slurm.job(number):
         slurm.cancel(number)
-    return f"{run.name}: job {number} is cancelled; what was finished stays, `rloo submit` goes on from there"
+    return f"{run.name}: job {number} is cancelled; finished stages stay, and `rloo submit` continues from them"
 
 
-def _note(folder: Path) -> dict[str, Any] | None:
-    path = folder / NOTE
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    path = folder / RECORD
     return files.read_json(path) if path.exists() else None
 
 
-def _known(run: Path) -> dict[str, Any]:
-    note = _note(run / FOLDER)
-    if note is None:
-        raise UserError(f"{run}: nothing was submitted from here; `rloo submit` does it")
-    return note
+def _record(run: Path) -> dict[str, Any]:
+    record = _read_record(run / FOLDER)
+    if record is None:
+        raise UserError(f"{run}: nothing was submitted from here; submit it with `rloo submit`")
+    return record
 
 
 def _rounds(run: Path) -> str:
-    """The number of rounds that the run is to have, as far as it is known."""
+    """The number of rounds in config.yaml; `?` where the run has none yet."""
     import yaml
 
     path = run / "config.yaml"

@@ -27,7 +27,7 @@ def plan_run(config: Config, gpu: str | None, console: Console | None = None) ->
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
-def _print_plan(config: Config, card: plan.Card | None, shape: model_dims.Shape, console: Console) -> None:
+def _print_plan(config: Config, card: plan.Card | None, shape: model_dims.ModelDims, console: Console) -> None:
     console.print(
         f"{config.run}: {shape.parameters / 1e6:,.1f} million weights in {config.model.dtype} ({shape.source}), "
         f"{config.rounds} rounds of {config.rollout.sampled_prompts} prompts × {config.rollout.num_generations}",
@@ -57,7 +57,7 @@ def _print_plan(config: Config, card: plan.Card | None, shape: model_dims.Shape,
     console.print(f"  assumed: {plan.ASSUMED}", highlight=False)
 
 
-def _on_cpu(config: Config, shape: model_dims.Shape, console: Console) -> None:
+def _on_cpu(config: Config, shape: model_dims.ModelDims, console: Console) -> None:
     """Memory a stage where there is no GPU."""
     _terms(console, "update, each process, on CPUs", memory.update(config, shape, "cpu"))
     if config.uses_reference:

@@ -78,7 +78,7 @@ def _scored(config: Config, run: Path, shards: Sequence[Path], prompts: PromptSe
     for shard, place in zip(shards, places, strict=True):
         rolled = tables.read(shard, "rollouts")
         made.append(score_table(config, rolled, prompts, run / "policies" / "00000"))
-        known = tables.about(rolled)
+        known = tables.footer(rolled)
         about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy") if key in known}
         tables.write(place, made[-1], schema, "scores", **about)
     return pa.concat_tables(made)

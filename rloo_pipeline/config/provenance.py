@@ -21,7 +21,7 @@ from rloo_pipeline.config import STAGES, Config, estimator, import_string
 PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
     *("config", "errors", "runtime", "workers", "preflight", "artifacts.files", "artifacts.fence"),
-    *("trackers.events", "rollout.proof", "training.formats", "training.lora_support"),
+    *("trackers.events", "rollout.swap_check", "training.formats", "training.lora_support"),
     *("training.model_support", "training.model_types", "training.self_check"),
 }
 """Modules and packages whose code says where, when and how a result is written or told, and never what it is."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts.model_dims import BYTES, Shape
+from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
-from rloo_pipeline.rollout.sampler import cache_bytes
+from rloo_pipeline.rollout.engine_size import cache_bytes
 from rloo_pipeline.training.deepspeed_config import stage_of
 
 Terms = dict[str, float]
@@ -54,7 +54,7 @@ def work_of(config: Config) -> Work:
     return Work(round(held * each), round(held * completion), held < whole)
 
 
-def trained(config: Config, shape: Shape) -> float:
+def trained(config: Config, shape: ModelDims) -> float:
     """Parameters that get gradients: all, or those of the adapter."""
     lora = config.update.lora
     if lora is None:
@@ -64,7 +64,7 @@ def trained(config: Config, shape: Shape) -> float:
     return float(shape.layers * lora.r * pairs)
 
 
-def update(config: Config, shape: Shape, chip: str, work: Work | None = None, first: bool = False) -> Terms:
+def update(config: Config, shape: ModelDims, chip: str, work: Work | None = None, first: bool = False) -> Terms:
     """One process of an update; the `first` has no optimizer state yet while activations are there.
 
     DeepSpeed keeps weights, gradients and, of 16-bit models, float32 master weights and gradients beside Adam's two
@@ -93,7 +93,7 @@ def update(config: Config, shape: Shape, chip: str, work: Work | None = None, fi
     }
 
 
-def reference(config: Config, shape: Shape, chip: str, work: Work | None = None) -> Terms:
+def reference(config: Config, shape: ModelDims, chip: str, work: Work | None = None) -> Terms:
     """Log-probs without gradients: weights, one layer's activations, logits."""
     work = work or work_of(config)
     one = _of_a_layer(config, shape, chip)
@@ -105,7 +105,7 @@ def reference(config: Config, shape: Shape, chip: str, work: Work | None = None)
     }
 
 
-def activations(config: Config, shape: Shape, work: Work, chip: str) -> float:
+def activations(config: Config, shape: ModelDims, work: Work, chip: str) -> float:
     """What the backward pass needs of the layers; with checkpointing the inputs of all layers and one layer whole."""
     one = _of_a_layer(config, shape, chip)
     if config.deepspeed.gradient_checkpointing:
@@ -113,7 +113,7 @@ def activations(config: Config, shape: Shape, work: Work, chip: str) -> float:
     return work.tokens * shape.layers * one
 
 
-def _of_a_layer(config: Config, shape: Shape, chip: str) -> float:
+def _of_a_layer(config: Config, shape: ModelDims, chip: str) -> float:
     """Bytes that a layer keeps of one token."""
     size = BYTES[config.model.dtype]
     widths = shape._asdict()
@@ -122,13 +122,13 @@ def _of_a_layer(config: Config, shape: Shape, chip: str) -> float:
     return kept + sum(float(times * widths[name]) for name, times in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 
-def logits(config: Config, shape: Shape, work: Work, chip: str) -> float:
+def logits(config: Config, shape: ModelDims, work: Work, chip: str) -> float:
     """Logits of completion tokens, their softmax and its gradient, in float32: some at a time, but all in float16."""
     held = work.places * shape.vocabulary
     return LOGITS * 4 * (held if config.model.dtype == "float16" else min(held, LOGITS_AT_ONCE[chip]))
 
 
-def rollout(config: Config, shape: Shape, chip: str, card: float | None = None) -> Terms:
+def rollout(config: Config, shape: ModelDims, chip: str, card: float | None = None) -> Terms:
     """One rollout, on a CPU or on each of the GPUs that hold the model together.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.model_dims import BYTES, Shape
+from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import memory
@@ -116,7 +116,7 @@ def tokens(config: Config) -> dict[str, float]:
     }
 
 
-def disk(config: Config, shape: Shape) -> dict[str, float]:
+def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     """Bytes on disk when the run is done, and what is there in passing."""
     size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
     policy = shape.parameters * size if config.update.lora is None else learned * size
@@ -134,7 +134,7 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
     }
 
 
-def fits(config: Config, shape: Shape, card: Card) -> Iterator[Fit]:
+def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
     """Each stage that computes, against the card."""
     room = card.gigabytes * GB * ROOM
     terms = memory.update(config, shape, "cuda")
@@ -150,7 +150,7 @@ def fits(config: Config, shape: Shape, card: Card) -> Iterator[Fit]:
     yield Fit("rollout", terms, fit, "" if fit else _nearest_rollout(config, shape, card))
 
 
-def at_once(config: Config, shape: Shape, terms: memory.Terms) -> float:
+def at_once(config: Config, shape: ModelDims, terms: memory.Terms) -> float:
     """Sequences of full length that the KV cache holds."""
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     return terms["KV cache"] * config.vllm.tensor_parallel_size / (shape.cached(config.model.dtype) * longest)
@@ -165,7 +165,7 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
     return config
 
 
-def _nearest_update(config: Config, shape: Shape, room: float) -> str:
+def _nearest_update(config: Config, shape: ModelDims, room: float) -> str:
     """The first of ever larger changes under which an update fits."""
     for changes in _changes(config):
         if memory.total(memory.update(changed(config, changes), shape, "cuda")) <= room:
@@ -191,7 +191,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
                 yield more | checkpointing | {micro: longest}
 
 
-def _nearest_rollout(config: Config, shape: Shape, card: Card) -> str:
+def _nearest_rollout(config: Config, shape: ModelDims, card: Card) -> str:
     """The first number of GPUs whose KV cache holds a sequence."""
     for count in (2, 4, 8):
         more = changed(config, {"vllm.tensor_parallel_size": count})
@@ -200,7 +200,7 @@ def _nearest_rollout(config: Config, shape: Shape, card: Card) -> str:
     return "nothing tried would fit: lower rollout.max_completion_length, or take cards with more memory"
 
 
-def hours(config: Config, shape: Shape, card: Card) -> dict[str, float]:
+def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     """GPU-hours of the rounds' stages, under ASSUMED."""
     found, size = tokens(config), BYTES[config.model.dtype]
     shards, parallel, processes = config.rollout.shards, config.vllm.tensor_parallel_size, config.deepspeed.processes

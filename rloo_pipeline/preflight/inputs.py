@@ -158,7 +158,7 @@ def model_folder(config: Config) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def shape(config: Config) -> model_dims.Shape:
+def shape(config: Config) -> model_dims.ModelDims:
     """The sizes of the model that a configuration names; one that is built is built for a look at it.
 
     Raises:
@@ -184,7 +184,7 @@ def shape(config: Config) -> model_dims.Shape:
     return _trained(config, found)
 
 
-def _trained(config: Config, folder: Path) -> model_dims.Shape:
+def _trained(config: Config, folder: Path) -> model_dims.ModelDims:
     model_support.refuse_run(config, folder)
     return model_dims.read(folder)
 

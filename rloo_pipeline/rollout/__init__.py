@@ -1,1 +1,1 @@
-"""vLLM as a function from prompt ids and seeds to completions."""
+"""Sampling with vLLM: prompt ids and seeds in, completions with log-probs out."""

@@ -1,4 +1,4 @@
-"""K samples a prompt: seeds in, rows of the rollouts table out."""
+"""Samples K completions per prompt and returns them as rows of the rollouts table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.config import Config, Model, Rollout
-from rloo_pipeline.rollout.completions import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, Engine, Sampler, kind_of
+from rloo_pipeline.rollout.compatibility import compatibility_key
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats
@@ -18,21 +19,29 @@ from rloo_pipeline.workers import engine_cache
 
 
 def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
-    """A sampler for a policy, whose context is as long as prompts and completions need; one that is kept takes the
-    policy's weights.
+    """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
+
+    Args:
+        folder: of the policy.
+        config: of the stage.
+        longest_prompt, max_completion_length: tokens that the context must have room for, together.
+
+    Raises:
+        UserError: the policy is not complete, or its model or the CPU does not fit the configuration.
+        IncompatibleEngine: this worker keeps a sampler that cannot take this policy.
     """
     model, vllm = config.model, config.vllm
-    engine = Engine(
+    settings = EngineSettings(
         model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size
     )
     needed = longest_prompt + max_completion_length
     policy.check(folder)
-    key = (engine, config.seed, kind_of(folder, model.trust_remote_code))
+    key = (settings, config.seed, compatibility_key(folder, model.trust_remote_code))
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:
-        if model.dtype == "float16" and not devices.has_gpu():  # bfloat16 is for any CPU, and of a GPU vLLM asks
+        if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
             formats.refuse(model.dtype)
-        sampler = Sampler(folder, engine, needed, config.seed)
+        sampler = Sampler(folder, settings, needed, config.seed)
     else:
         sampler.swap(folder, needed)
     engine_cache.keep("sampler", key, sampler)
@@ -40,18 +49,18 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
 
 
 def sampling_config_of(rollout: Rollout) -> SamplingConfig:
-    """The rollouts' way of sampling."""
+    """The sampling parameters of the rollouts."""
     return SamplingConfig(
         rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length
     )
 
 
-def facts(model: Model, decoding: SamplingConfig) -> dict[str, object]:
-    """What a footer tells of how its samples were drawn."""
+def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
+    """How samples were drawn, for the footer of their table."""
     return {
         "dtype": model.dtype,
         "logprobs_mode": LOGPROBS_MODE,
-        **{f"sampling_{k}": v for k, v in decoding._asdict().items()},
+        **{f"sampling_{k}": v for k, v in sampling._asdict().items()},
     }
 
 
@@ -59,21 +68,24 @@ def sample_groups(
     sampler: Sampler,
     rows: Sequence[dict[str, Any]],
     samples: int,
-    decoding: SamplingConfig,
+    sampling: SamplingConfig,
     seed: int,
     names: tuple[str | int, ...],
 ) -> list[dict[str, Any]]:
-    """Rows of the rollouts table: `samples` completions of each prompt, neighbours in order.
+    """Samples `samples` completions of each prompt.
 
     Args:
-        sampler: holds the policy.
+        sampler: with the policy.
         rows: prompts with prompt_id and prompt_ids.
         samples: K.
-        decoding: how to sample.
-        seed, names: each sample's seed is derived from these, its prompt_id and its number.
+        sampling: parameters.
+        seed, names: the seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`).
+
+    Returns:
+        Rows of the rollouts table, ordered by (prompt, sample).
     """
-    asked = list(product(rows, range(samples)))
-    requests = [Request(row["prompt_ids"], derive(seed, *names, row["prompt_id"], sample)) for row, sample in asked]
+    pairs = list(product(rows, range(samples)))
+    requests = [Request(row["prompt_ids"], derive(seed, *names, row["prompt_id"], sample)) for row, sample in pairs]
     return [
         {
             "prompt_id": row["prompt_id"],
@@ -86,6 +98,6 @@ def sample_groups(
             "seed": request.seed,
         }
         for (row, sample), request, completion in zip(
-            asked, requests, sampler.sample(requests, decoding, "completions"), strict=True
+            pairs, requests, sampler.sample(requests, sampling, "completions"), strict=True
         )
     ]

@@ -1,26 +1,24 @@
 """vLLM as a function from (prompt ids, seed) to completion ids and their log-probs.
 
-Each request has a seed of its own, so a completion does not depend on what else is in the batch; on GPUs but for
-rounding, which differs with the batch's size. Log-probs are those of the distribution that was sampled from
-(`processed_logprobs`: temperature and truncation applied), in the engine's dtype, which is set explicitly; both go into
-the footer of what is written. Token ids pass through as they come; nothing is tokenized here.
+Each request has its own seed, so a completion does not depend on the rest of the batch (on GPUs except for rounding,
+which varies with the batch size). Log-probs are those of the distribution that was sampled from (`processed_logprobs`:
+temperature and truncation applied), in the engine's dtype, which is set explicitly. Both are written to the footer of
+the table. Nothing is tokenized here: token ids go in and come out.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims, policy
+from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.model_dims import Shape
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import proof
-from rloo_pipeline.rollout.completions import Completion, Request, SamplingConfig, completion_of, params_of
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.rollout import engine_size, swap_check
+from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.workers import engine_cache
@@ -29,14 +27,10 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 LOGPROBS_MODE = "processed_logprobs"
-AT_ONCE = 256
-"""Sequences that are sampled at once on CPUs, at most."""
-BLOCK = 128
-"""Tokens of a block of the KV cache there."""
 
 
-class Engine(NamedTuple):
-    """What vLLM is started with."""
+class EngineSettings(NamedTuple):
+    """Options of the configuration that vLLM is started with."""
 
     dtype: Dtype
     trust_remote_code: bool
@@ -46,26 +40,28 @@ class Engine(NamedTuple):
 
 
 class Sampler:
-    """A vLLM engine with one policy in it."""
+    """A vLLM engine that holds one policy."""
 
-    def __init__(self, folder: Path, engine: Engine, max_model_len: int, seed: int) -> None:
+    def __init__(self, folder: Path, engine: EngineSettings, max_model_len: int, seed: int) -> None:
         """Loads the policy (a full model, or an adapter with its base).
 
         Raises:
-            UserError: the policy is not whole, or prompt and completion do not fit the model's context.
+            UserError: the policy is not complete, or prompt and completion do not fit the model's context.
         """
         policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
         self.digest = policy.digest(folder)
-        self.max_model_len = _context(base, max_model_len)
+        self.max_model_len = engine_size.context_length(base, max_model_len)
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
         self.vocabulary = len(tokenizer)
         adapter: dict[str, Any] = {}
         if policy.is_adapter(folder):
-            adapter = {"enable_lora": True, "max_lora_rank": rank_at_least(read_json(folder / policy.ADAPTER)["r"])}
-        self.cache_bytes = cache_bytes(_shape(base), engine.dtype, engine.kv_cache_gib, self.max_model_len)
+            rank = engine_size.vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
+            adapter = {"enable_lora": True, "max_lora_rank": rank}
+        dims = engine_size.dims_of(base)
+        self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = {
             "model": str(base),
             "dtype": engine.dtype,
@@ -78,41 +74,46 @@ class Sampler:
             "generation_config": "vllm",
             **adapter,
         }
-        if engine_cache.is_on() and _on_gpu():
+        if engine_cache.is_enabled() and _on_gpu():
             self.settings["enable_sleep_mode"] = True
-        self.asleep = False
-        """Whether the engine's weights are in the host's memory, and its cache nowhere."""
-        self.proven = False
-        """Whether a swap of this engine's weights has been proven right."""
+        self.sleeping = False
+        """Whether vLLM has moved the weights to host memory and dropped the KV cache."""
+        self.swap_checked = False
+        """Whether a swap of this engine's weights has passed `swap_check`."""
         self.lora = _lora_request(folder, 1) if adapter else None
         self.seconds = 0.0
-        """What the last sampling took."""
-        self.llm: LLM | None = self._engine()
+        """Wall seconds of the last call of `sample`."""
+        self.llm: LLM | None = self._start_engine()
         devices.hold_gpu(self)
 
-    def _engine(self) -> LLM:
-        vllm = import_shims.vllm()
+    def _start_engine(self) -> LLM:
+        vllm = import_shims.import_vllm()
         on_cpu: dict[str, Any] = {
             "enforce_eager": True,
-            # A prompt split over two steps has its random generator set back, and a CPU's cannot be.
+            # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
             "enable_chunked_prefill": False,
-            "max_num_seqs": AT_ONCE,
+            "max_num_seqs": engine_size.CPU_MAX_SEQS,
             "kv_cache_memory_bytes": self.cache_bytes,
         }
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
         return engine
 
     def swap(self, folder: Path, max_model_len: int) -> None:
-        """Takes the weights of another policy of the same kind, as if the engine had been started with it. What it
-        holds already, told by the policy's digest, is not read again.
+        """Loads another policy with the same `compatibility_key`; completions are those of a new engine.
+
+        A policy with the digest of the current one is not read again.
+
+        Args:
+            folder: of the policy.
+            max_model_len: tokens that the context must have room for.
 
         Raises:
-            IncompatibleEngine: the engine was made for a shorter context, does not let go of its cache, or does not
-            compute with the weights that it was given.
+            IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
+                compute with the new weights.
         """
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
-        self._wake()
+        self._wake_up()
         policy.check(folder)
         digest = policy.digest(folder)
         self.settings["model"] = str(policy.base_of(folder))
@@ -122,38 +123,38 @@ class Sampler:
             self.digest = ""
             self._load(self.llm, folder)
         if self.llm is not None:
-            _forget_prompts(self.llm)
+            _reset_cache(self.llm)
         self.digest = digest
 
     def _load(self, llm: LLM, folder: Path) -> None:
-        """Has the engine take the policy in `folder`, and prove that it did."""
-        prompts = proof.prompts_of(self.vocabulary, _block(llm), self.max_model_len)
-        proof.ask(llm, prompts, self.lora)
-        if self.lora is not None:  # vLLM goes on serving the old adapter under an id that it knows
+        """Loads the policy in `folder` into the engine and checks that it did."""
+        prompts = swap_check.fixed_prompts(self.vocabulary, _block_size(llm), self.max_model_len)
+        swap_check.query(llm, prompts, self.lora)
+        if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
         else:
-            llm.apply_model(_unpack)
+            llm.apply_model(_reset_packed_experts)
             llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            llm.apply_model(_repack)
-        _forget_prompts(llm)
-        said = proof.ask(llm, prompts, self.lora)
-        proof.check_cache(said)
-        if not self.proven or proof.is_cheap(folder):
+            llm.apply_model(_repack_lm_head)
+        _reset_cache(llm)
+        reply = swap_check.query(llm, prompts, self.lora)
+        swap_check.check_cache(reply)
+        if not self.swap_checked or swap_check.is_cheap(folder):
             settings = self.settings
-            proof.check_weights(said, folder, settings["dtype"], settings["trust_remote_code"], prompts)
-            self.proven = True
+            swap_check.check_weights(reply, folder, settings["dtype"], settings["trust_remote_code"], prompts)
+            self.swap_checked = True
 
     def leave_gpu(self) -> None:
-        """Lets the engine of a worker sleep, and ends any other; the next completion wakes or starts it again."""
+        """Puts the engine of a worker to sleep and shuts any other down; `sample` and `swap` bring it back."""
         import gc
 
-        if self.llm is None or self.asleep:
+        if self.llm is None or self.sleeping:
             return
         if "enable_sleep_mode" in self.settings:
             self.llm.sleep(level=1)
-            self.asleep = True
+            self.sleeping = True
             return
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
@@ -163,15 +164,24 @@ class Sampler:
 
             torch.cuda.empty_cache()
 
-    def sample(self, requests: Sequence[Request], decoding: SamplingConfig, what: str) -> list[Completion]:
-        """One completion a request, in the order of the requests; `what` is counted on the progress line."""
+    def sample(self, requests: Sequence[Request], sampling: SamplingConfig, what: str) -> list[Completion]:
+        """Samples one completion per request.
+
+        Args:
+            requests: token ids and seeds.
+            sampling: parameters of all requests.
+            what: label of the progress line.
+
+        Returns:
+            The completions in the order of the requests.
+        """
         from vllm import TokensPrompt
 
         began = time.monotonic()
-        self.llm = self.llm or self._engine()
-        self._wake()
+        self.llm = self.llm or self._start_engine()
+        self._wake_up()
         prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
-        params = [params_of(request, decoding, self.stop_ids) for request in requests]
+        params = [params_of(request, sampling, self.stop_ids) for request in requests]
         names = self.llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
         places = {name.partition("-")[0]: place for place, name in enumerate(names)}
         engine, done = self.llm.llm_engine, dict[int, Completion]()
@@ -185,17 +195,17 @@ class Sampler:
         self.seconds = time.monotonic() - began
         return [done[place] for place in range(len(requests))]
 
-    def _wake(self) -> None:
-        if self.asleep and self.llm is not None:
+    def _wake_up(self) -> None:
+        if self.sleeping and self.llm is not None:
             self.llm.wake_up()
-        self.asleep = False
+        self.sleeping = False
 
 
-def _forget_prompts(llm: LLM) -> None:
-    """Empties the cache of prompts' keys and values.
+def _reset_cache(llm: LLM) -> None:
+    """Empties the prefix cache.
 
     Raises:
-        IncompatibleEngine: the engine does not let go of it.
+        IncompatibleEngine: vLLM refuses.
     """
     if not llm.reset_prefix_cache():
         raise IncompatibleEngine("a cache in use")
@@ -207,87 +217,14 @@ def _on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _context(folder: Path, needed: int) -> int:
-    """A context for at least `needed` tokens, with room for somewhat longer prompts of a later stage.
-
-    Raises:
-        UserError: prompts and completions together exceed what the model was made for.
-    """
-    context = model_dims.context(read_json(folder / "config.json"))
-    if context is not None and needed > context:
-        raise UserError(
-            f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
-            f"{context}; lower dataset.max_prompt_length or rollout.max_completion_length"
-        )
-    roomy = -(-needed // 64) * 64
-    return roomy if context is None else min(roomy, context)
-
-
-def cache_bytes(shape: Shape | None, dtype: Dtype, most_gib: int, longest: int) -> int:
-    """Size of the KV cache on CPUs, all of which vLLM fills with zeros when it starts: what the sequences at once take
-    where all are `longest`, and a quarter more for prompts that several of them have.
-
-    Args:
-        shape: of the model, None where it is not known.
-        dtype: of the model.
-        most_gib: GiB that it may have.
-        longest: tokens of a prompt and its completion.
-    """
-    most = most_gib * 2**30
-    if shape is None:
-        return most
-    tokens = AT_ONCE * -(-longest // BLOCK) * BLOCK
-    return min(most, tokens * shape.cached(dtype) * 5 // 4)
-
-
-def _shape(folder: Path) -> Shape | None:
-    try:
-        return model_dims.read(folder)
-    except UserError:  # no transformer that this program knows the sizes of
-        return None
-
-
-def rank_at_least(rank: int) -> int:
-    """The smallest of vLLM's allowed LoRA ranks that holds this one."""
-    return next(allowed for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512) if allowed >= rank)
-
-
-SAID_TO_ENGINE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
-"""Keys of a model's configuration that an engine does not go by: it is told the number format."""
-
-
-def kind_of(folder: Path, trust_remote_code: bool) -> str:
-    """What policies have in common that one engine can hold one after the other: the model's configuration, defaults
-    filled in, and for an adapter its base and its own settings.
-    """
-    if policy.is_adapter(folder):
-        settings = read_json(folder / policy.ADAPTER)
-        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in settings.items()}
-        return json.dumps([str(policy.base_of(folder).resolve()), in_order], sort_keys=True)
-    import_shims.before_transformers()
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).to_dict()
-    return json.dumps(_without(config, SAID_TO_ENGINE), sort_keys=True, default=str)
-
-
-def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """A configuration without some keys, those of its parts included."""
-    return {
-        key: _without(value, keys) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key not in keys
-    }
-
-
-def _block(llm: LLM) -> int:
-    """Tokens of a block of the KV cache."""
+def _block_size(llm: LLM) -> int:
+    """Tokens per block of the KV cache."""
     return int(llm.llm_engine.vllm_config.cache_config.block_size)
 
 
-def _unpack(model: Any) -> None:
-    """Has experts be packed anew when weights are reloaded: on CPUs vLLM does so with the first ones only, and would
-    then compute with the others as if they were packed.
+def _reset_packed_experts(model: Any) -> None:
+    """Makes a reload pack the weights of all experts: on CPUs vLLM packs only the first ones again, and would compute
+    with the others as if they were packed.
     """
     if _on_gpu():
         return
@@ -297,8 +234,8 @@ def _unpack(model: Any) -> None:
             method.moe_kernel = None
 
 
-def _repack(model: Any) -> None:
-    """Makes the packed copy of the vocabulary projection anew; where it is tied, reloading leaves the old one."""
+def _repack_lm_head(model: Any) -> None:
+    """Renews the packed copy of the LM head; where it is tied, a reload leaves the old copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
@@ -307,7 +244,7 @@ def _repack(model: Any) -> None:
 
 
 def _lora_request(folder: Path, number: int) -> Any:
-    """The adapter, under a number that this engine has not seen."""
+    """A request for the adapter in `folder`, under an id that this engine has not seen."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"{folder.name}-{number}", number, str(folder))

@@ -1,1 +1,1 @@
-"""The process that a stage runs in: environment, output, ranks, devices, cost, caches, imports."""
+"""The process of a stage: environment, output, progress, ranks, devices, cost, caches, slow imports."""

@@ -1,4 +1,4 @@
-"""The folder for caches."""
+"""The folder for the caches of engines and libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """XDG_CACHE_HOME or ~/.cache, or a folder on the node's own disk where a node cannot write to it."""
+    """XDG_CACHE_HOME or ~/.cache; a folder in the temporary directory where this node cannot write there."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a stage took: wall seconds, CPU seconds, memory; said at its end."""
+"""What a stage took: wall seconds, CPU seconds and peak memory, logged when it ends."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ import sys
 import time
 from pathlib import Path
 
-from rloo_pipeline.runtime import devices, rank
-
-
-def begin(moment: float) -> None:
-    """Says when the stage began that a worker is about to run, in seconds since 1970; its cost is counted from here."""
-    global _began, _cpu_before
-    _began, _cpu_before = moment, _cpu()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): the peak of the resident set begins anew
-
+from rloo_pipeline.runtime import devices, ranks
 
 _began: float | None = None
-
-
 _cpu_before = 0.0
 
 
+def begin(start: float) -> None:
+    """Counts the cost of a stage in a worker from now on.
+
+    Args:
+        start: when the stage was requested, in seconds since 1970.
+    """
+    global _began, _cpu_before
+    _began, _cpu_before = start, _cpu()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): resets the peak of the resident set
+
+
 def seconds_since_start() -> float:
-    """Wall seconds since the stage began: since this process did, the interpreter's start and imports included."""
+    """Wall seconds since the stage began; outside a worker since this process began, including its imports."""
     import psutil
 
     return float(time.time() - (psutil.Process().create_time() if _began is None else _began))
 
 
 def end() -> None:
-    """The end of a stage that went well: says how long it took; one of several ranks leaves at once.
+    """Logs the cost of a stage that succeeded; a rank exits at once instead.
 
-    gloo's threads abort the process now and then when the interpreter takes itself down, after all files are written.
+    The threads of gloo now and then abort the process during interpreter shutdown, after all files are written.
     """
     if os.environ.get("RANK") in (None, "0") and (used := devices.gpus_used()):
         logging.getLogger("rloo.time").info("used %s", used)
-    if not rank.is_rank():
+    if not ranks.is_rank():
         spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
         logging.getLogger("rloo.time").info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
@@ -50,12 +51,12 @@ def end() -> None:
 
 
 def _cpu() -> float:
-    """Seconds of all cores for this process and those that it has started and seen end."""
+    """CPU seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def _peak_mb() -> float:
-    """The largest resident set of this process, in MB."""
-    said = Path("/proc/self/status").read_text()
-    return int(said.partition("VmHWM:")[2].split()[0]) / 1024
+    """Peak resident set of this process in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024

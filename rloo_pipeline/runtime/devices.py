@@ -1,4 +1,4 @@
-"""GPUs: whether there are any, who holds them, and what they are called."""
+"""GPUs of this machine: whether there are any, which objects hold one, and their names."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
-from rloo_pipeline.runtime import rank
+from rloo_pipeline.runtime import ranks
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU; no library is asked."""
+    """Whether this machine has an NVIDIA GPU, without importing a library."""
     return Path("/dev/nvidiactl").exists()
 
 
+def device_type() -> str:
+    """The device that torch and DeepSpeed compute on in this process: `cuda` or `cpu`."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 class HoldsGpu(Protocol):
-    """What takes a GPU for itself and can leave it."""
+    """An object that holds memory of a GPU and can free it."""
 
     def leave_gpu(self) -> None:
-        """Gives back its memory; it may take it again when it is used again. Nothing where it is on no GPU.
+        """Frees the memory until the object is used again; does nothing where it holds none.
 
         Raises:
-            IncompatibleEngine: it cannot, except by its end.
+            IncompatibleEngine: only the end of the process frees the memory.
         """
 
 
@@ -32,45 +39,45 @@ _holders: WeakSet[HoldsGpu] = WeakSet()
 
 
 def hold_gpu(holder: HoldsGpu) -> None:
-    """Notes who is to leave when the GPU is needed."""
+    """Registers an object that `free_gpu` is to take off the GPU."""
     _holders.add(holder)
 
 
 def free_gpu() -> None:
-    """Has all of this process leave the GPU to others, as far as they can."""
+    """Frees the GPU memory of every registered object of this process."""
     for holder in list(_holders):
         holder.leave_gpu()
 
 
-def hold_for_others(gpus: int) -> None:
-    """Notes GPUs that the stage has for the processes that it starts, reward functions, and does not touch itself."""
-    global _for_others
-    _for_others = gpus
+def note_subprocess_gpus(gpus: int) -> None:
+    """Records the GPUs that the stage has for its child processes (reward functions) and does not use itself."""
+    global _subprocess_gpus
+    _subprocess_gpus = gpus
 
 
-_for_others = 0
+_subprocess_gpus = 0
 
 
 def gpus_used() -> str | None:
-    """The GPUs that the stage had, `2 x NAME`; None where there are none or it needed none."""
+    """The GPUs of the stage as `2 x NAME`; None where it had none."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return f"{_granted(torch.cuda.device_count())} x {torch.cuda.get_device_name(0)}"
-    name = _name_of_gpu() if _for_others else None
-    return f"{_for_others} x {name}" if name else None
+        return f"{_job_gpus(torch.cuda.device_count())} x {torch.cuda.get_device_name(0)}"
+    name = _gpu_name() if _subprocess_gpus else None
+    return f"{_subprocess_gpus} x {name}" if name else None
 
 
-def _granted(here: int) -> int:
-    """The GPUs of all of a stage's ranks: those that one sees, on so many nodes; a rank has at least its own."""
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if rank.RENDEZVOUS in os.environ else 1
-    return max(here * nodes, int(os.environ.get("WORLD_SIZE", 1)))
+def _job_gpus(visible: int) -> int:
+    """GPUs of all ranks of a stage: those visible to one rank times the nodes, and at least one per rank."""
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if ranks.RENDEZVOUS in os.environ else 1
+    return max(visible * nodes, int(os.environ.get("WORLD_SIZE", 1)))
 
 
-def _name_of_gpu() -> str | None:
-    """What the driver calls the first GPU, without a process of ours on it."""
+def _gpu_name() -> str | None:
+    """The driver's name of the first GPU, without opening a CUDA context on it."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.strip().splitlines()[0] if said.strip() else None
+    return names.splitlines()[0] if names else None

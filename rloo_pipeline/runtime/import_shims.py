@@ -1,10 +1,11 @@
-"""Imports without what they take in where they find it and no stage has a use for.
+"""Imports engines without their slow optional dependencies, which no stage needs.
 
-transformers takes in scikit-learn for a curve of assisted generation and SciPy for losses of object detection,
-DeepSpeed takes in MLflow for its tuner, pyarrow takes in pandas before its first array: seconds of every stage's start.
-They do without where they do not find them, so they do not find them. What a user's code or a later import asks for is
-there as ever. vLLM compares each sampled token with its whole vocabulary for a rank that nobody here reads, and has
-PyTorch compile that: 3 s of every engine's start, and a C++ compiler on every node.
+transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), DeepSpeed imports MLflow
+(its tuner), pyarrow imports pandas before its first array: seconds at the start of every stage. Each of them works
+without the package, so it is hidden during the import. User code and later imports find it as usual.
+
+vLLM ranks each sampled token within the vocabulary, which nobody here reads, and compiles that code with PyTorch: 3 s
+at every engine's start, and a C++ compiler on every node. `import_vllm` replaces the ranking by zeros.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def deepspeed() -> ModuleType:
-    """DeepSpeed."""
-    with unseen("mlflow"):
+def import_deepspeed() -> ModuleType:
+    """Imports DeepSpeed without MLflow."""
+    with hidden_packages("mlflow"):
         return import_module("deepspeed")
 
 
-def before_transformers() -> None:
-    """Has transformers look for what it is not to find, which it does once; before any of its models is imported."""
-    with unseen("sklearn", "scipy"):
+def prepare_transformers() -> None:
+    """Makes transformers cache that scikit-learn and SciPy are missing; call it before importing any of its models."""
+    with hidden_packages("sklearn", "scipy"):
         from transformers.utils import import_utils
 
         import_utils.is_sklearn_available()
         import_utils.is_scipy_available()
 
 
-def before_arrow() -> None:
-    """Has pyarrow look for pandas, which it does at its first array; where somebody converts, it looks again."""
+def prepare_arrow() -> None:
+    """Makes pyarrow create its first array without importing pandas; a conversion to pandas imports it later."""
     import pyarrow
 
     class Hides:
-        """A finder: of what is None in sys.modules, as `unseen` has it, compiled code would take the None."""
+        """An import hook, since compiled code would take the None that `hidden_packages` puts into sys.modules."""
 
         @staticmethod
         def find_spec(name: str, *_: object) -> None:
@@ -55,21 +56,21 @@ def before_arrow() -> None:
         sys.meta_path.remove(Hides)
 
 
-def vllm() -> ModuleType:
-    """vLLM in this process, with ranks of 0."""
+def import_vllm() -> ModuleType:
+    """Imports vLLM so that its engine runs in this process and reports 0 for the rank of each token."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import_module("vllm.v1.sample.sampler").batched_count_greater_than = _no_ranks  # type: ignore[attr-defined]
     return import_module("vllm")
 
 
 def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
-    """Args: [tokens, vocabulary], and the log-probs [tokens, 1] to be ranked among them."""
+    """Zeros [tokens], in place of the ranks of the sampled log-probs [tokens, 1] among `logps` [tokens, vocabulary]."""
     return logps.new_zeros(logps.shape[0]).long()
 
 
 @contextmanager
-def unseen(*names: str) -> Iterator[None]:
-    """A block in which imports do not find these packages, but for those that are imported already."""
+def hidden_packages(*names: str) -> Iterator[None]:
+    """Hides these packages from imports inside the block, unless they are imported already."""
     hidden: dict[str, ModuleType] = {}
     for name in names:
         if name not in sys.modules:

@@ -1,4 +1,4 @@
-"""What a stage tells while it works: a bar on a terminal, plain lines otherwise."""
+"""Progress of a stage: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ log = logging.getLogger("rloo")
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 15.0
 STYLE = "RLOO_PROGRESS"
-"""Environment variable; `lines` asks for lines also on a terminal."""
+"""Environment variable; with the value `lines`, progress is shown as lines on a terminal too."""
 TERMINAL = "RLOO_TERMINAL"
-"""Environment variable with the file that the first of several ranks tells its progress to."""
+"""Environment variable: path of the terminal on which rank 0 shows its progress."""
 
 
 class Counter:
-    """Counts what is done of a known total and shows it."""
+    """Counts finished items of a known total and shows progress."""
 
     def __init__(self, what: str, total: int, bar: Progress | None) -> None:
         self.what, self.total, self.done, self.bar = what, total, 0, bar
         self.task = bar.add_task(what, total=total) if bar else None
-        self.started = self.told = time.monotonic()
+        self.started = self.printed = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
-        """Adds `count` to what is done."""
+        """Adds `count` finished items."""
         self.done += count
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done)
-        elif (now := time.monotonic()) - self.told >= SECONDS_BETWEEN_LINES:
-            self.told = now
+        elif (now := time.monotonic()) - self.printed >= SECONDS_BETWEEN_LINES:
+            self.printed = now
             left = (self.total - self.done) * (now - self.started) / max(self.done, 1)
             log.info("%s: %d of %d, about %.0f s left", self.what, self.done, self.total, left)
 
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Counter]:
-    """A counter for a block of work."""
+    """Yields a counter of `total` items, shown as `what`."""
     if not console.is_terminal or os.environ.get(STYLE) == "lines":
         yield Counter(what, total, None)
         return
@@ -60,7 +60,7 @@ def counting(what: str, total: int) -> Iterator[Counter]:
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """The items, counted as they are used."""
+    """Yields the items and counts them."""
     with counting(what, total) as counter:
         for item in items:
             yield item
@@ -68,11 +68,11 @@ def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
 
 
 def say(message: str) -> None:
-    """One line for the person who runs the stage (and for its log)."""
+    """Shows one line to the user and logs it."""
     log.info(message)
 
 
 def fail(message: str) -> None:
-    """The last line of a stage that could not do its work."""
+    """Shows the error with which a stage ends."""
     log.error(message)
     sys.stderr.flush()

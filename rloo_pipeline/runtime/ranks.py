@@ -1,22 +1,30 @@
-"""Processes of one training job: who this one is, and how a stage starts the others."""
+"""The ranks of a training job: which one this process is, and how a rank reports a failure to its launcher.
+
+Ranks are started by `torchrun.launch` on one machine and by `cluster.nodes.launch` on several nodes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import progress, rank
+RENDEZVOUS = "RLOO_MEETING"
+"""Environment variable: path of the file through which ranks on several nodes find each other (cluster/nodes.py)."""
+
+STEP = "RLOO_STEP"
+"""Environment variable, set for stages that are steps of one SLURM job of several nodes (snakemake_ext/steps.py)."""
+
+FAILED = "RLOO_FAILED"
+"""Environment variable: path of the file to which the first rank that fails writes its error. The errors of later
+ranks are dropped: they only say that the first one is gone.
+"""
 
 
 class Rank(NamedTuple):
-    """This process among those of the job."""
+    """The place of this process in its job."""
 
     number: int
     world: int
@@ -24,51 +32,41 @@ class Rank(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files."""
+        """Whether this is rank 0, which writes the files."""
         return self.number == 0
 
 
 def current() -> Rank:
-    """The rank from the environment that torchrun (or a lone process) has."""
+    """The rank of this process, from RANK, WORLD_SIZE and LOCAL_RANK; rank 0 of 1 where they are not set."""
     env = os.environ
     return Rank(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
 
 
-def alone() -> None:
-    """Gives a lone process the rank environment that DeepSpeed asks for, with a free port."""
+def is_rank() -> bool:
+    """Whether a launcher started this process as one of several ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or RENDEZVOUS in os.environ
+
+
+def use_single_process() -> None:
+    """Sets the variables that DeepSpeed reads, for a process without a launcher; picks a free port."""
     if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         os.environ.update(
             RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
 
 
-def launch(processes: int, arguments: Sequence[str]) -> None:
-    """Runs `rloo ARGUMENTS` as `processes` ranks on this machine and waits for them.
-
-    The first rank tells its progress where this process does (progress.TERMINAL); the others' words go to the log.
-
-    Raises:
-        UserError: a rank failed.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
-    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:  # torchrun leaves folders of its own behind
-        failed = Path(scratch) / "failed"
-        outcome = subprocess.run(
-            [*command, "-m", "rloo_pipeline", *arguments],
-            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch, rank.FAILED: str(failed)},
-            check=False,
-        )
-        why = rank.why_failed(failed, f"exit code {outcome.returncode}; the log has what it said")
-    if outcome.returncode != 0:
-        raise UserError(f"one of the {processes} ranks failed: {why}")
+def tell_launcher(message: str) -> None:
+    """Reports why this rank failed to the process that launched it; does nothing in a process that is no rank."""
+    if is_rank() and FAILED in os.environ:
+        with contextlib.suppress(OSError), open(os.environ[FAILED], "x") as file:
+            file.write(message)
 
 
-def chip() -> str:
-    """`cuda` or `cpu`: what DeepSpeed and torch compute on in this process."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def why_failed(file: Path, exit_code: int) -> str:
+    """The error that a rank wrote to `file`, or a sentence with the exit code of the launcher."""
+    if file.exists() and file.stat().st_size:
+        return file.read_text()
+    return f"exit code {exit_code}; see the log"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.cluster import containers, slurm
-from rloo_pipeline.runtime import rank
+from rloo_pipeline.runtime import ranks
 
 FOLDER = Path(".snakemake/rloo-steps")
 SHELL = """#!/bin/sh
@@ -67,7 +67,7 @@ def _shell(gres: str) -> Path:
     inner = " ".join(['"${TMPDIR:-/tmp}"', *folders]).replace("'", "'\\''")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(SHELL.format(step=rank.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
+    beside.write_text(SHELL.format(step=ranks.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
     beside.chmod(0o755)
     beside.replace(path)
     return path

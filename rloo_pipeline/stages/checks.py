@@ -28,7 +28,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation import completions as seen
 from rloo_pipeline.runtime import progress
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.probe import policy_in
+from rloo_pipeline.stages.probe import resolve_policy
 from rloo_pipeline.training import forward_only, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -60,18 +60,18 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    folder = policy_in(folder)
+    folder = resolve_policy(folder)
     table = tables.read(probed, "completions")
     evidence = gather(config, assets, prompts, folder, table)
     found = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
-    say_table(found)
+    say_checks(found)
     failed = [check for check in found if check["verdict"] == "fail" and not check["accepted"]]
     stops = bool(failed) and not trial
     place = output.with_suffix(".failed.json") if stops else output
     write_json(
         place,
         {
-            "policy": tables.about(table)["policy"],
+            "policy": tables.footer(table)["policy"],
             "prompts": len(evidence.rewards),
             "num_generations": evidence.rewards.shape[1],
             "checks": found,
@@ -89,7 +89,7 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
 
 def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.Table) -> Evidence:
     """Everything that the checks see, from the probe and from passes of the trainer's model."""
-    samples = int(tables.about(table)["num_generations"])
+    samples = int(tables.footer(table)["num_generations"])
     completions = table["completion_ids"].to_pylist()
     ids = table["prompt_id"].to_pylist()[::samples]
     known = PromptSet(prompts / "train").by_id(ids)
@@ -169,7 +169,7 @@ def _shapes(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def say_table(found: Found) -> None:
+def say_checks(found: Found) -> None:
     """The checks as a table, for the terminal and the log."""
     from rich.console import Console
     from rich.table import Table

@@ -19,15 +19,15 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.evaluation import completions as seen
 from rloo_pipeline.evaluation.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.rollout.completions import SamplingConfig
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.stages.probe import joined_table
+from rloo_pipeline.stages.probe import join_scores
 from rloo_pipeline.training.lengths import length_metrics
 
 
-class Outputs(NamedTuple):
+class EvaluationOutputs(NamedTuple):
     """What an evaluation writes."""
 
     sampled: Path
@@ -36,7 +36,7 @@ class Outputs(NamedTuple):
     summary: Path
 
 
-def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outputs: Outputs) -> None:
+def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outputs: EvaluationOutputs) -> None:
     """Evaluates a policy; writes its completions and what they come to."""
     settings = config.evaluation
     held_out = PromptSet(prompts / "eval")
@@ -49,9 +49,9 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     def ask(path: Path, samples: int, how: SamplingConfig, asked: list[dict[str, Any]]) -> pa.Table:
         made = groups.sample_groups(sampler, asked, samples, how, config.seed, ("evaluation",))
         rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-        joined = joined_table(config, rolled, score_table(config, rolled, held_out, policy_folder))
+        joined = join_scores(config, rolled, score_table(config, rolled, held_out, policy_folder))
         about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
-        tables.write(path, joined, joined.schema, "completions", **about, **groups.facts(config.model, how))
+        tables.write(path, joined, joined.schema, "completions", **about, **groups.sampling_facts(config.model, how))
         return joined
 
     sampled = ask(outputs.sampled, settings.num_generations, decoding, rows)

@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.sampler import rank_at_least
+from rloo_pipeline.rollout.engine_size import vllm_lora_rank
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
 
@@ -33,7 +33,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     section = section_of(config)
     policy.check(folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
-    import_shims.vllm()
+    import_shims.import_vllm()
     load_tasks(section)
     import lm_eval
 
@@ -156,6 +156,6 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         "generation_config": "vllm",
     }
     if policy.is_adapter(folder):
-        rank = rank_at_least(read_json(folder / policy.ADAPTER)["r"])
+        rank = vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
         arguments |= {"lora_local_path": str(folder), "max_lora_rank": rank}
     return arguments

@@ -31,9 +31,9 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     Raises:
         UserError: the model cannot be trained.
     """
-    folder = policy_in(folder)
+    folder = resolve_policy(folder)
     digest = policy.digest(folder)
-    if earlier and tables.about(tables.read(earlier, "completions", ["sample"]))["policy"] == digest:
+    if earlier and tables.footer(tables.read(earlier, "completions", ["sample"]))["policy"] == digest:
         with atomic_write(output) as beside:
             shutil.copyfile(earlier, beside)
         say("the policy is the model as it is, which has been probed")
@@ -46,18 +46,18 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
     made = groups.sample_groups(sampler, train.rows(drawn), samples, decoding, config.seed, ("probe",))
     rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
-    joined = joined_table(config, rolled, score_table(config, rolled, train, folder))
-    about = {"num_generations": samples, **groups.facts(config.model, decoding)}
+    joined = join_scores(config, rolled, score_table(config, rolled, train, folder))
+    about = {"num_generations": samples, **groups.sampling_facts(config.model, decoding)}
     tables.write(output, joined, joined.schema, "completions", run=config.run, seed=config.seed, policy=digest, **about)
 
 
-def joined_table(config: Config, rolled: pa.Table, scored: pa.Table) -> pa.Table:
+def join_scores(config: Config, rolled: pa.Table, scored: pa.Table) -> pa.Table:
     """Completions and their scores in one table."""
     schema = tables.completions_schema([reward.column for reward in config.rewards])
     return pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)
 
 
-def policy_in(folder: Path) -> Path:
+def resolve_policy(folder: Path) -> Path:
     """The folder itself, or the model that `stage-assets` put in place."""
     assets = folder / "assets.json"
     return Path(read_json(assets)["model"]["path"]) if assets.exists() else folder

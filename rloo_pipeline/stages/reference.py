@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import forward_only
 from rloo_pipeline.workers import engine_cache
@@ -32,13 +32,13 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         model = forward_only.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
-    logprobs.to(ranks.chip())  # which another stage may have had meanwhile
+    logprobs.to(devices.device_type())  # which another stage may have had meanwhile
     sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     tokens = config.deepspeed.max_tokens_per_micro_batch
     began = time.monotonic()
     found = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
     seconds = time.monotonic() - began
-    known = tables.about(rolled)
+    known = tables.footer(rolled)
     made = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(

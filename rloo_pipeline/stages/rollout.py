@@ -40,11 +40,11 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         "shard": shard,
         "seed": config.seed,
         "policy": sampler.digest,
-        **groups.facts(config.model, decoding),
+        **groups.sampling_facts(config.model, decoding),
     }
     samples, names = settings.num_generations, ("round", round_)
     made = groups.sample_groups(sampler, rows, samples, decoding, config.seed, names)
-    table = tables.make(made, tables.ROLLOUTS, "rollouts", **about)
+    table = tables.build(made, tables.ROLLOUTS, "rollouts", **about)
     tables.save(output, table)
     tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"

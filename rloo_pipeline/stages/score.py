@@ -50,7 +50,7 @@ def score(
     if only is not None and not todo:
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
-    devices.hold_for_others(sum(reward.gpus for reward in todo))
+    devices.note_subprocess_gpus(sum(reward.gpus for reward in todo))
     with WorkerPools(todo, config.scoring.workers) as crews:  # they start while tables are read
         rolled = tables.read(rollouts, "rollouts")
         about = _about(rolled)
@@ -68,7 +68,7 @@ def score(
 
 def _about(rolled: pa.Table) -> dict[str, str]:
     """What the footer of a table of scores has from that of its rollouts."""
-    known = tables.about(rolled)
+    known = tables.footer(rolled)
     return {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
 
 

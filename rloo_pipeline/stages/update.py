@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.batch import Carried
 
 
-class Outputs(NamedTuple):
+class UpdateOutputs(NamedTuple):
     """What an update writes."""
 
     policy: Path
@@ -37,7 +37,9 @@ class Outputs(NamedTuple):
     table: Path
 
 
-def update(config: Config, round_: int, start: Path, trainer: Path | None, inputs: Inputs, outputs: Outputs) -> None:
+def update(
+    config: Config, round_: int, start: Path, trainer: Path | None, inputs: Inputs, outputs: UpdateOutputs
+) -> None:
     """Makes policy `round_` from policy `round_ - 1` in `start` and the trainer state in `trainer` (None in round 1).
 
     Raises:
@@ -102,7 +104,7 @@ def _step_metrics(engine: Engine, trained: Trained) -> Metrics:
     }
 
 
-def _write(config: Config, round_: int, trained: Trained, metrics: Metrics, outputs: Outputs, made: str) -> None:
+def _write(config: Config, round_: int, trained: Trained, metrics: Metrics, outputs: UpdateOutputs, made: str) -> None:
     """train.parquet, metrics.json and the same as TensorBoard events; `made` is the digest of the new policy."""
     table = round_data.train_table(
         trained.rolled, trained.batch, trained.record, ratio_known=metrics["ratio/mean"] is not None

@@ -46,7 +46,7 @@ class Engine:
         """
         deepspeed = libraries()
         formats.refuse(settings.dtype)
-        ranks.alone()
+        ranks.use_single_process()
         import torch
 
         from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -66,7 +66,7 @@ class Engine:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        deepspeed.init_distributed(dist_backend="nccl" if ranks.chip() == "cuda" else "gloo")
+        deepspeed.init_distributed(dist_backend="nccl" if devices.device_type() == "cuda" else "gloo")
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
@@ -216,7 +216,7 @@ class Engine:
         """
         import torch
 
-        place = [str(files.place_beside(target)) if self.rank.first else ""]
+        place = [str(files.temporary_path(target)) if self.rank.first else ""]
         torch.distributed.broadcast_object_list(place, src=0)
         beside = Path(place[0])
         state = {"step": self.step_count}
@@ -230,7 +230,7 @@ class Engine:
                 if self.rank.first:
                     files.write_json(beside / CARRIED, carried)
                     files.write_manifest(beside, world=self.rank.world, zero_stage=self.zero_stage, **about)
-                    files.put_folder(beside, target)
+                    files.replace_folder(beside, target)
         finally:
             if self.rank.first:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -305,10 +305,10 @@ class Engine:
 
 def libraries() -> ModuleType:
     """DeepSpeed, once all is imported that engines are made of: a warm trainer does so as it starts."""
-    if ranks.chip() == "cpu":
+    if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed = import_shims.deepspeed()
-    import_shims.before_transformers()
+    deepspeed = import_shims.import_deepspeed()
+    import_shims.prepare_transformers()
     import_module("transformers.modeling_utils")
     return deepspeed
 

@@ -19,7 +19,7 @@ def trains_in(dtype: Dtype) -> bool:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import_shims.deepspeed()
+    import_shims.import_deepspeed()
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

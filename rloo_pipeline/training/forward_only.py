@@ -33,7 +33,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     import torch
 
     from rloo_pipeline.artifacts import policy
-    from rloo_pipeline.runtime import ranks
+    from rloo_pipeline.runtime import devices
     from rloo_pipeline.training import policy_model
 
     model: Any = policy_model.load(folder, dtype, trust_remote_code)
@@ -42,7 +42,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
 
         policy.check(folder)
         model = peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
-    return model.to(torch.device(ranks.chip())).eval()  # type: ignore[no-any-return]
+    return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
 def score(logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, what: str, entropies: bool = False) -> Scored:

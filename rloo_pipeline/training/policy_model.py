@@ -30,7 +30,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: boo
     Raises:
         UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
     """
-    import_shims.before_transformers()
+    import_shims.prepare_transformers()
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,1 +1,1 @@
-"""Warm workers: engines that stay alive between the rounds of a run on one machine. They change no result."""
+"""Warm workers: processes that keep engines alive between the rounds of a run on one machine. They change no result."""

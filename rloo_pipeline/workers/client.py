@@ -1,12 +1,12 @@
-"""How a stage is handed to a worker, if there is one that is free; else it does its work itself.
+"""Runs a stage on a warm worker, if one is free.
 
-A worker listens on the Unix socket ROLE-N.sock of the folder that RLOO_WORKERS names, which belongs to the user alone
-(mode 0700). Whoever holds the lock on ROLE-N.lock may talk to it: the kernel gives it back when a stage is killed. The
-request is a line of JSON, {"words", "folder", "started"}, along with the terminal's file descriptor; the answer is
-{"code"}, or nothing where the worker died or is not one for this stage.
+A worker listens on the Unix socket ROLE-N.sock in the folder that RLOO_WORKERS names, which only the user can enter
+(mode 0700). Only the holder of the lock on ROLE-N.lock may talk to the worker; the kernel releases it when a stage is
+killed. The request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
+The answer is {"code"}, or nothing where the worker died or holds an engine that does not fit the stage.
 
-`rloo STAGE …` asks before it imports anything else: nothing is imported here but the standard library, and little of
-that.
+`rloo STAGE …` looks for a worker before it imports anything else, so this module imports only the standard library, and
+little of that.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ROLES = {
     "score": "scorer",
     "gate": "scorer",
 }
-"""Which worker does a stage: vLLM; a model that is read; a model that is trained; libraries alone."""
+"""The role of the worker for each stage: a vLLM engine, a model for log-probs, a trainer, or libraries alone."""
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0}
-"""Seconds for which a stage waits for a worker that is busy: about what its own engine would take to start, so that it
-never loses more by waiting than as much again.
+"""Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
+doubles that time.
 """
 
 
 def run_stage(argv: Sequence[str]) -> int | None:
-    """Has a worker run `rloo ARGV`.
+    """Runs `rloo ARGV` on a worker.
 
     Returns:
-        The exit status; None where no worker did it, so that the stage does its work itself.
+        The exit status; None where no worker ran it, so that this process has to.
     """
     role = ROLES.get(argv[0]) if argv else None
     if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
@@ -54,11 +54,11 @@ def run_stage(argv: Sequence[str]) -> int | None:
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     except OSError:
         answer = b""
-    finally:  # closed before there is an answer, it ends the worker
+    finally:  # closing the connection before there is an answer ends the worker
         connection.close()
         os.close(lock)
     if not answer and not os.path.isdir(os.environ[FOLDER]):
-        return 1  # workers remove it when the Snakemake that started them has ended: nobody waits for this stage
+        return 1  # workers remove the folder when Snakemake has ended, so nobody waits for this stage
     return int(json.loads(answer)["code"]) if answer else None
 
 
@@ -76,7 +76,7 @@ def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return lock, _request(f"{name}.sock", argv)
-            except OSError as error:  # BlockingIOError where it is busy, else it is gone
+            except OSError as error:  # BlockingIOError: the worker is busy; any other: it is gone
                 os.close(lock)
                 busy = busy or isinstance(error, BlockingIOError)
         if not busy or time.monotonic() > deadline:
@@ -84,15 +84,15 @@ def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None
         time.sleep(0.02)
 
 
-def _shard(words: Sequence[str]) -> int:
-    """The shard of the table that a stage writes; 0 where it writes another thing."""
-    output = words[words.index("--output") + 1] if "--output" in words[:-1] else ""
+def _shard(argv: Sequence[str]) -> int:
+    """The shard of the table that a stage writes; 0 for other outputs."""
+    output = argv[argv.index("--output") + 1] if "--output" in argv[:-1] else ""
     name, end = os.path.splitext(os.path.basename(output))
     return int(name) if end == ".parquet" and name.isdigit() else 0
 
 
 def _listening(folder: str, role: str, shard: int) -> list[str]:
-    """Paths of the workers of a role, without the end; the same one comes first for the same shard in every round."""
+    """Socket paths of a role's workers without `.sock`; for one shard, the same worker comes first in every round."""
     try:
         files = sorted(file for file in os.listdir(folder) if file.startswith(f"{role}-") and file.endswith(".sock"))
     except FileNotFoundError:
@@ -102,20 +102,21 @@ def _listening(folder: str, role: str, shard: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def _request(path: str, words: Sequence[str]) -> socket.socket:
-    line = socket.socket(socket.AF_UNIX)
+def _request(path: str, argv: Sequence[str]) -> socket.socket:
+    """Connects to a worker and sends the request."""
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        with_short_path(line.connect, path)
-        text = json.dumps({"words": list(words), "folder": os.getcwd(), "started": time.time()})
-        socket.send_fds(line, [text.encode() + b"\n"], [2])
+        with_short_path(connection.connect, path)
+        text = json.dumps({"words": list(argv), "folder": os.getcwd(), "started": time.time()})
+        socket.send_fds(connection, [text.encode() + b"\n"], [2])
     except OSError:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection
 
 
 def with_short_path(use: Callable[[str], object], path: str) -> None:
-    """Has a socket connect or bind by another name of a path, since 107 characters are the most that one may have."""
+    """Calls `use`, a socket's connect or bind, with a short alias of `path`: Unix sockets allow 107 characters."""
     folder = os.open(os.path.dirname(path), os.O_PATH)
     try:
         use(f"/proc/self/fd/{folder}/{os.path.basename(path)}")

@@ -1,7 +1,7 @@
-"""What a warm worker keeps from one stage to the next: an engine with its weights, under a key that says which.
+"""The engines that a warm worker keeps between stages, each under a key that identifies its content.
 
-A stage that runs by itself keeps nothing: there `keep` forgets at once, and whoever asks makes the engine anew. A kept
-engine is only ever an equal of what the files would give, never the only copy of anything.
+A stage outside a worker keeps nothing: `keep` returns False, and the next stage makes its own engine. A kept engine is
+always equal to what the files would give, and never the only copy of anything.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
 
 _engines: dict[str, tuple[object, Any]] = {}
-_on = False
+_enabled = False
 
 
-def start() -> None:
-    """From now on this process is a worker."""
-    global _on
-    _on = True
+def enable() -> None:
+    """Makes this process a worker, which keeps engines."""
+    global _enabled
+    _enabled = True
 
 
-def is_on() -> bool:
+def is_enabled() -> bool:
     """Whether this process is a worker."""
-    return _on
+    return _enabled
 
 
 def keep(name: str, key: object, engine: Any) -> bool:
-    """Keeps `engine` for a later stage that asks for `name` with an equal key.
+    """Keeps `engine` for the next stage that takes `name` with an equal key.
 
     Returns:
-        Whether it is kept: only a worker keeps anything.
+        Whether it is kept: only a worker keeps engines.
     """
-    if _on:
+    if _enabled:
         _engines[name] = (key, engine)
-    return _on
+    return _enabled
 
 
 def take(name: str, key: object) -> Any | None:
-    """The engine that is kept under this name, None where there is none; it is no longer kept then.
+    """Removes the engine `name` from the cache and returns it; None where there is none.
 
     Raises:
-        IncompatibleEngine: it is kept under another key.
+        IncompatibleEngine: the engine has another key.
     """
     kept_key, engine = _engines.pop(name, (key, None))
     if kept_key != key:
@@ -50,19 +50,19 @@ def take(name: str, key: object) -> Any | None:
 
 
 def leave_gpu() -> bool:
-    """Has the kept engines leave the GPU to the next stage.
+    """Moves the kept engines off the GPU for the next stage.
 
     Returns:
-        Whether they could, and are still kept; if one could not, all are dropped.
+        Whether all could, and are still kept. If one could not, all are dropped.
     """
     try:
         devices.free_gpu()
-    except (IncompatibleEngine, Exception) as why:
+    except (IncompatibleEngine, Exception) as error:
         import gc
 
         import torch
 
-        print(f"does not leave the GPU: {why}; this worker starts anew", flush=True)
+        print(f"an engine stays on the GPU ({error}), so this worker restarts", flush=True)
         _engines.clear()
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""The workers of one Snakemake process: how many of which role, started with it and ended with it.
+"""Starts the workers of one Snakemake process, which end with it.
 
-They are processes of the machine that Snakemake runs on, so they are of use where its jobs are too. Each is a bare
-interpreter until a stage asks it for something; one that will train imports its libraries meanwhile.
+Workers run on Snakemake's machine, so they serve only jobs that run there too. A worker is a bare interpreter until its
+first stage; a future trainer imports its libraries in advance.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from rloo_pipeline.workers import client
 from rloo_pipeline.workers.client import FOLDER
 
 PATIENCE = 60.0
-"""Seconds in which a worker, a bare interpreter, starts also where much else is at work."""
+"""Seconds to wait until a worker listens; enough for an interpreter to start on a busy machine."""
 
 
-def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
-    """How many workers of each role that has one of these stages can be busy at once; none where the engines would
-    share a GPU.
+def worker_counts(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
+    """Number of workers per role that can be busy at once.
 
-    An update of several processes has none: its ranks are started by torchrun.
+    None at all where the engines would share a GPU, and no trainer for an update with several processes, whose ranks
+    torchrun starts.
+
+    Args:
+        config: of the run.
+        cores: that Snakemake may use.
+        stages: that will run; only their roles get workers.
     """
     if config.workers == "never" or (config.workers == "auto" and devices.has_gpu()):
         return {}
@@ -48,18 +53,18 @@ def wanted(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
 
 
 def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> bool:
-    """Starts the workers for these stages; what they say goes to a file each in `logs`.
+    """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
     Returns:
-        Whether there are any.
+        Whether any worker was started.
     """
-    roles = wanted(config, cores, stages)
+    roles = worker_counts(config, cores, stages)
     if not roles:
         return False
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
-    started: dict[Path, subprocess.Popen[bytes]] = {}
+    processes: dict[Path, subprocess.Popen[bytes]] = {}
     for role, count in roles.items():
         for number in range(count):
             name = f"{role}-{number}"
@@ -68,24 +73,24 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> bool:
             if role in trainers:
                 command += ["--preload", str(config.deepspeed.threads)]
             with (logs / f"{name}.log").open("a") as log:
-                started[socket] = subprocess.Popen(
+                processes[socket] = subprocess.Popen(
                     [*command, "--controller", str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # an interrupt is for Snakemake, which waits for its jobs
+                    start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
                 )
-    _wait(started)
+    _wait(processes)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
     return True
 
 
-def _wait(started: Mapping[Path, subprocess.Popen[bytes]]) -> None:
-    """Until all listen: the first stages of a run that goes on would start engines of their own, and the workers theirs
-    a round later.
+def _wait(processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:
+    """Waits until all listen. Otherwise the first stages of a resumed run would start engines of their own, and the
+    workers theirs one round later.
     """
     deadline = time.monotonic() + PATIENCE
-    for socket, process in started.items():
+    for socket, process in processes.items():
         while not socket.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)

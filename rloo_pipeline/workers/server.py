@@ -1,8 +1,8 @@
 """`rloo worker`: a process that runs stages one after the other and keeps their engines (`engine_cache`).
 
-A stage runs here as it would by itself: the same command, its own log, the terminal of the one that asked. After an
-error, or a request for what its engine cannot become, the process starts itself anew, with nothing kept. It ends with
-the Snakemake that started it, whatever way that ends, and with a request whose stage was killed.
+A stage runs as it would by itself: the same command, its own log, the client's terminal. After an error, or a stage
+that its engine does not fit, the process restarts itself with an empty cache. It ends with the Snakemake that started
+it, however that ends, and when a client is killed before its answer.
 """
 
 from __future__ import annotations
@@ -24,87 +24,87 @@ from rloo_pipeline.workers import client, engine_cache
 
 
 def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload: int | None = None) -> None:
-    """Listens on `path` until the process `controller` is gone.
+    """Serves requests on `path` until the process `controller` ends.
 
     Args:
-        run: does what the words after `rloo` say, and exits as the command does.
-        path: socket in a folder that nobody else can enter.
-        controller: number of the process that the worker works for.
-        preload: CPU threads of a trainer, whose libraries are imported while the first sampler starts; None for no
-            trainer.
+        run: runs `rloo` with these arguments and exits as the command does.
+        path: socket in a folder that only the user can enter.
+        controller: id of the Snakemake process.
+        preload: CPU threads of a trainer, whose libraries are imported while the first sampler starts; None for other
+            roles.
     """
     _end_with(controller, path.parent)
-    engine_cache.start()
+    engine_cache.enable()
     path.unlink(missing_ok=True)
-    beside = path.with_suffix(".new")
-    beside.unlink(missing_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        client.with_short_path(listener.bind, str(beside))
+        client.with_short_path(listener.bind, str(temporary))
         listener.listen()
-        os.replace(beside, path)  # where there is a socket, somebody listens
+        os.replace(temporary, path)  # so that a socket at `path` always has a listener
         if preload:
             from rloo_pipeline.training import engine
 
             environment.use_threads(preload)
             engine.libraries()
         while True:
-            line, _ = listener.accept()
-            with line:
-                if not _answer(line, run):
+            connection, _ = listener.accept()
+            with connection:
+                if not _answer(connection, run):
                     break
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
 
 
-def _answer(line: socket.socket, run: Callable[[list[str]], None]) -> bool:
-    """Runs what is asked for; whether it went well."""
-    text, descriptors, *_ = socket.recv_fds(line, 1 << 20, 2)
-    while text and not text.endswith(b"\n"):  # the words of many shards come in several pieces
-        piece = line.recv(1 << 20)
+def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
+    """Runs the requested stage. Returns whether the worker is fit for another one."""
+    text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 2)
+    while text and not text.endswith(b"\n"):  # arguments for many shards arrive in several pieces
+        piece = connection.recv(1 << 20)
         text = text + piece if piece else b""
     if not text:
         return True
     request = json.loads(text)
-    over = threading.Event()
-    threading.Thread(target=_end_with_asker, args=(line, over), daemon=True).start()
+    answered = threading.Event()
+    threading.Thread(target=_end_with_client, args=(connection, answered), daemon=True).start()
     os.chdir(request["folder"])
-    called = "rloo " + " ".join(request["words"])[:500]
+    command = "rloo " + " ".join(request["words"])[:500]
     try:
-        with output.outputs_to(descriptors[0]):
+        with output.standard_output_to(descriptors[0]):
             cost.begin(request["started"])
             code = _status(run, request["words"])
-    except IncompatibleEngine as why:
-        print(f"{called}: left to itself, since this worker holds {why}", flush=True)
-        over.set()
+    except IncompatibleEngine as error:
+        print(f"{command}: runs outside this worker, which holds {error}", flush=True)
+        answered.set()
         return False
     fit = code == 0 and (not devices.has_gpu() or engine_cache.leave_gpu())
-    print(f"{called}: {code}", flush=True)
-    over.set()
+    print(f"{command}: {code}", flush=True)
+    answered.set()
     with contextlib.suppress(OSError):
-        line.sendall(json.dumps({"code": code}).encode())
-        line.shutdown(socket.SHUT_RDWR)  # the thread still polls it, so closing it would not end it yet
+        connection.sendall(json.dumps({"code": code}).encode())
+        connection.shutdown(socket.SHUT_RDWR)  # close() would not end it while the thread still polls it
     return fit
 
 
-def _status(run: Callable[[list[str]], None], words: list[str]) -> int:
-    """The exit status of `rloo WORDS`."""
+def _status(run: Callable[[list[str]], None], argv: list[str]) -> int:
+    """The exit status of `rloo ARGV`."""
     try:
-        run(words)
+        run(argv)
     except SystemExit as end:
         return int(end.code or 0)
     return 0
 
 
-def _end_with_asker(line: socket.socket, over: threading.Event) -> None:
-    """Ends the worker when the stage that asked is gone before its answer: nobody waits for what would be written."""
+def _end_with_client(connection: socket.socket, answered: threading.Event) -> None:
+    """Ends the worker when the client ends before its answer, since nobody would read the result."""
     watch = select.poll()
-    watch.register(line, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-    while not over.is_set():
-        if watch.poll(500) and not over.is_set():
+    watch.register(connection, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    while not answered.is_set():
+        if watch.poll(500) and not answered.is_set():
             os._exit(1)
 
 
 def _end_with(controller: int, folder: Path) -> None:
-    """Ends this process, and removes the sockets, when `controller` has ended."""
+    """Removes the sockets and ends this process when `controller` has ended."""
     handle = os.pidfd_open(controller)
 
     def wait() -> None:

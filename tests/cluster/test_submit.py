@@ -32,7 +32,7 @@ def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finish
     assert f"mini: job {job} " in said
     assert "rounds done: 1 of 2" in said
     again = cluster.rloo("submit", "--config", "config/test.yaml", "--time=2")
-    assert f"job {job} is at it already" in again.stderr
+    assert f"job {job} is already in the queue" in again.stderr
     ended = cluster.outcome(job)
     assert ended["outcome"] == "done"
     assert ended["allocations"] >= 2

@@ -6,10 +6,11 @@ import shutil
 import forks
 import pytest
 
-from rloo_pipeline.artifacts.model_dims import Shape
+from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.demo.text_model import text_qwen3
-from rloo_pipeline.rollout.completions import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import AT_ONCE, BLOCK, Engine, Sampler, cache_bytes
+from rloo_pipeline.rollout.engine_size import CPU_BLOCK_SIZE, CPU_MAX_SEQS, cache_bytes
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ def sampler(tmp_path_factory) -> Sampler:
     corpus = folder / "corpus.jsonl"
     corpus.write_text('{"text": "naïve café, 日本語 and 😀 — and so on"}\n' * 20)
     text_qwen3(folder / "model", 0, corpus=str(corpus), columns=["text"], vocab_size=300, context=128, **SIZES)
-    return Sampler(folder / "model", Engine("float32", False, 0.5, 1, 1), 128, 0)
+    return Sampler(folder / "model", EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
 
 
 def test_a_completion_is_what_vllm_says(sampler) -> None:
@@ -54,9 +55,9 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
 SAMPLE = """
 import sys
 from pathlib import Path
-from rloo_pipeline.rollout.completions import SamplingConfig, Request
-from rloo_pipeline.rollout.sampler import Engine, Sampler
-sampler = Sampler(Path(sys.argv[1]), Engine("float32", False, 0.5, 1, 1), 128, 0)
+from rloo_pipeline.rollout.requests import SamplingConfig, Request
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+sampler = Sampler(Path(sys.argv[1]), EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
 assert len(sampler.sample([Request([5, 6], 1)], SamplingConfig(1.0, 1.0, 0, None, 4), "completions")) == 1
 """
 
@@ -76,9 +77,9 @@ def test_no_compiler_is_needed_to_sample(sampler, tmp_path) -> None:
 
 
 def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:
-    shape = Shape(hidden=64, layers=2, heads=64, key_value=32, intermediate=128, vocabulary=100, parameters=0)
+    shape = ModelDims(hidden=64, layers=2, heads=64, key_value=32, intermediate=128, vocabulary=100, parameters=0)
     assert shape.cached("float32") == 2 * 2 * 32 * 4
-    needed = AT_ONCE * 2 * BLOCK * shape.cached("float32")
-    assert needed < cache_bytes(shape, "float32", 1, BLOCK + 1) < 2 * needed
+    needed = CPU_MAX_SEQS * 2 * CPU_BLOCK_SIZE * shape.cached("float32")
+    assert needed < cache_bytes(shape, "float32", 1, CPU_BLOCK_SIZE + 1) < 2 * needed
     assert cache_bytes(shape, "float32", 1, 10**6) == 2**30, "no more than the configuration gives it"
     assert cache_bytes(None, "float32", 3, 100) == 3 * 2**30

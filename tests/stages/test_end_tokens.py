@@ -25,10 +25,10 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
 
 def sampled(folder: Path, token: int) -> None:
     """Ends an engine, which a process that trains, too, would not bear."""
-    from rloo_pipeline.rollout.completions import Request, SamplingConfig
-    from rloo_pipeline.rollout.sampler import Engine, Sampler
+    from rloo_pipeline.rollout.requests import Request, SamplingConfig
+    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
-    sampler = Sampler(folder, Engine("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
+    sampler = Sampler(folder, EngineSettings("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids
     requests = [Request([4, 5, 6], seed) for seed in range(200)]
     found = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")

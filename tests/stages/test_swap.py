@@ -8,14 +8,14 @@ import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import proof
 from rloo_pipeline.rollout import sampler as sampling
-from rloo_pipeline.rollout.completions import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import Engine, Sampler
+from rloo_pipeline.rollout import swap_check
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
 pytestmark = pytest.mark.slow
 
-ENGINE = Engine("float32", False, 0.5, 1, 1)
+ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 # longer than a block of the cache, and alike, so that the second is served from it
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
@@ -69,7 +69,7 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
     """The tied projection stays the old one, or the cache holds the old policy's prompts."""
     first, _, sampler = engines
     for owner, name, left_out, why in (
-        (sampling, "_repack", lambda _: None, "weights"),
+        (sampling, "_repack_lm_head", lambda _: None, "weights"),
         (sampler.llm, "reset_prefix_cache", lambda: True, "cache"),
     ):
         sampler.swap(policies[0], 256)
@@ -84,11 +84,11 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
 
 def test_a_swap_of_large_weights_is_proven_once(engines, policies, monkeypatch) -> None:
     *_, sampler = engines
-    monkeypatch.setattr(proof, "ALWAYS", 0)
-    monkeypatch.setattr(sampler, "proven", False)
+    monkeypatch.setattr(swap_check, "ALWAYS_CHECKED_BYTES", 0)
+    monkeypatch.setattr(sampler, "swap_checked", False)
     asked = []
-    check = proof.check_weights
-    monkeypatch.setattr(proof, "check_weights", lambda *words: asked.append(words[1]) or check(*words))
+    check = swap_check.check_weights
+    monkeypatch.setattr(swap_check, "check_weights", lambda *words: asked.append(words[1]) or check(*words))
     for folder in (policies[1], policies[0], policies[1]):
         sampler.swap(folder, 256)
     assert len(asked) == 1

@@ -11,14 +11,14 @@ import kinds
 import pytest
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import proof
 from rloo_pipeline.rollout import sampler as sampling
-from rloo_pipeline.rollout.completions import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import Engine, Sampler
+from rloo_pipeline.rollout import swap_check
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
 pytestmark = pytest.mark.slow
 
-ENGINE = Engine("float32", False, 0.5, 1, 1)
+ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
 # longer than a block of the cache, and alike
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
@@ -47,17 +47,17 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
         sampler.swap(there, kinds.CONTEXT)
         found["swapped"].append(samples(sampler))
     said: list[float] = []
-    apart = proof.apart
-    proof.apart = lambda *words: said.append(apart(*words)) or said[-1]
+    apart = swap_check.mean_difference
+    swap_check.mean_difference = lambda *words: said.append(apart(*words)) or said[-1]
     sampler.swap(first, kinds.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
-        unpack, sampling._unpack = sampling._unpack, lambda _: None
+        reset, sampling._reset_packed_experts = sampling._reset_packed_experts, lambda _: None
         try:
             sampler.swap(second, kinds.CONTEXT)
         except IncompatibleEngine as why:
             found["refused"] = str(why)
-        sampling._unpack = unpack
-    proof.apart = apart
+        sampling._reset_packed_experts = reset
+    swap_check.mean_difference = apart
     sampler.leave_gpu()
     return {**found, "apart": said}
 

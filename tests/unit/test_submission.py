@@ -19,8 +19,8 @@ def project(tmp_path) -> Path:
     [
         (("submit", "--time=60"), "rloo submit: error: no srun on the PATH"),
         (("submit", "--time=60", "--sbatch=Partition gpu"), "write it as KEY=VALUE"),
-        (("status", "mini"), "nothing was submitted from here; `rloo submit` does it"),
-        (("cancel", "mini"), "nothing was submitted from here; `rloo submit` does it"),
+        (("status", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
+        (("cancel", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(project, words, said) -> None:

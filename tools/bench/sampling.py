@@ -23,14 +23,14 @@ def main() -> None:
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.model import tiny_qwen3
     from rloo_pipeline.rollout import groups
-    from rloo_pipeline.rollout.completions import SamplingConfig
-    from rloo_pipeline.rollout.sampler import Engine, Sampler
+    from rloo_pipeline.rollout.requests import SamplingConfig
+    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
     from rloo_pipeline.seeds import derive
 
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
     tiny_qwen3(folder / "model", 0)
     tokenizer = policy.load_tokenizer(folder / "model", False)
-    sampler = Sampler(folder / "model", Engine("float32", False, 0.5, 1, 1), 128, 0)
+    sampler = Sampler(folder / "model", EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
     decoding, samples = SamplingConfig(1.0, 1.0, 0, None, 40), 8
     rows = [
         {"prompt_id": str(number), "prompt_ids": tokenizer(f"{row['prompt']}")["input_ids"]}

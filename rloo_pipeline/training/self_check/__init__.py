@@ -62,7 +62,7 @@ def of(folder: Path, trust_remote_code: bool) -> SelfCheck:
         UserError: the model is not computed right, or cannot be tried.
     """
     model_support.refuse(folder)
-    import_shims.before_transformers()
+    import_shims.prepare_transformers()
     from transformers import AutoConfig
 
     try:

@@ -18,7 +18,7 @@ def turns(tmp_path, monkeypatch):
     def turn(name: str) -> None:
         monkeypatch.delenv(fence.VARIABLE, raising=False)
         if name not in tokens:
-            fence.take(tmp_path, tmp_path / "policies" / "00001")
+            fence.acquire(tmp_path, tmp_path / "policies" / "00001")
             tokens[name] = os.environ[fence.VARIABLE]
         os.environ[fence.VARIABLE] = tokens[name]
 
@@ -35,7 +35,7 @@ def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
     files.write_json(tmp_path / "metrics.json", "later")
     for end in ("at work", "done"):
         if end == "done":
-            fence.give_back(done=True)
+            fence.release(done=True)
         turns("older")
         with pytest.raises(UserError, match="policies/00001: the same stage was started again"):
             files.write_json(tmp_path / "metrics.json", "older")
@@ -71,7 +71,7 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
 def test_a_process_that_does_one_stage_after_the_other_takes_a_token_for_each(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv(fence.VARIABLE, raising=False)
     for done in (False, True):
-        fence.take(tmp_path, tmp_path / "a")
-        fence.give_back(done)
+        fence.acquire(tmp_path, tmp_path / "a")
+        fence.release(done)
         assert fence.VARIABLE not in os.environ
         assert (tmp_path / ".fence" / "a").exists() != done

@@ -59,7 +59,7 @@ def test_the_name_is_the_one_that_the_build_gives(project) -> None:
 
 def test_the_image_for_gpus_is_taken_where_it_is_built(project) -> None:
     assert containers.image(config(), project).startswith("images/rloo-cpu-0.1.0-")
-    cuda = containers._name("cuda", project)
+    cuda = containers._image_name("cuda", project)
     (project / "images").mkdir()
     (project / cuda).touch()
     assert containers.image(config(), project) == cuda

@@ -11,7 +11,8 @@ from made_up import Reader, configuration, make_run
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize
-from rloo_pipeline.runtime import devices, rank
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.ranks import RENDEZVOUS
 
 STAGE = (
     "from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment; "
@@ -73,9 +74,9 @@ def driver(folder: Path, says: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("more", "said", "gpus", "gpu"),
     [
-        ("devices.hold_for_others(3)", "NVIDIA L4", 3, "NVIDIA L4"),
-        ("devices.hold_for_others(3)", "", 0, None),  # asked for, and there is none
-        ("devices.hold_for_others(0)", "NVIDIA L4", 0, None),
+        ("devices.note_subprocess_gpus(3)", "NVIDIA L4", 3, "NVIDIA L4"),
+        ("devices.note_subprocess_gpus(3)", "", 0, None),  # asked for, and there is none
+        ("devices.note_subprocess_gpus(0)", "NVIDIA L4", 0, None),
     ],
 )
 def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus, gpu, tmp_path) -> None:
@@ -87,7 +88,7 @@ def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus
 
 
 @pytest.mark.parametrize(
-    ("seen", "nodes", "ranks", "granted"),
+    ("visible_gpus", "nodes", "ranks", "granted"),
     [
         (8, None, 1, 8),  # one process that has the node
         (8, None, 8, 8),
@@ -95,11 +96,11 @@ def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus
         (1, 2, 16, 16),  # two nodes, each rank bound to one
     ],
 )
-def test_an_update_on_several_nodes_counts_all_of_them(seen, nodes, ranks, granted, monkeypatch) -> None:
+def test_an_update_on_several_nodes_counts_all_of_them(visible_gpus, nodes, ranks, granted, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(nodes or 4))  # a job of more nodes than the stage has
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     if nodes:
-        monkeypatch.setenv(rank.RENDEZVOUS, "file")
+        monkeypatch.setenv(RENDEZVOUS, "file")
     else:
-        monkeypatch.delenv(rank.RENDEZVOUS, raising=False)
-    assert devices._granted(seen) == granted
+        monkeypatch.delenv(RENDEZVOUS, raising=False)
+    assert devices._job_gpus(visible_gpus) == granted

@@ -232,10 +232,10 @@ def test_a_stage_ends_with_the_snakemake_that_asked_for_it(silent) -> None:
 
 
 def test_there_are_no_workers_where_they_could_not_serve() -> None:
-    assert manager.wanted(config(workers="never"), 2, ALL) == {}
-    assert "trainer" not in manager.wanted(config(deepspeed={"processes": 2}), 2, ALL)
-    assert manager.wanted(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
-    assert manager.wanted(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
+    assert manager.worker_counts(config(workers="never"), 2, ALL) == {}
+    assert "trainer" not in manager.worker_counts(config(deepspeed={"processes": 2}), 2, ALL)
+    assert manager.worker_counts(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
+    assert manager.worker_counts(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
 
 
 def test_a_stage_by_itself_keeps_nothing() -> None:
@@ -244,7 +244,7 @@ def test_a_stage_by_itself_keeps_nothing() -> None:
 
 
 def test_what_is_kept_under_another_key_is_for_another_process(monkeypatch) -> None:
-    monkeypatch.setattr(engine_cache, "_on", True)
+    monkeypatch.setattr(engine_cache, "_enabled", True)
     assert engine_cache.keep("thing", 1, "kept")
     assert engine_cache.take("thing", 1) == "kept"
     assert engine_cache.take("thing", 1) is None
@@ -269,7 +269,7 @@ class Holder:
 
 @pytest.mark.parametrize("able", [True, False])
 def test_what_cannot_leave_a_gpu_is_no_longer_kept(monkeypatch, able) -> None:
-    monkeypatch.setattr(engine_cache, "_on", True)
+    monkeypatch.setattr(engine_cache, "_enabled", True)
     holder = Holder(able)
     engine_cache.keep("thing", 1, holder)
     assert engine_cache.leave_gpu() == holder.left == able

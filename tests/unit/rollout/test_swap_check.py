@@ -4,9 +4,9 @@ import pytest
 
 from rloo_pipeline.demo.model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import proof
+from rloo_pipeline.rollout import swap_check
 
-PROMPTS = proof.prompts_of(24, 128, 256)
+PROMPTS = swap_check.fixed_prompts(24, 128, 256)
 
 
 @pytest.fixture(scope="module")
@@ -17,42 +17,42 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def right(folder) -> proof.Seen:
+def right(folder) -> swap_check.EngineReply:
     """What an engine says that computes with these weights."""
-    rows = proof.by_transformers(folder, "float32", False, PROMPTS).tolist()
-    return proof.Seen([dict(enumerate(row)) for row in rows], 0)
+    rows = swap_check.transformers_logps(folder, "float32", False, PROMPTS).tolist()
+    return swap_check.EngineReply([dict(enumerate(row)) for row in rows], 0)
 
 
 def test_the_prompts_differ_and_the_last_is_longer_than_a_block_of_the_cache() -> None:
     assert [len(prompt) for prompt in PROMPTS] == [16, 16, 136]
     assert len({tuple(prompt[:16]) for prompt in PROMPTS}) == 3
     assert all(0 <= token < 24 for prompt in PROMPTS for token in prompt)
-    assert max(map(len, proof.prompts_of(24, 128, 64))) == 63, "with a place for what comes after it"
+    assert max(map(len, swap_check.fixed_prompts(24, 128, 64))) == 63, "with a place for what comes after it"
 
 
 def test_what_transformers_say_too_passes(folder, right) -> None:
-    proof.check_weights(right, folder, "float32", False, PROMPTS)
-    proof.check_cache(right)
+    swap_check.check_weights(right, folder, "float32", False, PROMPTS)
+    swap_check.check_cache(right)
 
 
 def test_what_is_off_by_a_thousandth_of_a_nat_is_refused_and_said(folder, right, caplog) -> None:
-    off = proof.Seen([{token: logp + 1e-3 for token, logp in row.items()} for row in right.logps], 0)
+    off = swap_check.EngineReply([{token: logp + 1e-3 for token, logp in row.items()} for row in right.logps], 0)
     with caplog.at_level("INFO"), pytest.raises(IncompatibleEngine, match="not all those of policy"):
-        proof.check_weights(off, folder, "float32", False, PROMPTS)
+        swap_check.check_weights(off, folder, "float32", False, PROMPTS)
     assert "Qwen3ForCausalLM 0.001 nats a token from the policy" in caplog.text
-    proof.check_weights(off, folder, "bfloat16", False, PROMPTS)
+    swap_check.check_weights(off, folder, "bfloat16", False, PROMPTS)
 
 
 def test_nothing_a_number_is_refused(folder, right) -> None:
     with pytest.raises(IncompatibleEngine):
-        proof.check_weights(proof.Seen([{0: float("nan")}] * 3, 0), folder, "float32", False, PROMPTS)
+        swap_check.check_weights(swap_check.EngineReply([{0: float("nan")}] * 3, 0), folder, "float32", False, PROMPTS)
 
 
 def test_where_transformers_cannot_be_asked_there_is_no_proof(tmp_path, right) -> None:
-    with pytest.raises(IncompatibleEngine, match="could not be asked"):
-        proof.check_weights(right, tmp_path, "float32", False, PROMPTS)
+    with pytest.raises(IncompatibleEngine, match="could not check"):
+        swap_check.check_weights(right, tmp_path, "float32", False, PROMPTS)
 
 
 def test_tokens_from_the_cache_are_refused(right) -> None:
     with pytest.raises(IncompatibleEngine, match="cache"):
-        proof.check_cache(right._replace(cached=128))
+        swap_check.check_cache(right._replace(cached=128))

@@ -7,7 +7,7 @@ import pytest
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import ADAPTER
 from rloo_pipeline.demo.model import tiny_qwen3
-from rloo_pipeline.rollout.sampler import kind_of
+from rloo_pipeline.rollout.compatibility import compatibility_key
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,13 @@ def test_text_that_says_the_same_is_the_same_kind(model, tmp_path) -> None:
         _name_or_path="somewhere",
     )
     assert (other / "config.json").read_text() != (model / "config.json").read_text()
-    assert kind_of(other, False) == kind_of(model, False)
+    assert compatibility_key(other, False) == compatibility_key(model, False)
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 16}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": False}])
 def test_what_an_engine_computes_by_is_the_kind(model, tmp_path, changes) -> None:
-    assert kind_of(with_config(model, tmp_path / "other", **changes), False) != kind_of(model, False)
+    other = with_config(model, tmp_path / "other", **changes)
+    assert compatibility_key(other, False) != compatibility_key(model, False)
 
 
 def test_an_adapters_modules_have_no_order_and_its_rank_counts(model, tmp_path) -> None:
@@ -48,6 +49,6 @@ def test_an_adapters_modules_have_no_order_and_its_rank_counts(model, tmp_path) 
         folder.mkdir()
         settings = {"base_model_name_or_path": str(model), "r": 4, "target_modules": ["q_proj", "v_proj"]}
         (folder / ADAPTER).write_text(json.dumps(settings | changes))
-        return kind_of(folder, False)
+        return compatibility_key(folder, False)
 
     assert adapter("first") == adapter("second", target_modules=["v_proj", "q_proj"]) != adapter("third", r=8)

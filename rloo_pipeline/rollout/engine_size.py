@@ -1,0 +1,66 @@
+"""Sizes that a vLLM engine is started with: context, KV cache on CPUs, LoRA rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.config import Dtype
+from rloo_pipeline.errors import UserError
+
+CPU_MAX_SEQS = 256
+"""Largest number of sequences in one batch on CPUs."""
+CPU_BLOCK_SIZE = 128
+"""Tokens in one block of the KV cache on CPUs."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of max_lora_rank that vLLM allows."""
+
+
+def context_length(folder: Path, needed: int) -> int:
+    """A context for at least `needed` tokens, rounded up so that a later stage may have somewhat longer prompts.
+
+    Raises:
+        UserError: `needed` exceeds the context of the model.
+    """
+    longest = model_dims.context(read_json(folder / "config.json"))
+    if longest is not None and needed > longest:
+        raise UserError(
+            f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
+            f"{longest}; lower dataset.max_prompt_length or rollout.max_completion_length"
+        )
+    rounded = -(-needed // 64) * 64
+    return rounded if longest is None else min(rounded, longest)
+
+
+def cache_bytes(dims: ModelDims | None, dtype: Dtype, most_gib: int, longest: int) -> int:
+    """Size of the KV cache on CPUs in bytes.
+
+    vLLM fills all of the cache with zeros when it starts, so it gets what a full batch of the longest sequences takes,
+    and a quarter more for prompts that several sequences share.
+
+    Args:
+        dims: of the model; None where they are not known, which gives `most_gib`.
+        dtype: of the model.
+        most_gib: upper limit in GiB.
+        longest: tokens of a prompt and its completion.
+    """
+    most = most_gib * 2**30
+    if dims is None:
+        return most
+    tokens = CPU_MAX_SEQS * -(-longest // CPU_BLOCK_SIZE) * CPU_BLOCK_SIZE
+    return min(most, tokens * dims.cached(dtype) * 5 // 4)
+
+
+def dims_of(folder: Path) -> ModelDims | None:
+    """The dimensions of a model; None where its configuration has none that `model_dims` can read."""
+    try:
+        return model_dims.read(folder)
+    except UserError:
+        return None
+
+
+def vllm_lora_rank(rank: int) -> int:
+    """The smallest LoRA rank of vLLM that is at least `rank`."""
+    return next(allowed for allowed in LORA_RANKS if allowed >= rank)

@@ -1,0 +1,84 @@
+"""Requests to vLLM and the completions it returns."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+
+class Request(NamedTuple):
+    """One completion to sample."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+class Completion(NamedTuple):
+    """One sampled completion."""
+
+    ids: list[int]
+    """Token ids, including the end token where it stopped by itself."""
+    text: str
+    logps: list[float]
+    """Log-prob of each token under the distribution that it was sampled from."""
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+
+
+class SamplingConfig(NamedTuple):
+    """Sampling parameters, as in vLLM; temperature 0 is greedy."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float | None
+    max_completion_length: int
+
+
+def params_of(request: Request, sampling: SamplingConfig, stop_ids: list[int]) -> SamplingParams:
+    """vLLM's parameters for one request."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p or 0.0,
+        max_tokens=sampling.max_completion_length,
+        seed=request.seed,
+        logprobs=0,
+        # These two avoid one object per token, and the text of each single token, which nobody reads.
+        flat_logprobs=True,
+        detokenize=False,
+        stop_token_ids=stop_ids,
+    )
+
+
+def completion_of(tokenizer: Any, params: SamplingParams, output: Any) -> Completion:
+    """Converts vLLM's output; with logprobs=0, each position holds exactly the sampled token.
+
+    Args:
+        tokenizer: vLLM's.
+        params: of the request; the seed is not read.
+        output: a finished RequestOutput with one completion.
+    """
+    (sampled,) = output.outputs
+    ids = list(sampled.token_ids)
+    assert sampled.logprobs.token_ids == ids
+    text = _text(tokenizer, params, output.prompt_token_ids, sampled)
+    return Completion(ids, text, sampled.logprobs.logprobs, sampled.finish_reason or "abort")
+
+
+def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled: Any) -> str:
+    """The text of vLLM's own detokenizer: identical to what it gives with detokenize=True."""
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    request: Any = SimpleNamespace(
+        request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
+    )
+    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    detokenizer.update(list(sampled.token_ids), sampled.finish_reason == "stop")
+    return str(detokenizer.output_text)

@@ -1,0 +1,193 @@
+"""Checks an engine after a swap of weights: its log-probs of a few fixed prompts against those of transformers.
+
+vLLM's layers may keep copies of their weights in other layouts, all of which a reload must renew. If one copy is stale,
+the engine samples from no policy at all, and nothing else would show it. transformers read the policy's files
+independently. The longest prompt fills more than one block of the KV cache and is sent before the swap as well, so a
+cache that was not emptied shows too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.config import Dtype
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.runtime.progress import say
+
+if TYPE_CHECKING:
+    import torch
+    from vllm import LLM
+    from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
+
+LIMITS: Mapping[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05}
+"""Largest mean difference in nats between engine and transformers, by dtype: far above rounding, far below the
+difference between two models.
+"""
+ALWAYS_CHECKED_BYTES = 2**30
+"""Bytes of weights up to which every swap is checked. Above, only the first swap of an engine is, since transformers
+take seconds to load them.
+"""
+SHORT_PROMPT = 16
+"""Tokens of the short prompts."""
+TOKENS_AFTER_BLOCK = 8
+"""Tokens of the long prompt beyond one block of the KV cache."""
+TOP_LOGPROBS = 20
+
+
+Prompts = Sequence[Sequence[int]]
+
+
+class EngineReply(NamedTuple):
+    """An engine's answer to the fixed prompts."""
+
+    logps: list[dict[int, float]]
+    """For each prompt, log-probs of the most likely next tokens."""
+    cached: int
+    """Number of prompt tokens that came from its prefix cache."""
+    engine: VllmConfig | None = None
+    """Configuration of the engine."""
+
+
+def fixed_prompts(vocabulary: int, block: int, longest: int) -> list[list[int]]:
+    """The fixed prompts: two short ones, and one longer than a block of the KV cache, where the context allows that.
+
+    Args:
+        vocabulary: number of tokens.
+        block: tokens per block of the KV cache.
+        longest: context length of the engine in tokens.
+    """
+    lengths = (SHORT_PROMPT, SHORT_PROMPT, block + TOKENS_AFTER_BLOCK)
+    return [
+        [(7919 * (place + 1) * (number + 1) + 13 * number) % vocabulary for place in range(min(length, longest - 1))]
+        for number, length in enumerate(lengths)
+    ]
+
+
+def query(llm: LLM, prompts: Prompts, lora: LoRARequest | None) -> EngineReply:
+    """Sends the prompts to an idle engine."""
+    from vllm import SamplingParams, TokensPrompt
+
+    params = SamplingParams(max_tokens=1, logprobs=TOP_LOGPROBS, seed=0, detokenize=False)
+    inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+    outputs = llm.generate(inputs, params, lora_request=lora, use_tqdm=False)
+    logps = []
+    for output in outputs:
+        positions = output.outputs[0].logprobs or []
+        logps.append({token: entry.logprob for position in positions if position for token, entry in position.items()})
+    return EngineReply(logps, sum(output.num_cached_tokens or 0 for output in outputs), llm.llm_engine.vllm_config)
+
+
+def transformers_logps(
+    folder: Path, dtype: Dtype, trust_remote_code: bool, prompts: Prompts, engine: VllmConfig | None = None
+) -> torch.Tensor:
+    """Log-probs of all next tokens under the policy as transformers load it.
+
+    Args:
+        folder: of the policy.
+        dtype: to compute in.
+        trust_remote_code: whether to run code that comes with the model.
+        prompts: token ids to continue.
+        engine: configuration of the vLLM engine in this process, if there is one.
+
+    Returns:
+        [prompts, vocabulary], float32.
+    """
+    import_shims.prepare_transformers()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with _uncompiled(engine):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            policy.base_of(folder),
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )
+    if policy.is_adapter(folder):
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
+    model.eval()
+    with torch.inference_mode():
+        logits = [model(torch.tensor([list(prompt)]), use_cache=False).logits[0, -1] for prompt in prompts]
+    return torch.stack(logits).float().log_softmax(-1)
+
+
+@contextmanager
+def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
+    """Turns compilation off in the block: vLLM has patched the transformers classes whose layers it runs unchanged, and
+    they read the engine's configuration.
+    """
+    if engine is None:
+        yield
+        return
+    from vllm.config import CompilationMode, set_current_vllm_config
+
+    plain = copy(engine)
+    plain.compilation_config = copy(engine.compilation_config)
+    plain.compilation_config.mode = CompilationMode.NONE
+    with set_current_vllm_config(plain):
+        yield
+
+
+def is_cheap(folder: Path) -> bool:
+    """Whether the weights are small enough to check every swap."""
+    size = sum(file.stat().st_size for file in policy.base_of(folder).glob("*.safetensors"))
+    return size <= ALWAYS_CHECKED_BYTES
+
+
+def check_cache(reply: EngineReply) -> None:
+    """Checks that an answer after a swap used no cache from before it.
+
+    Raises:
+        IncompatibleEngine: it did.
+    """
+    if reply.cached:
+        raise IncompatibleEngine("a cache of another policy's prompts")
+
+
+def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool, prompts: Prompts) -> None:
+    """Checks that an engine computes with the weights in `folder`, and tells the user where it does not.
+
+    Args:
+        reply: of the engine to the prompts.
+        folder: of the policy that the engine was given.
+        dtype: of the engine.
+        trust_remote_code: whether to run code that comes with the model.
+        prompts: the fixed ones.
+
+    Raises:
+        IncompatibleEngine: it does not, or transformers cannot load the policy.
+    """
+    try:
+        expected = transformers_logps(folder, dtype, trust_remote_code, prompts, reply.engine)
+    except Exception as error:  # of any kind: the stage then gets a new engine, which needs no check
+        raise IncompatibleEngine(f"weights that transformers could not check ({error})") from error
+    nats = mean_difference(reply, expected)
+    if nats <= LIMITS[dtype]:
+        return
+    config = read_json(policy.base_of(folder) / "config.json")
+    architecture = next(iter(config.get("architectures") or ["this model"]))
+    say(
+        f"a swap of weights leaves vLLM's {architecture} {nats:.2g} nats a token from the policy (transformers' "
+        "log-probs), so the policy gets a new engine"
+    )
+    raise IncompatibleEngine(f"weights that are not all those of {folder.name}")
+
+
+def mean_difference(reply: EngineReply, expected: torch.Tensor) -> float:
+    """Mean absolute difference in nats between an engine's log-probs and `expected` [prompts, vocabulary]."""
+    differences = [
+        abs(value - float(row[token]))
+        for logps, row in zip(reply.logps, expected, strict=True)
+        for token, value in logps.items()
+    ]
+    return sum(differences) / len(differences)
