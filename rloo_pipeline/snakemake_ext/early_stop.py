@@ -1,4 +1,4 @@
-"""What the controller does when a gate has ended a run: it finishes it as the run of so many rounds that it is."""
+"""When a gate has ended a run early, the controller finishes it as a run of the rounds that it has."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STOPPED = "stopped.json"
-"""Written by a gate that ends the run, in the run's folder: its round and symptoms."""
+"""File in the run's folder, written by the gate that ends the run: the round and the symptoms."""
 
 
 def stopped_after(run: Path) -> int | None:
-    """The round after which a gate ended the run; None where none did."""
+    """The round after which a gate ended the run; None if none did."""
     try:
         return int(json.loads((run / STOPPED).read_text(encoding="utf-8"))["round"])
     except (OSError, ValueError, KeyError):
@@ -20,22 +20,22 @@ def stopped_after(run: Path) -> int | None:
 
 
 def forget(run: Path, rounds: int) -> None:
-    """Removes the word of an earlier stop where the run is to go on."""
+    """Removes the file of an earlier stop if the run now has another number of rounds."""
     if stopped_after(run) not in (None, rounds):
         (run / STOPPED).unlink(missing_ok=True)
 
 
-def command(rounds: int, config_words: Sequence[str], arguments: Sequence[str] | None = None) -> list[str] | None:
-    """The call of Snakemake that this process is, for `rounds` rounds; None where it was not called as a command.
+def command(rounds: int, config_args: Sequence[str], argv: Sequence[str] | None = None) -> list[str] | None:
+    """The command line of this Snakemake process, with `rounds` rounds; None if Snakemake was called from Python.
 
     Args:
-        config_words: what was given to `--config`, which holds once only.
-        arguments: the words of the call; this process's where not given.
+        config_args: what was given to `--config`; the option counts only once, so it is given again in full.
+        argv: the command line; this process's by default.
     """
-    words = list(sys.argv if arguments is None else arguments)
-    program = Path(words[0])
+    command_line = list(sys.argv if argv is None else argv)
+    program = Path(command_line[0])
     if program.name != "snakemake" and program.parent.name != "snakemake":
         return None
-    kept = [word for word in config_words if not word.startswith("rounds=")]
-    options = ["--nolock", "--config", *kept, f"rounds={rounds}"]
-    return [sys.executable, "-m", "snakemake", *words[1:], *options]
+    unchanged = [pair for pair in config_args if not pair.startswith("rounds=")]
+    options = ["--nolock", "--config", *unchanged, f"rounds={rounds}"]
+    return [sys.executable, "-m", "snakemake", *command_line[1:], *options]

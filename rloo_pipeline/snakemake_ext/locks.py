@@ -1,10 +1,10 @@
-"""Snakemake's locks after a kill: cleared when their owner is provably gone, so that the same command goes on.
+"""Clears Snakemake's locks after a kill, if their owner is provably gone, so that the same command works again.
 
-Snakemake marks what a process works on by files that a killed process leaves behind. Here the main process of each run
-also holds a lock of the operating system (flock), which ends with the process. Whoever gets the locks of all runs of a
-folder knows that no other main process of this host is alive there; marks that were left on this host are then stale.
-Of a process on another host this can be known only where it was in a SLURM job: SLURM says whether that job has ended,
-or has become this one by going back into the queue.
+Snakemake locks a folder with marker files, and a killed process leaves them behind. Here the main process of each run
+also holds a lock of the operating system (flock), which ends with the process. A process that gets the locks of all
+runs in a folder knows that no other main process of this host is alive there, so markers that were left on this host
+are stale. For a process on another host this is known only if it ran in a SLURM job: SLURM says whether that job has
+ended, or whether it is this job, put back into the queue.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _held: list[int] = []
 
 
 class Hold(NamedTuple):
-    """Whether this process may write, and what there is to say about it."""
+    """Whether this process may write to the run, and a message about it for the terminal."""
 
     alone: bool
     message: str = ""
 
 
 def hold(folder: Path, run: str) -> Hold:
-    """Takes the lock of a run for the life of this process, and clears marks that are provably stale.
+    """Takes the lock of a run for the life of this process, and removes markers that are provably stale.
 
     Args:
-        folder: the working folder of Snakemake; several runs may be at work in it.
-        run: name of the run.
+        folder: Snakemake's working folder; several runs may use it at once.
+        run: the run's name.
     """
     hidden = folder / ".snakemake"
     hidden.mkdir(exist_ok=True)
@@ -45,16 +45,16 @@ def hold(folder: Path, run: str) -> Hold:
     if not _taken(handle):
         return Hold(False)
     _held.append(handle)
-    marks = [mark for mark in (hidden / "locks").glob("*") if mark.is_file()]
-    if marks and owner and not (_of_this_host(owner) or _job_ended(owner)):
+    markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
+    if markers and owner and not (_of_this_host(owner) or _job_ended(owner)):
         return Hold(False, f"locked by a run on another host ({owner}); if it is dead, run `snakemake --unlock`")
     os.ftruncate(handle, 0)
     os.pwrite(handle, _me().encode(), 0)
-    atexit.register(os.ftruncate, handle, 0)  # nobody's, when it ends by itself
-    if not marks or not all(_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
+    atexit.register(os.ftruncate, handle, 0)  # a process that ends by itself leaves no owner
+    if not markers or not all(_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
         return Hold(True)
-    for mark in marks:
-        mark.unlink(missing_ok=True)
+    for marker in markers:
+        marker.unlink(missing_ok=True)
     return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
 
 
@@ -68,18 +68,18 @@ def _of_this_host(owner: str) -> bool:
 
 
 def _job_ended(owner: str) -> bool:
-    """Whether the owner was in a SLURM job that runs no more, or in an earlier time of this process's own job."""
-    found = re.search(r" of SLURM job (\d+)$", owner)
-    if found is None:
+    """Whether the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
+    match = re.search(r" of SLURM job (\d+)$", owner)
+    if match is None:
         return False
     try:
-        return found[1] == slurm.own_job() or slurm.job(found[1]) is None
+        return match[1] == slurm.own_job() or slurm.job(match[1]) is None
     except UserError:  # SLURM cannot be asked here
         return False
 
 
 def _taken(handle: int) -> bool:
-    """Takes a lock if it is free; a file system without locks counts as free, and Snakemake's marks must do there."""
+    """Takes a lock if it is free. Without locks in the file system only Snakemake's markers protect."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -90,7 +90,7 @@ def _taken(handle: int) -> bool:
 
 
 def _free(path: Path) -> bool:
-    """Whether nobody holds a run's lock, as far as the file system of this host and SLURM can tell."""
+    """Whether no process holds a run's lock, as far as this host's file system and SLURM can tell."""
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""Stages of one SLURM job of several nodes as steps of it, each on a node that has room: `rloo submit --nodes N`.
+"""`rloo submit --nodes N`: the stages of one SLURM job of several nodes become steps of it, each on a node with room.
 
-Snakemake starts the stages of a job on its first node. Its resource `shell_exec` names the shell that gets a rule's
-command, outside of the image; here that is a script which hands the command to srun. SLURM then gives each stage the
-CPUs that it has as threads. One that takes GPUs (`gpu_stages` in the profile) has all of a node's, or as many as `gres`
-says in the profile; the others have none.
+Snakemake starts all stages on the job's first node. Its resource `shell_exec` names the shell that runs a rule's
+command, outside of the image; here that is a script which passes the command to srun. SLURM then gives each stage as
+many CPUs as it has threads. A stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as
+`gres` says in the profile; the others get none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rloo_pipeline.runtime import ranks
 
 FOLDER = Path(".snakemake/rloo-steps")
 SHELL = """#!/bin/sh
-# Written by rloo: what Snakemake takes for a shell puts the command on a node of this job that has room.
+# Written by rloo. Snakemake uses this as its shell; it runs the command on a node of this job that has room.
 unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
 export {step}=1
 cpus=${{OMP_NUM_THREADS:-1}} most=${{SLURM_CPUS_PER_TASK:-1}}
@@ -31,18 +31,18 @@ exec srun --quiet --exact --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --mem=0 -
 
 
 def nodes() -> int:
-    """Nodes of the SLURM job whose script this process is part of; 1 where it is in none, or in a step."""
+    """Number of nodes of the SLURM job whose batch script started this process; 1 outside a job, and in a step."""
     inside = slurm.own_job() is not None and "SLURM_STEP_ID" not in os.environ
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if inside else 1
 
 
 def spread(rules: Iterable[Any], limits: Any) -> None:
-    """Makes steps of all jobs of these rules but of those that call srun by themselves, or are done in a moment and ask
-    for no time.
+    """Has Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short ones
+    that ask for no time (`runtime`).
 
     Args:
-        rules: rules of Snakemake.
-        limits: what all jobs that run at once may use; `gpu_stages` is meant for one node.
+        rules: Snakemake's rules; their resource `shell_exec` is set.
+        limits: what all jobs that run at once may use; `gpu_stages`, which is meant for one node, is multiplied.
     """
     if "gpu_stages" in limits:
         limits["gpu_stages"] = limits["gpu_stages"].value * nodes()
@@ -52,22 +52,22 @@ def spread(rules: Iterable[Any], limits: Any) -> None:
 
 
 def _gres(resources: Any) -> str:
-    """The option of srun for what a rule takes of a node's GPUs."""
+    """The option of srun for the GPUs that a rule uses on its node."""
     if "gpu_stages" not in resources:
         return "--gres=none"
-    asked = resources["gres"].raw if "gres" in resources else None
-    return f"--gres={asked}" if isinstance(asked, str) else ""  # all GPUs that the job has on the node
+    gres = resources["gres"].raw if "gres" in resources else None
+    return f"--gres={gres}" if isinstance(gres, str) else ""  # all GPUs that the job has on the node
 
 
 def _shell(gres: str) -> Path:
-    """The script for one way of taking GPUs. Its name says to Snakemake which shell it stands for."""
+    """Writes the script for one GPU option. Snakemake tells the kind of shell by the file's name."""
     path = FOLDER / (re.sub(r"\W+", "-", gres).strip("-") or "all") / "bash"
-    # as on the first node: what this process has made there may lie on the node's own disk
+    # This process made them on the first node, perhaps on its own disk; the other nodes need them too.
     folders = [shlex.quote(os.environ[name]) for name in containers.CACHES if name in os.environ]
     inner = " ".join(['"${TMPDIR:-/tmp}"', *folders]).replace("'", "'\\''")
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(SHELL.format(step=ranks.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
-    beside.chmod(0o755)
-    beside.replace(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(SHELL.format(step=ranks.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
+    temporary.chmod(0o755)
+    temporary.replace(path)
     return path

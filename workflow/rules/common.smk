@@ -21,7 +21,7 @@ except UserError as error:
 
 IMAGE = CONTROLLER.image
 
-# Reward functions that have jobs of their own, and what decides their results: neither weights nor other functions.
+# Reward functions that need a GPU have jobs of their own. Their results depend neither on weights nor on other functions.
 ALONE = {reward.column: reward for reward in CONFIG.rewards if reward.gpus}
 DECIDES_ALONE = {
     name: {key: value for key, value in reward.decides().items() if key != "weight"} for name, reward in ALONE.items()
@@ -38,7 +38,7 @@ KEPT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every == 0]
 TRANSIENT = [name for name in ROUNDS[:-1] if int(name) % CONFIG.keep_every != 0]
 
 
-# An update over several nodes: srun, which is outside of the image, starts the image once a rank.
+# An update over several nodes runs srun outside of the image; srun starts the image once for each rank.
 SPREAD = CONFIG.deepspeed.nodes > 1
 SPREAD_IMAGE = None if SPREAD else IMAGE
 SPREAD_RESOURCES = (
@@ -54,10 +54,10 @@ SPREAD_RESOURCES = (
 )
 
 
-# of the last round, where W&B or MLflow are to have them
+# W&B and MLflow get the metrics round by round; the last round's file stands for all.
 TRACKED = [f"{RUN}/tracking/{LAST}.json"] if CONFIG.trackers else []
 
-# of a run that a gate ended, and that is finished as the run of so many rounds that it is
+# Written by the gate that ended the run early. The report waits for it when the run is finished at that round.
 STOPPED = [f"{RUN}/stopped.json"] if CONTROLLER.stopped else []
 
 
@@ -67,7 +67,7 @@ def one_of(names):
 
 
 def local_sources():
-    """Files on this machine that stage-assets starts from: when one of them changes, so does what is made of it."""
+    """Local files that stage-assets reads: when one of them changes, everything made from it runs again."""
     sources = [CONFIG.dataset.train, CONFIG.dataset.eval]
     if CONFIG.warmstart.sft:
         sources.append(CONFIG.warmstart.sft.demonstrations)
@@ -87,19 +87,19 @@ def policy_before(wildcards):
 
 
 def base_policy(wildcards):
-    """Policy 0, where the policy of a round is an adapter on it."""
+    """Policy 0, where the policy of a round is an adapter on top of it."""
     return f"{RUN}/policies/00000" if CONFIG.update.lora and int(wildcards.round) > 1 else []
 
 
 def gate(wildcards):
-    """The first update waits for the checks, and is not made again after others that pass. Rollouts do not wait, so that
-    another reward does not sample again.
+    """The checks, which the first update waits for. They are `ancient`: new checks do not train round 1 again. Rollouts do
+    not wait for them, so a changed reward function samples nothing again.
     """
     return ancient(f"{RUN}/warmstart/checks.json") if int(wildcards.round) == 1 else []
 
 
 def gate_before(wildcards):
-    """What the round before showed, where there is one; judged again, it is no reason to sample again."""
+    """The diagnosis of the round before. It is `ancient`: a new diagnosis is no reason to sample again."""
     return ancient(f"{RUN}/rounds/{before(wildcards.round)}/diagnosis.json") if int(wildcards.round) > 1 else []
 
 
@@ -117,12 +117,12 @@ def shards_of(table):
 
 
 def scoring_threads():
-    """Of the job that scores what has no job of its own: one a worker, or as many as one function's process has."""
+    """Threads of the job that scores: one for each worker process, or as many as one function's process has."""
     return max(CONFIG.scoring.workers, *(reward.threads for reward in CONFIG.rewards if not reward.gpus), 1)
 
 
 def scored_alone(wildcards):
-    """Tables of the functions that have jobs of their own."""
+    """Tables of the reward functions that have jobs of their own."""
     folder = f"{RUN}/rounds/{wildcards.round}/scores/parts"
     return [f"{folder}/{name}/{wildcards.shard}.parquet" for name in ALONE]
 
@@ -136,7 +136,7 @@ def evaluated_policy(wildcards):
 
 
 def growing(amount):
-    """Memory (MB) or time (minutes) for a first attempt, and as much again for each further one."""
+    """Memory (MB) or time (minutes): `amount` for the first attempt, twice that for the second, and so on."""
     return lambda wildcards, attempt: amount * attempt
 
 

@@ -1,4 +1,5 @@
-# Round r samples from policy r-1 and makes policy r. The number of rounds is no parameter of a round, so a longer run goes on.
+# Round r samples from policy r-1 and trains policy r. The number of rounds is no parameter of a round, so a run can be
+# extended without running finished rounds again.
 
 
 rule rollout:
@@ -25,7 +26,7 @@ rule rollout:
         " --shard {wildcards.shard} --output {output} --log={log}"
 
 
-# One reward function that needs a GPU, on one shard.
+# One reward function that needs a GPU, for one shard.
 rule score_alone:
     input:
         prompts=f"{RUN}/prompts",
@@ -158,7 +159,7 @@ use rule update as update_last with:
         round=LAST,
 
 
-# Between two rounds. Thresholds and source are no parameters: what is said of a round is not said again.
+# Between two rounds. The gates' thresholds and source are no parameters: a change of them judges no finished round again.
 rule gate:
     input:
         f"{RUN}/rounds/{{round}}/metrics.json",
@@ -171,8 +172,7 @@ rule gate:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"
 
 
-# A copy of the metrics for W&B and MLflow, beside the run: nothing waits for it. One call after the other, in the order
-# of the rounds.
+# Copies the metrics to W&B and MLflow, one round after the other. No stage waits for it.
 rule track:
     input:
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",

@@ -33,7 +33,7 @@ rule probe:
         f"{RUN}/logs/probe.log",
     benchmark:
         f"{RUN}/benchmarks/probe.tsv"
-    # before the first rollouts, where both could run
+    # before the first rollouts, when both could run
     priority: 10
     threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
     resources:
@@ -72,7 +72,7 @@ rule checks:
         " {params.how} --output {output} --log={log}"
 
 
-# With warmstart.train: auto, the model as it is is tried first; SFT is trained where its checks ask for it.
+# With `warmstart.train: auto` the model is checked before SFT; SFT runs only where these checks ask for it.
 use rule probe as trial_probe with:
     input:
         prompts=f"{RUN}/prompts",
