@@ -1,6 +1,6 @@
-"""What policy 0 must be able to do before rounds are paid for: small functions from evidence to one number each.
+"""Checks of policy 0 before any round: small functions from evidence to one number each.
 
-`registry` says what a check is, `evidence` what they see; `tokens`, `engines`, `samples` and `groups` have the checks;
-`mixing` has the mathematics of groups that teach. `verdicts` holds each number against its limits in the configuration.
-Nothing here reads a file or loads a model: stages/checks.py gathers the evidence.
+`registry` defines a check and `evidence` its input. `tokens`, `engines`, `probe_samples` and `group_stats` hold the
+checks, `mixing` the mathematics of mixed groups, and `verdicts` compares each number with its limits in the
+configuration. Nothing here reads a file or loads a model, except `token_facts`; stages/checks.py gathers the evidence.
 """

@@ -1,4 +1,4 @@
-"""Sampler and trainer see the same policy, and what it finds likely."""
+"""Checks that sampler and trainer compute the same policy, and of the log-probs that it gives."""
 
 from __future__ import annotations
 
@@ -7,105 +7,106 @@ import math
 import numpy as np
 
 from rloo_pipeline.checks.evidence import Array, Evidence
-from rloo_pipeline.checks.registry import Measure, check
+from rloo_pipeline.checks.registry import CheckResult, check
 
 
 @check("packed_logprobs", bad="above")
-def packed_logprobs(seen: Evidence) -> Measure:
-    """Largest difference of a token's log-prob between the packed model and plain transformers, nats.
+def packed_logprobs(evidence: Evidence) -> CheckResult:
+    """Largest difference of a token's log-prob between the packed model and plain transformers, in nats.
 
-    On a small copy of the model in float32; what is above 1e-3 ends the stage before there are checks.
+    Measured on a small copy of the model in float32. Above 1e-3 the stage fails before any check runs.
     """
-    return Measure(
-        seen.packed,
-        f"{seen.packed:.2g} nats at most, on a small copy in float32",
-        "Packed side by side, sequences get the log-probs and gradients that each has alone in plain transformers.",
-        "Packed sequences get other log-probs than each alone; it may be rounding, in which case accept it.",
+    return CheckResult(
+        evidence.packed,
+        f"{evidence.packed:.2g} nats at most, on a small copy in float32",
+        "Packed sequences get the same log-probs and gradients as each sequence alone in plain transformers.",
+        "Packed sequences get other log-probs than each sequence alone; if that is only rounding, accept it.",
     )
 
 
 @check("logprob_difference", bad="above")
-def logprob_difference(seen: Evidence) -> Measure | None:
-    """Difference of a token's log-prob between vLLM and the trainer, nats: in float32 the largest; in 16 bits, where
-    single tokens are far apart by rounding alone, the mean.
+def logprob_difference(evidence: Evidence) -> CheckResult | None:
+    """Difference of a token's log-prob between vLLM and the trainer, in nats.
+
+    The largest in float32; the mean in 16 bits, where rounding alone moves single tokens far apart.
     """
-    if seen.differences is None:
+    if evidence.differences is None:
         return None
-    sizes = np.abs(seen.differences)
+    sizes = np.abs(evidence.differences)
     mean, largest = (float(sizes.mean()), float(sizes.max())) if len(sizes) else (0.0, 0.0)
-    return Measure(
-        largest if seen.dtype == "float32" else mean,
-        f"{largest:.2g} nats at most, {mean:.2g} in the mean, {seen.dtype}",
-        f"vLLM and the trainer give the same tokens the same log-probs, as far as {seen.dtype} goes.",
-        "vLLM and the trainer do not compute the same policy: take float32 to see whether it is rounding, else look "
-        "for another template, other weights or a kernel; algorithm.mismatch corrects what is left.",
+    return CheckResult(
+        largest if evidence.dtype == "float32" else mean,
+        f"{largest:.2g} nats at most, {mean:.2g} on average, {evidence.dtype}",
+        f"vLLM and the trainer give the same tokens the same log-probs, within the precision of {evidence.dtype}.",
+        "vLLM and the trainer do not compute the same policy: try float32 to see whether it is rounding, else look for "
+        "a different template, different weights or a kernel; algorithm.mismatch corrects the remaining difference.",
     )
 
 
 @check("logprob_difference_q95", bad="above")
-def logprob_difference_q95(seen: Evidence) -> Measure | None:
-    """The difference that 95% of the tokens stay below: what part of them is computed otherwise shows here first."""
-    if seen.differences is None:
+def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
+    """95% quantile of that difference, which shows first if some of the tokens are computed differently."""
+    if evidence.differences is None:
         return None
-    sizes = np.abs(seen.differences)
+    sizes = np.abs(evidence.differences)
     value = float(np.quantile(sizes, 0.95)) if len(sizes) else 0.0
-    return Measure(
+    return CheckResult(
         value,
-        f"{value:.2g} nats, {seen.dtype}",
-        f"Few tokens are further apart in vLLM and the trainer than {seen.dtype} explains.",
-        "A part of the tokens has other log-probs in vLLM than in the trainer: see whether it is those behind some "
-        "length, behind some token, or in long completions; take float32 to see whether it is rounding.",
+        f"{value:.2g} nats, {evidence.dtype}",
+        f"Few tokens differ more between vLLM and the trainer than the precision of {evidence.dtype} explains.",
+        "Some tokens have other log-probs in vLLM than in the trainer: see whether they come after some length, after "
+        "some token, or in long completions; try float32 to see whether it is rounding.",
     )
 
 
 @check("perplexity", bad="above", sft=True)
-def perplexity(seen: Evidence) -> Measure | None:
-    """exp of the mean negative log-prob a token, on demonstrations that SFT trains on."""
-    if seen.demonstrations is None:
+def perplexity(evidence: Evidence) -> CheckResult | None:
+    """exp of the mean negative log-prob per token, on demonstrations that SFT trains on."""
+    if evidence.demonstrations is None:
         return None
-    return Measure(
-        _perplexity(seen.demonstrations),
-        f"{_perplexity(seen.demonstrations):.3g}",
+    return CheckResult(
+        _perplexity(evidence.demonstrations),
+        f"{_perplexity(evidence.demonstrations):.3g}",
         "The policy finds the demonstrations likely.",
-        "The demonstrations surprise the policy: train on them (longer), or see whether they have its template's form.",
+        "The policy finds the demonstrations unlikely: train on them (longer), or check that they follow its template.",
     )
 
 
 @check("perplexity_held_out", bad="above", sft=True)
-def perplexity_held_out(seen: Evidence) -> Measure | None:
-    """The same on demonstrations that SFT does not train on."""
-    if seen.held_out is None:
+def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
+    """Perplexity on demonstrations that SFT does not train on."""
+    if evidence.held_out is None:
         return None
-    return Measure(
-        _perplexity(seen.held_out),
-        f"{_perplexity(seen.held_out):.3g}",
+    return CheckResult(
+        _perplexity(evidence.held_out),
+        f"{_perplexity(evidence.held_out):.3g}",
         "The policy finds demonstrations likely that it was not trained on.",
-        "Demonstrations that were not trained on surprise the policy: bring more of them, or train on them longer.",
+        "The policy finds held-out demonstrations unlikely: add more demonstrations, or train on them longer.",
     )
 
 
 @check("overfitting", bad="above")
-def overfitting(seen: Evidence) -> Measure | None:
+def overfitting(evidence: Evidence) -> CheckResult | None:
     """Perplexity on held-out demonstrations divided by that on those trained on."""
-    if seen.demonstrations is None or seen.held_out is None:
+    if evidence.demonstrations is None or evidence.held_out is None:
         return None
-    ratio = _perplexity(seen.held_out) / _perplexity(seen.demonstrations)
-    return Measure(
+    ratio = _perplexity(evidence.held_out) / _perplexity(evidence.demonstrations)
+    return CheckResult(
         ratio,
         f"{ratio:.3g} times",
         "Held-out demonstrations are about as likely as those trained on.",
-        "SFT learned its demonstrations by heart; lower warmstart.sft.steps or bring more demonstrations.",
+        "SFT memorized its demonstrations; lower warmstart.sft.steps or add more demonstrations.",
     )
 
 
 @check("entropy", bad="below")
-def entropy(seen: Evidence) -> Measure:
-    """Mean entropy of the next token over the probe completions, nats, at the sampling temperature."""
-    mean = float(seen.entropies.mean())
-    return Measure(
+def entropy(evidence: Evidence) -> CheckResult:
+    """Mean entropy of the next token over the probe completions, in nats, at the sampling temperature."""
+    mean = float(evidence.entropies.mean())
+    return CheckResult(
         mean,
-        f"{mean:.3g} nats a token",
-        "The policy is undecided enough to try several ways.",
+        f"{mean:.3g} nats per token",
+        "The policy is random enough to explore.",
         "The policy is nearly deterministic, so siblings will be alike; raise rollout.temperature or shorten SFT.",
     )
 

@@ -1,4 +1,4 @@
-"""What the checks see."""
+"""The input of the checks."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What tokenizer, generation config and chat template say of the probe prompts."""
+    """Facts about tokenizer, generation config and chat template, measured on the probe prompts."""
 
     prompts: int
     changed: int
-    """Prompts whose ids, as text and back as ids, are no longer the same."""
+    """Prompts whose ids change when decoded and encoded again."""
     double_bos: int
     """Prompts that begin with two BOS tokens."""
     chats: int
-    """Prompts that are messages and go through the chat template."""
+    """Prompts that are messages, for the chat template."""
     opened: int
-    """Of these, those whose ids end in what the template puts before an answer."""
+    """Chats whose ids end with `generation_prompt`."""
     generation_prompt: str
-    """That text, as the first of them has it."""
+    """The text that the template puts before an answer, taken from the first chat."""
     pad: int | None
-    """None where the tokenizer has none of its own and EOS stands for it."""
+    """None if the tokenizer has none of its own and EOS is used for it."""
     eos: int | None
     stops: tuple[int, ...]
-    """Ids at which the sampler ends a completion."""
+    """Token ids at which the sampler ends a completion."""
     configured: tuple[int, ...] | None
-    """End tokens of generation_config.json; None where there is no such file."""
+    """End tokens of generation_config.json; None if there is no such file."""
     turn_end: tuple[int, str] | None
-    """The token by which the template ends an answer; None where there is no template or it has no such token."""
+    """Id and text of the token that ends an answer in the template; None without a template or such a token."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A trial of a policy on P probe prompts with K completions each."""
+    """A probe of a policy on P prompts with K completions each."""
 
     tokens: TokenFacts
     packed: float
-    """Largest difference of a token's log-prob that the model's self-check found, nats."""
+    """Largest difference of a token's log-prob in the model's self-check, in nats."""
     dtype: str
     longest: int
-    """max_completion_length of the trial."""
+    """max_completion_length of the probe."""
     rewards: Array
     """[P, K], NaN where unscorable."""
     right: NDArray[np.bool_]
@@ -57,17 +57,17 @@ class Evidence:
     texts: list[list[str]]
     """[P][K]"""
     in_form: NDArray[np.bool_] | None
-    """[P, K] whether the format reward is at least 1; None where there is no such reward."""
+    """[P, K] whether the format reward is at least 1; None without such a reward."""
     differences: Array | None
-    """[tokens] log-prob of the sampler less that of the trainer; None where they are not of the same distribution."""
+    """[tokens] log-prob of the sampler less that of the trainer; None if their distributions differ by design."""
     entropies: Array
     """[tokens] nats"""
     demonstrations: Array | None
-    """[tokens] log-probs of demonstrations that SFT trains on; None where there are none."""
+    """[tokens] log-probs of demonstrations that SFT trains on; None without demonstrations."""
     held_out: Array | None
-    """[tokens] the same of demonstrations that it does not train on."""
+    """[tokens] log-probs of demonstrations that SFT does not train on; None without them."""
     num_generations: int
-    """K of the rounds; the trial's own may be another."""
+    """K of the rounds, which may differ from the probe's."""
     seed: int
     resamples: int = 2000
-    """Of the bootstrap."""
+    """Number of bootstrap resamples."""

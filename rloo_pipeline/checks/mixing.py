@@ -1,9 +1,9 @@
-"""How many groups would be mixed at another K: some right, some wrong, which is what RLOO learns from.
+"""The expected share of mixed groups (some completions right, some wrong) at another K.
 
-The chance p that a completion is right differs from prompt to prompt. With p ~ Beta(a, b), the right ones among K have
-a beta-binomial distribution, and a group is all right with chance B(a+K, b)/B(a, b), all wrong with B(a, b+K)/B(a, b).
-a and b are fitted to the trial by maximum likelihood. The empirical share c/K of each prompt in place of p would call
-every prompt hopeless that was never solved in a few tries, and so name no K at all.
+The chance p that a completion is right differs from prompt to prompt. With p ~ Beta(a, b), the number of right
+completions among K has a beta-binomial distribution. A group is all right with chance B(a+K, b)/B(a, b) and all wrong
+with chance B(a, b+K)/B(a, b). Maximum likelihood fits a and b to the probe. The empirical share c/K of each prompt
+cannot replace p: it would treat every prompt as hopeless that was never solved in a few tries, and could name no K.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST = 1024
-"""K that is looked up to."""
+"""Largest K that is considered."""
 
 
 class Mixing(NamedTuple):
-    """The two parameters of the Beta distribution."""
+    """Parameters of the Beta distribution of p."""
 
     a: float
     b: float
@@ -34,19 +34,19 @@ class Mixing(NamedTuple):
         return float(max(0.0, 1 - right - wrong))
 
     def samples_for(self, share: float) -> int | None:
-        """The smallest K at which this share of groups is mixed; None where none up to `LARGEST` is enough."""
+        """The smallest K at which this share of groups is mixed; None if no K up to `LARGEST` is enough."""
         return next((k for k in range(2, LARGEST + 1) if self.mixed(k) >= share), None)
 
 
 def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> Mixing | None:
-    """Maximum likelihood.
+    """Fits the distribution by maximum likelihood.
 
     Args:
-        right: right completions of each prompt.
-        samples: completions a prompt.
+        right: number of right completions of each prompt.
+        samples: completions per prompt.
 
     Returns:
-        None where all completions of all prompts are right, or all wrong: no distribution is likelier than any other.
+        None if all completions of all prompts are right, or all wrong: no distribution is likelier than any other.
     """
     from scipy.optimize import minimize
     from scipy.stats import betabinom
@@ -56,10 +56,10 @@ def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> Mixing | None
         return None
     values, times = np.unique(counts, return_counts=True)
 
-    def loss(logs: NDArray[np.float64]) -> float:
-        return -float((times * betabinom.logpmf(values, samples, *np.exp(logs))).sum())
+    def loss(log_ab: NDArray[np.float64]) -> float:
+        return -float((times * betabinom.logpmf(values, samples, *np.exp(log_ab))).sum())
 
     mean = counts.mean() / samples
     start = np.log([max(mean, 0.01), max(1 - mean, 0.01)])
-    found = minimize(loss, start, method="L-BFGS-B", bounds=[(-7, 7), (-7, 7)])
-    return Mixing(*map(float, np.exp(found.x)))
+    optimum = minimize(loss, start, method="L-BFGS-B", bounds=[(-7, 7), (-7, 7)])
+    return Mixing(*map(float, np.exp(optimum.x)))

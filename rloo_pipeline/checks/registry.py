@@ -1,7 +1,7 @@
-"""What a check is: a number that is bad above or below its limits, and a sentence for either case.
+"""What a check is: a number that is bad above or below its limits, with advice for either case.
 
-A check is a plain function from `Evidence` to a `Measure`, or None where it does not apply, under `@check(name)`. The
-name is also the key of its limits in the configuration (`checks.limits`).
+A check is a function decorated with `@check(name)`, which takes `Evidence` and returns a `CheckResult`, or None if it
+does not apply. Its name is also the key of its limits in the configuration (`checks.limits`).
 """
 
 from __future__ import annotations
@@ -13,26 +13,29 @@ from rloo_pipeline.checks.evidence import Evidence
 
 Side = Literal["above", "below"]
 Limit = tuple[float | None, float | None]
-"""Where it warns and where it fails."""
+"""The values at which a check warns and fails."""
 
 
-class Measure(NamedTuple):
-    """What a check found."""
+class CheckResult(NamedTuple):
+    """The value of a check, with a sentence for either verdict."""
 
     value: float | None
     shown: str
-    """The value for people, with its interval where there is one."""
+    """The value as text, with its interval if it has one."""
     meaning: str
-    """One sentence where all is well."""
+    """One sentence for a check that passes."""
     cure: str
-    """One sentence on what to do where it is not."""
+    """One sentence on what to do if it does not."""
+
+
+CheckFunction = Callable[[Evidence], CheckResult | None]
 
 
 class Check(NamedTuple):
     """A function and how its value is judged."""
 
     name: str
-    measure: Callable[[Evidence], Measure | None]
+    measure: CheckFunction
     bad: Side
     """On which side of its limits a value is bad."""
     sft: bool
@@ -43,12 +46,10 @@ CHECKS: dict[str, Check] = {}
 """All checks by name."""
 
 
-def check(
-    name: str, bad: Side, sft: bool = False
-) -> Callable[[Callable[[Evidence], Measure | None]], Callable[[Evidence], Measure | None]]:
+def check(name: str, bad: Side, sft: bool = False) -> Callable[[CheckFunction], CheckFunction]:
     """Registers a function as a check."""
 
-    def register(function: Callable[[Evidence], Measure | None]) -> Callable[[Evidence], Measure | None]:
+    def register(function: CheckFunction) -> CheckFunction:
         CHECKS[name] = Check(name, function, bad, sft)
         return function
 
@@ -56,6 +57,6 @@ def check(
 
 
 def threshold(limits: Mapping[str, Any]) -> str:
-    """The limits of a check for people, such as `warn above 0.2, fail above 0.9`."""
-    said = [f"{what} {limits['bad']} {limits[what]:g}" for what in ("warn", "fail") if limits[what] is not None]
-    return ", ".join(said) or "–"
+    """The limits of a check as text, such as `warn above 0.2, fail above 0.9`."""
+    texts = [f"{what} {limits['bad']} {limits[what]:g}" for what in ("warn", "fail") if limits[what] is not None]
+    return ", ".join(texts) or "–"

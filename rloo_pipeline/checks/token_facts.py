@@ -1,4 +1,4 @@
-"""What tokenizer, generation config and chat template say of some prompts. A part of `checks`."""
+"""Facts about tokenizer, generation config and chat template, measured on some prompts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ANSWER = "an answer"
 
 
 def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) -> TokenFacts:
-    """The facts of a policy's folder.
+    """Measures the facts.
 
     Args:
         config: for the chat template's arguments.
-        folder: a policy.
+        folder: of the policy.
         rows: prompts, with `prompt` and `prompt_ids`.
     """
     tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)
@@ -34,7 +34,7 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
     bos, pad, eos = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id
     return TokenFacts(
         prompts=len(rows),
-        changed=sum(_again(tokenizer, row["prompt_ids"]) != list(row["prompt_ids"]) for row in rows),
+        changed=sum(_round_trip(tokenizer, row["prompt_ids"]) != list(row["prompt_ids"]) for row in rows),
         double_bos=sum(bos is not None and list(row["prompt_ids"][:2]) == [bos, bos] for row in rows),
         chats=len(chats),
         opened=sum(
@@ -50,8 +50,8 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
     )
 
 
-def _again(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
-    """Ids as text, and as ids again."""
+def _round_trip(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Decodes ids and encodes the text again."""
     text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -62,7 +62,7 @@ def _templated(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> str:
-    """What the template puts before an answer; nothing where it puts nothing."""
+    """The text that the template puts before an answer; may be empty."""
     closed, opened = (_templated(tokenizer, config, messages, value) for value in (False, True))
     return opened[len(closed) :] if opened.startswith(closed) else ""
 

@@ -1,48 +1,50 @@
-"""Every check's number held against its limits."""
+"""Judges the number of every check by its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rloo_pipeline.checks import engines, groups, samples, tokens  # noqa: F401, they register
+from rloo_pipeline.checks import engines, group_stats, probe_samples, tokens  # noqa: F401, importing registers checks
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CHECKS, Limit, Side
 
 
 def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[str]) -> list[dict[str, Any]]:
-    """Every check that applies, as checks.json has it: value, limits, verdict, advice.
+    """Runs every check that applies.
 
     Args:
-        evidence: of the trial.
-        limits: by name of the check, in the order in which they are shown.
-        accepted: checks whose failure does not stop the run; they stay marked.
+        evidence: of the probe.
+        limits: (warn, fail) by the check's name, in the order of the result.
+        accepted: checks whose failure does not stop the run; they stay marked as failed.
+
+    Returns:
+        One entry of checks.json per check: value, limits, verdict, advice.
     """
-    found = []
-    for name in limits:
-        one = CHECKS[name]
-        measure = one.measure(evidence)
-        if measure is None:
+    verdicts = []
+    for name, (warn, fail) in limits.items():
+        check = CHECKS[name]
+        result = check.measure(evidence)
+        if result is None:
             continue
-        warn, fail = limits[one.name]
-        verdict = verdict_of(measure.value, warn, fail, one.bad)
-        found.append(
+        verdict = verdict_of(result.value, warn, fail, check.bad)
+        verdicts.append(
             {
-                "name": one.name,
-                "value": measure.value,
-                "shown": measure.shown,
-                "limits": {"warn": warn, "fail": fail, "bad": one.bad},
+                "name": name,
+                "value": result.value,
+                "shown": result.shown,
+                "limits": {"warn": warn, "fail": fail, "bad": check.bad},
                 "verdict": verdict,
-                "accepted": verdict == "fail" and one.name in accepted,
-                "asks_for_sft": one.sft and verdict != "pass",
-                "advice": measure.meaning if verdict == "pass" else measure.cure,
+                "accepted": verdict == "fail" and name in accepted,
+                "asks_for_sft": check.sft and verdict != "pass",
+                "advice": result.meaning if verdict == "pass" else result.cure,
             }
         )
-    return found
+    return verdicts
 
 
 def verdict_of(value: float | None, warn: float | None, fail: float | None, bad: Side) -> str:
-    """pass, warn or fail; a value that does not exist is worse than any limit."""
+    """Returns pass, warn or fail; a missing value is beyond any limit."""
 
     def beyond(limit: float | None) -> bool:
         return limit is not None and (value is None or (value > limit if bad == "above" else value < limit))

@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward, Scoring
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.change import Change, change, columns, together
+from rloo_pipeline.evaluation.change import Change, change, columns, combine
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.training.round_data import Tables, completions_of
@@ -58,7 +58,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
             *(_grid(batches[name].completions.scores, config) for name in ("old", "new")),
             *(_grid(batches[name].advantages.double(), config) for name in ("old", "new")),
         )
-    overall = together(list(found.values()))
+    overall = combine(list(found.values()))
     write_json(
         output / "rescore.json",
         {

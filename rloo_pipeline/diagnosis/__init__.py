@@ -1,1 +1,1 @@
-"""The symptoms of a run, from its metrics."""
+"""The symptoms of a run, diagnosed from its metrics."""

@@ -1,19 +1,21 @@
-"""The symptoms of a run: metrics of its rounds in, what is wrong since when, why one thinks so, and what helps, out.
+"""The symptoms of a run, from the metrics of its rounds: what is wrong, since when, the evidence, and what helps.
 
 Pure: the same metrics and thresholds give the same list, whether the run is finished, stopped or in flight.
 
-**How a gate ends a run.** Between round r and the rollouts of round r+1 stands the rule `gate`. It writes
-`rounds/r/diagnosis.json`; where a symptom shows whose action is `stop`, it writes `stopped.json`, says so in one
-sentence and fails, with no output to delete: every policy, table and trainer state stays. Then the workflow's `onerror`
-calls Snakemake once more with `rounds=r`, since a stopped run *is* a run of r rounds: policy r is evaluated and the
-report is made by the ordinary rules, on the same cluster. The same command, with the gate set to `warn` or another
-cure, goes on as any run does that is extended.
+**How a gate ends a run.** The rule `gate` stands between round r and the rollouts of round r+1. It writes
+`rounds/r/diagnosis.json`. If a symptom shows whose action is `stop`, it writes `stopped.json`, prints one sentence and
+fails. It has no other output that Snakemake would delete, so every policy, table and trainer state stays. The
+workflow's `onerror` then calls Snakemake again with `rounds=r`, because a stopped run *is* a run of r rounds: the
+ordinary rules evaluate policy r and make the report, on the same cluster. To continue the run, repeat the command with
+the gate set to `warn` or with a cure in the configuration; the run is extended like any other.
 
-Why so: an update that fails would lose its policy; checkpoints would let Snakemake plan one round only; jobs that end
-at once without doing their work would leave files that are not what they say. The gate's file is an `ancient` input of
-rollouts, and no parameter of the rule `gate` is of its thresholds, so a change of them, or of this module, runs nothing
-again; another learning rate makes new metrics, which are judged again. There is no gate behind the last round, where
-nothing is left to stop, so an extended run is judged there before it goes on.
+**Alternatives that do not work.** An update that fails would lose its policy. Checkpoints would let Snakemake plan only
+one round. Jobs that end at once without doing their work would leave files that are not what their names say.
+
+**What reruns what.** The gate's file is an `ancient` input of rollouts, and the thresholds are not parameters of the
+rule `gate`. So a change of thresholds, or of this module, reruns nothing; another learning rate makes new metrics,
+which are judged again. The last round has no gate, because nothing is left to stop; when a run is extended, its former
+last round is judged before the next rollouts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from rloo_pipeline.config import JSON, Gates, Reward
-from rloo_pipeline.diagnosis.symptoms import REGISTRY, Metrics, Seen
+from rloo_pipeline.diagnosis.history import Metrics, RoundHistory
+from rloo_pipeline.diagnosis.symptoms import REGISTRY
 
 
 class Symptom(NamedTuple):
@@ -55,39 +58,42 @@ def diagnose(
     out_of_memory: Mapping[int, str] | None = None,
     planned: int | None = None,
 ) -> list[Symptom]:
-    """The symptoms that rounds showed, those that began first to the front; one that is `off` is not looked for.
+    """Finds the symptoms that rounds showed. A symptom whose action is `off` is skipped.
 
     Args:
-        rounds: metrics.json of rounds 1, 2, … as far as they are there.
-        gates: thresholds; their defaults where not given.
-        monitors: reward functions that should not fall (`monitors_of` a configuration).
-        evaluations: summary.json of evaluated policies, by the policy's number (0 is the warm start), with
-            distance.json under `distance` where there is one.
-        out_of_memory: by round, what a log says of memory.
+        rounds: metrics.json of rounds 1, 2, … without a gap.
+        gates: thresholds; the defaults if None.
+        monitors: reward functions that should not fall (see `monitors_of`).
+        evaluations: summary.json of evaluated policies by the policy's number (0 is the warm start), with
+            distance.json, if any, under `distance`.
+        out_of_memory: by round, the out-of-memory line in a log of its stages.
         planned: the run's last round.
+
+    Returns:
+        Symptoms sorted by the round that showed them first.
     """
     gates = gates or Gates()
-    found = []
-    for name, known in REGISTRY.items():
+    symptoms = []
+    for name, rule in REGISTRY.items():
         gate = getattr(gates, name)
         if gate.action == "off":
             continue
-        shown = []
+        evidence_by_round = {}
         for count in range(1, len(rounds) + 1):
-            seen = Seen(rounds[:count], monitors, evaluations or {}, out_of_memory or {}, planned)
-            if evidence := known.evidence(seen, gate):
-                shown.append((seen.round, evidence))
-        if shown:
-            (first, _), (last, evidence) = shown[0], shown[-1]
-            found.append(Symptom(name, known.title, gate.action, first, last, evidence, known.cure))
-    return sorted(found, key=lambda symptom: symptom.first)
+            history = RoundHistory(rounds[:count], monitors, evaluations or {}, out_of_memory or {}, planned)
+            if evidence := rule.evidence(history, gate):
+                evidence_by_round[history.round] = evidence
+        if evidence_by_round:
+            first, last = min(evidence_by_round), max(evidence_by_round)
+            symptoms.append(Symptom(name, rule.title, gate.action, first, last, evidence_by_round[last], rule.cure))
+    return sorted(symptoms, key=lambda symptom: symptom.first)
 
 
 def showing(symptoms: Sequence[Symptom], number: int) -> list[Symptom]:
-    """Those that show in round `number`, where that is the latest."""
+    """The symptoms that still show in round `number`, if that is the latest."""
     return [symptom for symptom in symptoms if symptom.last == number]
 
 
 def monitors_of(rewards: Sequence[Reward]) -> list[str]:
-    """Reward functions that are measured and do not teach."""
+    """Reward functions of weight 0, which are measured and do not train."""
     return [reward.column for reward in rewards if reward.weight == 0]

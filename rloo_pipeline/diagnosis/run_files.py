@@ -1,6 +1,4 @@
-"""What a run has written so far, whether it is finished, stopped, in flight, or was killed: reads files and nothing
-else.
-"""
+"""What a run has written so far, read from its folder: finished, stopped, in flight or killed. Writes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
-from rloo_pipeline.diagnosis.symptoms import Metrics
+from rloo_pipeline.diagnosis.history import Metrics
 from rloo_pipeline.errors import UserError
 
 NO_MEMORY = re.compile(
@@ -21,40 +19,42 @@ NO_MEMORY = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 TAIL = 200_000
-"""Bytes at a log's end in which such words are looked for."""
+"""Bytes at a log's end that are searched for `NO_MEMORY`."""
+EVIDENCE_LENGTH = 160
+"""Characters of such a line that are shown."""
 
 
 class RunFiles(NamedTuple):
-    """A run as far as it is."""
+    """A run, as far as it has come."""
 
     folder: Path
     config: Config
     rounds: list[Metrics]
-    """metrics.json of the rounds that are done, from the first without a gap."""
+    """metrics.json of the finished rounds, from the first without a gap."""
 
     def evaluations(self) -> dict[int, JSON]:
-        """summary.json of evaluated policies by the policy's number, with their distance.json under `distance`; the
-        final one only where all rounds are done.
-        """
-        found = {}
+        """The evaluations by the policy's number; `final` only when all rounds are finished."""
+        numbers = {"warmstart": 0}
+        if len(self.rounds) == self.config.rounds:
+            numbers["final"] = self.config.rounds
+        evaluations = {}
         for file in sorted((self.folder / "evaluation").glob("*/summary.json")):
             name = file.parent.name
-            if name.isdigit() or name == "warmstart":
-                found[int(name) if name.isdigit() else 0] = _evaluation(file)
-            elif name == "final" and len(self.rounds) == self.config.rounds:
-                found[self.config.rounds] = _evaluation(file)
-        return found
+            number = int(name) if name.isdigit() else numbers.get(name)
+            if number is not None:
+                evaluations[number] = read_evaluation(self.folder, name)
+        return evaluations
 
     def out_of_memory(self) -> dict[int, str]:
-        """By round, the last line of a stage's log that says so; a round that has no metrics counts as the latest."""
-        found = {}
+        """By round, the last out-of-memory line in a log of its stages; an unfinished round counts as the latest."""
+        lines = {}
         for file in sorted((self.folder / "logs").glob("*/[0-9]*.log")):
-            if (number := int(file.stem[:5])) <= self.config.rounds and (said := _no_memory(file)):
-                found[min(number, max(len(self.rounds), 1))] = f"{file.parent.name} of round {number}: {said}"
-        return found
+            if (number := int(file.stem[:5])) <= self.config.rounds and (line := _no_memory(file)):
+                lines[min(number, max(len(self.rounds), 1))] = f"{file.parent.name} of round {number}: {line}"
+        return lines
 
     def symptoms(self) -> list[Symptom]:
-        """What is wrong, by all there is."""
+        """The symptoms of the run, from metrics, evaluations and logs."""
         return diagnose(
             self.rounds,
             self.config.gates,
@@ -66,44 +66,58 @@ class RunFiles(NamedTuple):
 
 
 def read(folder: Path) -> RunFiles:
-    """The run in a folder.
+    """Reads the run in a folder.
 
     Raises:
-        UserError: there is none, or a file of it is damaged.
+        UserError: the folder has no run, or a file of it is damaged.
     """
-    if not (folder / "config.yaml").exists():
-        raise UserError(
-            f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"
-        )
-    config = load(folder / "config.yaml")
+    config = read_config(folder)
     return RunFiles(folder, config, metrics_until(folder, config.rounds))
 
 
+def read_config(folder: Path) -> Config:
+    """Reads the configuration of the run in a folder.
+
+    Raises:
+        UserError: the folder has no config.yaml, or it is not valid.
+    """
+    file = folder / "config.yaml"
+    if not file.exists():
+        raise UserError(
+            f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"
+        )
+    return load(file)
+
+
 def metrics_of(folder: Path, number: int) -> Path:
-    """Where the metrics of a round lie."""
+    """The path of a round's metrics.json."""
     return folder / "rounds" / f"{number:05d}" / "metrics.json"
 
 
 def metrics_until(folder: Path, last: int) -> list[Metrics]:
-    """metrics.json of rounds 1 to `last`, up to the first that is not there."""
-    found: list[Metrics] = []
+    """metrics.json of rounds 1 to `last`, up to the first round that has none."""
+    rounds: list[Metrics] = []
     for number in range(1, last + 1):
         file = metrics_of(folder, number)
         if not file.exists():
             break
-        found.append(read_json(file))
-    return found
+        rounds.append(read_json(file))
+    return rounds
 
 
-def _evaluation(summary: Path) -> JSON:
-    """An evaluation with its policy's distance from policy 0, where that was measured."""
-    distance = summary.with_name("distance.json")
-    return {**read_json(summary), "distance": read_json(distance) if distance.exists() else None}
+def read_evaluation(run: Path, name: str) -> JSON:
+    """summary.json of an evaluation, with its `distance` (KL from policy 0) and `harness` (lm-eval), each or None."""
+    folder = run / "evaluation" / name
+    evaluation: JSON = read_json(folder / "summary.json")
+    for part in ("distance", "harness"):
+        file = folder / f"{part}.json"
+        evaluation[part] = read_json(file) if file.exists() else None
+    return evaluation
 
 
-def _no_memory(file: Path) -> str | None:
-    """The last line at a log's end that speaks of memory running out, cut to what a table holds."""
-    with file.open("rb") as log:
-        log.seek(max(0, file.stat().st_size - TAIL))
-        found = NO_MEMORY.findall(log.read().decode("utf-8", errors="replace"))
-    return found[-1].strip()[-160:] if found else None
+def _no_memory(log: Path) -> str | None:
+    """The last line near a log's end that reports a lack of memory."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        lines = NO_MEMORY.findall(file.read().decode("utf-8", errors="replace"))
+    return lines[-1].strip()[-EVIDENCE_LENGTH:] if lines else None

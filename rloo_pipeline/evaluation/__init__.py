@@ -1,1 +1,1 @@
-"""Accuracy, intervals, tests, and how rankings change: arrays in, numbers out."""
+"""Accuracy, intervals, tests and changes of rankings: arrays in, numbers out."""

@@ -1,8 +1,8 @@
-"""How other rewards would have changed what a round teaches: rankings, informative groups, advantages.
+"""How other rewards would have changed a round: rankings, informative groups, advantages.
 
-Rankings are compared within each prompt's completions, by Kendall's tau-b and Spearman's rho over those that both
-rewards score; a group in which either reward is the same for all has no ranking and is left out. A group is informative
-where at least two of its rewards differ: RLOO learns from no other.
+Rankings are compared within each prompt's completions, by Kendall's tau-b and Spearman's rho over the completions that
+both rewards score. A group in which all values of either reward are equal has no ranking and is left out. A group is
+informative if at least two of its rewards differ; RLOO learns only from such groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 class Change(NamedTuple):
-    """One round, or all of them; None where there is nothing to compare."""
+    """The changes in one round or in all rounds; None if there is nothing to compare. Pairs are (old, new)."""
 
     groups: int
     ranked_groups: int
@@ -26,22 +26,22 @@ class Change(NamedTuple):
     kendall: float | None
     spearman: float | None
     reward: tuple[float | None, float | None]
-    """Mean, old and new."""
+    """Mean."""
     unscorable: tuple[int, int]
-    """Completions without a reward, old and new."""
+    """Completions without a reward."""
     informative: tuple[float, float]
-    """Share of groups whose rewards differ, old and new."""
+    """Share of groups whose rewards differ."""
     variance: tuple[float | None, float | None]
-    """Mean variance of the rewards within a group, old and new."""
+    """Mean variance of the rewards within a group."""
     completions: int
     advantage_correlation: float | None
-    """Pearson's, over completions."""
+    """Pearson's r, over completions."""
     sign_changes: float
-    """Share of completions whose advantage turns from positive to negative or back."""
+    """Share of completions whose advantage changes its sign."""
     silenced: float
     """Share of completions whose advantage becomes 0."""
     awakened: float
-    """Share of completions whose advantage was 0 and is no longer."""
+    """Share of completions whose advantage was 0 and no longer is."""
 
 
 def change(
@@ -50,17 +50,17 @@ def change(
     old_advantages: Sequence[Sequence[float]],
     new_advantages: Sequence[Sequence[float]],
 ) -> Change:
-    """What changed in a round.
+    """Compares old and new rewards of the same completions in a round.
 
     Args:
-        old: rewards [prompts, samples], NaN where unscorable.
-        new: the same completions' other rewards.
-        old_advantages: advantages [prompts, samples].
-        new_advantages: the same completions' other advantages.
+        old: rewards [prompts, samples], NaN for unscorable completions.
+        new: the new rewards, likewise.
+        old_advantages: [prompts, samples].
+        new_advantages: likewise.
     """
     before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)
     ranked = [pair for pair in map(_rankings, before, after) if pair is not None]
-    was, now = (np.asarray(values, dtype=float).ravel() for values in (old_advantages, new_advantages))
+    first, second = (np.asarray(values, dtype=float).ravel() for values in (old_advantages, new_advantages))
     return Change(
         groups=len(before),
         ranked_groups=len(ranked),
@@ -70,25 +70,25 @@ def change(
         unscorable=(int(np.isnan(before).sum()), int(np.isnan(after).sum())),
         informative=(_informative(before), _informative(after)),
         variance=(_variance(before), _variance(after)),
-        completions=len(was),
-        advantage_correlation=_correlation(was, now),
-        sign_changes=float(np.mean(was * now < 0)),
-        silenced=float(np.mean((was != 0) & (now == 0))),
-        awakened=float(np.mean((was == 0) & (now != 0))),
+        completions=len(first),
+        advantage_correlation=_correlation(first, second),
+        sign_changes=float(np.mean(first * second < 0)),
+        silenced=float(np.mean((first != 0) & (second == 0))),
+        awakened=float(np.mean((first == 0) & (second != 0))),
     )
 
 
-def together(rounds: Sequence[Change]) -> Change:
-    """All rounds as one: means over rounds, each weighted by what it was taken over."""
-    groups, ranked = [one.groups for one in rounds], [one.ranked_groups for one in rounds]
-    rows = [one.completions for one in rounds]
+def combine(rounds: Sequence[Change]) -> Change:
+    """All rounds as one: each mean is weighted by the number of groups or completions that it was taken over."""
+    groups, ranked = [change.groups for change in rounds], [change.ranked_groups for change in rounds]
+    rows = [change.completions for change in rounds]
 
     def pair(name: str, weights: Sequence[int]) -> tuple[float | None, float | None]:
-        first, second = zip(*(getattr(one, name) for one in rounds), strict=True)
-        return _weighted(first, weights), _weighted(second, weights)
+        old, new = zip(*(getattr(change, name) for change in rounds), strict=True)
+        return _weighted(old, weights), _weighted(new, weights)
 
     def mean(name: str, weights: Sequence[int]) -> float | None:
-        return _weighted([getattr(one, name) for one in rounds], weights)
+        return _weighted([getattr(change, name) for change in rounds], weights)
 
     informative = pair("informative", groups)
     return Change(
@@ -97,7 +97,7 @@ def together(rounds: Sequence[Change]) -> Change:
         kendall=mean("kendall", ranked),
         spearman=mean("spearman", ranked),
         reward=pair("reward", rows),
-        unscorable=(sum(one.unscorable[0] for one in rounds), sum(one.unscorable[1] for one in rounds)),
+        unscorable=(sum(change.unscorable[0] for change in rounds), sum(change.unscorable[1] for change in rounds)),
         informative=(informative[0] or 0.0, informative[1] or 0.0),
         variance=pair("variance", groups),
         completions=sum(rows),
@@ -108,31 +108,31 @@ def together(rounds: Sequence[Change]) -> Change:
     )
 
 
-def columns(found: Change | None = None) -> dict[str, str]:
-    """A row of the table for people: heading → value."""
+def columns(change: Change | None = None) -> dict[str, str]:
+    """A row of the printed table, heading → text; without a change, the headings."""
 
     def pair(values: tuple[float | None, float | None] | None, form: str) -> str:
-        return " → ".join("–" if value is None else format(value, form) for value in values or ())
+        return " → ".join(single(value, form) for value in values or ())
 
-    def one(value: float | None, form: str) -> str:
+    def single(value: float | None, form: str) -> str:
         return "–" if value is None else format(value, form)
 
     return {
-        "mean reward": pair(found and found.reward, ".3f"),
-        "unscorable": pair(found and found.unscorable, "d"),
-        "Kendall τ": one(found and found.kendall, ".3f"),
-        "Spearman ρ": one(found and found.spearman, ".3f"),
-        "informative groups": pair(found and found.informative, ".1%"),
-        "variance in a group": pair(found and found.variance, ".3g"),
-        "advantages: correlation": one(found and found.advantage_correlation, ".3f"),
-        "sign turns": one(found and found.sign_changes, ".1%"),
-        "to 0": one(found and found.silenced, ".1%"),
-        "from 0": one(found and found.awakened, ".1%"),
+        "mean reward": pair(change and change.reward, ".3f"),
+        "unscorable": pair(change and change.unscorable, "d"),
+        "Kendall τ": single(change and change.kendall, ".3f"),
+        "Spearman ρ": single(change and change.spearman, ".3f"),
+        "informative groups": pair(change and change.informative, ".1%"),
+        "variance in a group": pair(change and change.variance, ".3g"),
+        "advantages: correlation": single(change and change.advantage_correlation, ".3f"),
+        "sign changes": single(change and change.sign_changes, ".1%"),
+        "to 0": single(change and change.silenced, ".1%"),
+        "from 0": single(change and change.awakened, ".1%"),
     }
 
 
 def _rankings(old: Array, new: Array) -> tuple[float, float] | None:
-    """Kendall's tau-b and Spearman's rho of one group; None where one of the two does not rank it."""
+    """Kendall's tau-b and Spearman's rho of one group; None if one of the rewards does not rank it."""
     from scipy.stats import kendalltau, spearmanr
 
     both = ~(np.isnan(old) | np.isnan(new))
@@ -148,9 +148,9 @@ def _informative(rewards: Array) -> float:
 
 
 def _variance(rewards: Array) -> float | None:
-    """Mean over groups of the variance of their known rewards."""
+    """Mean over groups of the variance of their scored rewards."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a group with fewer than two
+        warnings.simplefilter("ignore", RuntimeWarning)  # of groups with fewer than two scored completions
         return _mean([value for value in np.nanvar(rewards, axis=1, ddof=1) if np.isfinite(value)])
 
 
@@ -163,5 +163,5 @@ def _mean(values: Sequence[float] | Array) -> float | None:
 
 
 def _weighted(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None and weight]
-    return sum(v * w for v, w in known) / sum(w for _, w in known) if known else None
+    pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None and weight]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None

@@ -1,4 +1,4 @@
-"""Reading completions and scores as arrays of [prompts, samples]."""
+"""Columns of completions and scores as arrays [prompts, samples]."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rloo_pipeline.config import Correct, Reward
 
 
 def grid(column: pa.ChunkedArray, samples: int) -> NDArray[np.float64]:
-    """A column as [prompts, samples], NaN where null."""
+    """Reads a column as [prompts, samples], NaN for null."""
     values = np.array([np.nan if value is None else value for value in column.to_pylist()], dtype=np.float64)
     return values.reshape(-1, samples)
 
 
-def right(scored: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.bool_]:
-    """Which completions count as right, [prompts, samples]; one that could not be scored does not."""
+def is_correct(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.bool_]:
+    """Which completions count as right, [prompts, samples]; an unscorable completion does not."""
     deciding = correct.reward or rewards[0].column
-    return np.nan_to_num(grid(scored[deciding], samples), nan=-np.inf) >= correct.threshold
+    return np.nan_to_num(grid(scores[deciding], samples), nan=-np.inf) >= correct.threshold

@@ -1,13 +1,14 @@
-"""Accuracy, pass@k, and what an evaluation's sampling leaves open: 95% intervals and p-values.
+"""Accuracy and pass@k with their sampling uncertainty: 95% intervals and p-values.
 
-Prompts are what was sampled, not completions: the samples of one prompt are not independent. Everything here speaks of
-these policies on other prompts of the kind, never of another training.
+The sampled unit is the prompt, because the completions of one prompt are not independent. Everything here describes
+these policies on other prompts of the same kind, never another training.
 
-Shares (right answers, pass@k, truncated completions) have the interval of Korn and Graubard (1998): that of Clopper
-and Pearson (1934) for as many independent answers as the spread between prompts says they are worth. Other means
-(rewards, lengths, KL) have the studentised bootstrap's (Efron and Tibshirani 1993, section 12.5), nowhere narrower than
-Student's. Two policies on the same prompts are compared by the sign-flip test of the mean difference (Fisher 1935,
-Pitman 1937), and several comparisons are corrected together (Holm 1979).
+- Shares (right answers, pass@k, truncated completions) have the interval of Korn and Graubard (1998): the interval of
+  Clopper and Pearson (1934) for an effective number of independent answers, from the spread between prompts.
+- Other means (rewards, lengths, KL) have the interval of the studentised bootstrap (Efron and Tibshirani 1993,
+  section 12.5), at each end at least as wide as Student's.
+- Two policies on the same prompts are compared by the sign-flip test of the mean difference (Fisher 1935, Pitman 1937).
+- Several comparisons are corrected together (Holm 1979).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ Array = NDArray[np.float64]
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
 EXACT = 20
-"""Of how many different patterns of signs all are looked at, as a power of 2."""
+"""Up to 2^`EXACT` distinct patterns of signs are enumerated instead of sampled."""
 ROUNDING = 1e-12
-"""Relative difference of two sums of the same numbers in another order, at most."""
+"""Largest relative difference between two sums of the same numbers in different order."""
 BATCH = 2**20
-"""Numbers drawn at a time."""
+"""Random numbers drawn at a time."""
 
 
 class Estimate(NamedTuple):
@@ -35,24 +36,30 @@ class Estimate(NamedTuple):
 
     value: float
     ci95: tuple[float, float] | None
-    """None where a mean has none: all values are equal, and nothing bounds those of other prompts."""
+    """None for a mean of equal values, which say nothing about the spread on other prompts."""
 
 
 class Gain(NamedTuple):
-    """A mean difference over prompts; None where no prompt has both values."""
+    """A mean difference over prompts; None if no prompt has both values."""
 
     value: float | None
     ci95: tuple[float, float] | None
     p: float | None
-    """Two-sided, against no difference."""
+    """Two-sided p-value of no difference."""
     prompts: int
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right, from `right` of `samples` (Chen et al. 2021,
-    arXiv 2107.03374, equation 1): 1 − C(n−c, k)/C(n, k).
+    """Unbiased estimate of the chance that at least one of k samples is right, if `right` of `samples` are.
+
+    Chen et al. 2021, arXiv 2107.03374, equation 1: 1 − C(n−c, k)/C(n, k).
     """
     return 1.0 - comb(samples - right, k) / comb(samples, k)
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, … up to `limit`."""
+    return [2**power for power in range(limit.bit_length())]
 
 
 def pass_at_ks(right: NDArray[np.bool_]) -> dict[int, Array]:
@@ -64,183 +71,186 @@ def pass_at_ks(right: NDArray[np.bool_]) -> dict[int, Array]:
     Returns:
         k → [prompts].
     """
-    samples = right.shape[1]
-    ks = [2**power for power in range(samples.bit_length()) if 2**power <= samples]
-    counts = right.sum(axis=1)
-    return {k: np.array([pass_at_k(samples, int(count), k) for count in counts]) for k in ks}
+    samples, counts = right.shape[1], right.sum(axis=1)
+    return {k: np.array([pass_at_k(samples, int(count), k) for count in counts]) for k in powers_of_two(samples)}
 
 
 def is_share(*values: Array) -> bool:
-    """Whether scores are a share of something: 0 and 1 both occur among them, and nothing else but NaN."""
-    return set(np.unique(np.concatenate([found[~np.isnan(found)].ravel() for found in values]))) == {0.0, 1.0}
+    """Whether scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
+    return set(np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))) == {0.0, 1.0}
 
 
 def estimate_share(values: Array, samples: int) -> Estimate:
     """A share of right answers, with the interval of Korn and Graubard.
 
-    With one sample a prompt it is Clopper and Pearson's, so 0 of 200 has [0, 1.8%]. With several, p(1−p) over the
-    variance of the mean says how many independent answers they are worth: at least one a prompt, at most all of them.
-    That is corrected for the degrees of freedom of the variance, which are only as many as there are prompts with any
-    right answer, or with any wrong one.
+    With one sample per prompt it is the interval of Clopper and Pearson, so 0 of 200 has [0, 1.8%]. With several, the
+    effective number of independent answers is p(1−p) over the variance of the mean, at least one per prompt and at most
+    all samples. It is corrected for the degrees of freedom of the variance, the smaller of the numbers of prompts with
+    any right answer and with any wrong answer.
 
     Args:
         values: share of right samples of each prompt, [prompts], in [0, 1].
-        samples: independent samples a prompt.
+        samples: independent samples per prompt.
     """
     from scipy.special import betaincinv, stdtrit
 
     prompts, mean = len(values), float(values.mean())
-    worth = float(prompts)
+    effective = float(prompts)
     if samples > 1 and 0 < mean < 1:
-        every = prompts * samples
         freedom = max(1, min((values > 0).sum(), (values < 1).sum(), prompts - 1))
         variance = float(values.var(ddof=1)) / prompts if prompts > 1 else 0.0
-        correction = float(stdtrit(every - 1, TAIL) / stdtrit(freedom, TAIL)) ** 2
-        worth = min(max(mean * (1 - mean) * correction / variance, worth), every) if variance > 0 else worth
-    right, wrong = mean * worth, (1 - mean) * worth
+        correction = float(stdtrit(prompts * samples - 1, TAIL) / stdtrit(freedom, TAIL)) ** 2
+        if variance > 0:
+            effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
+    right, wrong = mean * effective, (1 - mean) * effective
     low = float(betaincinv(right, wrong + 1, TAIL)) if right > 0 else 0.0
     high = float(betaincinv(right + 1, wrong, 1 - TAIL)) if wrong > 0 else 1.0
     return Estimate(mean, (low, high))
 
 
 def estimate_mean(values: Array, resamples: int, seed: int) -> Estimate:
-    """A mean of anything, with the wider one at each end of the studentised bootstrap's interval and Student's.
+    """A mean, with the wider of the studentised bootstrap's interval and Student's at each end.
 
-    The bootstrap follows a skewed distribution; where resamples without spread tell it nothing, as with few prompts or
-    values that are nearly all the same, Student's holds.
+    The bootstrap adapts to skewed distributions. Resamples without spread tell it nothing; with few prompts or nearly
+    equal values, Student's interval is the wider one.
 
     Args:
-        values: one a prompt, [prompts].
-        resamples: their number.
+        values: one per prompt, [prompts].
+        resamples: number of bootstrap resamples.
         seed: of the resampling.
     """
     from scipy.special import stdtrit
 
-    prompts, found = len(values), float(values.mean())
+    prompts, mean = len(values), float(values.mean())
     if np.ptp(values) <= ROUNDING * np.abs(values).max():
-        return Estimate(found, None)
+        return Estimate(mean, None)
     error = float(values.std(ddof=1)) / sqrt(prompts)
-    centred = values - found
+    centred = values - mean
     draw = np.random.default_rng(seed)
-    drawn = [np.zeros(1)]
+    statistics = [np.zeros(1)]
     for rows in _batches(resamples, prompts):
         resampled = centred[draw.integers(0, prompts, (rows, prompts))]
         means = resampled.mean(axis=1)
         errors = np.sqrt(np.maximum(np.square(resampled).mean(axis=1) - means**2, 0) / (prompts - 1))
-        some = errors > 1e-6 * error
-        drawn.append(means[some] / errors[some])
-    low, high = np.quantile(np.concatenate(drawn), [TAIL, 1 - TAIL])
+        spread = errors > 1e-6 * error
+        statistics.append(means[spread] / errors[spread])
+    low, high = np.quantile(np.concatenate(statistics), [TAIL, 1 - TAIL])
     student = -float(stdtrit(prompts - 1, TAIL))
-    return Estimate(found, (found - max(float(high), student) * error, found + max(-float(low), student) * error))
+    return Estimate(mean, (mean - max(float(high), student) * error, mean + max(-float(low), student) * error))
 
 
 def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None:
-    """Mean over prompts of the mean of a prompt's scores; None where there is no score.
+    """Mean over prompts of the mean of a prompt's scores; None without any score.
 
     Args:
-        scores: [prompts, samples], NaN where there is none.
-        resamples, seed: of the bootstrap.
+        scores: [prompts, samples], NaN for none.
+        resamples: number of bootstrap resamples.
+        seed: of the bootstrap.
     """
-    known = scores[~np.isnan(scores).all(axis=1)]
-    if not len(known):
+    scored = scores[~np.isnan(scores).all(axis=1)]
+    if not len(scored):
         return None
-    values = np.nanmean(known, axis=1)
-    return estimate_share(values, scores.shape[1]) if is_share(known) else estimate_mean(values, resamples, seed)
+    values = np.nanmean(scored, axis=1)
+    return estimate_share(values, scores.shape[1]) if is_share(scored) else estimate_mean(values, resamples, seed)
 
 
 def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | None = None) -> Gain:
-    """What the second gained over the first on the same prompts.
+    """Mean difference of two policies on the same prompts.
 
-    Where the test does not reject no difference, the interval reaches to 0, so that the two never contradict each
-    other in that direction.
+    If the test does not reject the hypothesis of no difference, the interval is extended to include 0, so that test and
+    interval do not contradict each other in that direction.
 
     Args:
-        before, after: one value a prompt, [prompts]; a prompt that is NaN in either is left out.
-        resamples: of the bootstrap, and random signs where not all can be looked at.
+        before: one value per prompt, [prompts]; a prompt that is NaN in either is left out.
+        after: likewise.
+        resamples: number of bootstrap resamples, and of random sign patterns if they cannot all be enumerated.
         seed: of both.
-        samples: a prompt, where the values are shares; None for other means.
+        samples: samples per prompt if the values are shares; None for other means.
     """
     both = ~(np.isnan(before) | np.isnan(after))
     differences = after[both] - before[both]
     differences[np.isclose(before[both], after[both], rtol=ROUNDING, atol=ROUNDING)] = 0.0
     if not len(differences):
         return Gain(None, None, None, 0)
-    found = estimate_mean(differences, resamples, seed) if samples is None else share_difference(differences, samples)
-    p, interval = sign_flip_p(differences, resamples, seed), found.ci95
+    value, interval = (
+        estimate_mean(differences, resamples, seed) if samples is None else share_difference(differences, samples)
+    )
+    p = sign_flip_p(differences, resamples, seed)
     if interval is not None and p > 1 - LEVEL:
         interval = min(interval[0], 0.0), max(interval[1], 0.0)
-    return Gain(found.value, interval, p, len(differences))
+    return Gain(value, interval, p, len(differences))
 
 
 def share_difference(differences: Array, samples: int) -> Estimate:
     """Mean difference of shares on the same prompts, with its interval.
 
-    It is the share that was won less the share that was lost, each with its interval and the correlation of the two,
-    put together by Zou and Donner's rule (2008; MOVER). So 0 of 200 before and after has [−1.8%, 1.8%].
+    It is the share won less the share lost. The intervals of both and their correlation are combined by the rule of Zou
+    and Donner (2008, MOVER). So 0 of 200 before and after has [−1.8%, 1.8%].
 
     Args:
-        differences: of each prompt's two shares, [prompts], in [−1, 1].
-        samples: independent samples a prompt, of either.
+        differences: between the two shares of each prompt, [prompts], in [−1, 1].
+        samples: independent samples per prompt of each policy.
     """
     parts = np.maximum(differences, 0), np.maximum(-differences, 0)
-    (won, around_won), (lost, around_lost) = (estimate_share(part, samples) for part in parts)
-    assert around_won is not None
-    assert around_lost is not None
+    (won, won_ci95), (lost, lost_ci95) = (estimate_share(part, samples) for part in parts)
+    assert won_ci95 is not None
+    assert lost_ci95 is not None
     spread = float(parts[0].std() * parts[1].std())
     correlation = max(-won * lost / spread, -1.0) if spread > 0 else 0.0  # no prompt is in both parts
 
-    def reach(of_won: float, of_lost: float) -> float:
+    def margin(of_won: float, of_lost: float) -> float:
         return sqrt(of_won**2 + of_lost**2 - 2 * correlation * of_won * of_lost)
 
-    low = won - lost - reach(won - around_won[0], around_lost[1] - lost)
-    high = won - lost + reach(around_won[1] - won, lost - around_lost[0])
+    low = won - lost - margin(won - won_ci95[0], lost_ci95[1] - lost)
+    high = won - lost + margin(won_ci95[1] - won, lost - lost_ci95[0])
     return Estimate(float(differences.mean()), (max(low, -1.0), min(high, 1.0)))
 
 
 def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
-    """Two-sided p of the mean difference: were the policies alike, each prompt's difference had either sign as likely.
+    """Two-sided p-value of the mean difference by the sign-flip test.
 
-    All patterns of signs are looked at where no more than 2^`EXACT` of them differ: with up to 20 differences that are
-    not 0 always, and with any number of prompts that are right or wrong (McNemar's exact test then). Else that many
-    random ones are, counted with the one that was seen, so that p is never 0 (Phipson and Smyth 2010).
+    If the policies were equally good, each prompt's difference would have either sign with the same probability. Up to
+    2^`EXACT` distinct patterns of signs are enumerated: always with up to 20 nonzero differences, and with any number
+    of prompts that are just right or wrong (which is McNemar's exact test). Otherwise random patterns are drawn and
+    counted together with the observed one, so that p is never 0 (Phipson and Smyth 2010).
 
     Args:
-        differences: one a prompt, [prompts].
-        resamples: random patterns, where not all are looked at.
-        seed: of these.
+        differences: one per prompt, [prompts].
+        resamples: number of random patterns.
+        seed: of the random patterns.
     """
     from scipy.stats import binom
 
     differences = differences[differences != 0]
-    seen = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())
+    observed = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())
     sizes, counts = np.unique(np.round(np.abs(differences), 12), return_counts=True)
     if np.log2(counts + 1.0).sum() <= EXACT:
-        sums, chances = np.zeros(1), np.ones(1)
+        sums, probabilities = np.zeros(1), np.ones(1)
         for size, count in zip(sizes, counts, strict=True):
-            turned = np.arange(count + 1)
-            sums = np.add.outer(sums, size * (count - 2 * turned)).ravel()
-            chances = np.multiply.outer(chances, binom.pmf(turned, count, 0.5)).ravel()
-        return min(1.0, float(chances[np.abs(sums) >= seen].sum()))
+            flips = np.arange(count + 1)
+            sums = np.add.outer(sums, size * (count - 2 * flips)).ravel()
+            probabilities = np.multiply.outer(probabilities, binom.pmf(flips, count, 0.5)).ravel()
+        return min(1.0, float(probabilities[np.abs(sums) >= observed].sum()))
     draw = np.random.default_rng(seed)
     beyond = 0
     for rows in _batches(resamples, len(differences)):
         signs = draw.integers(0, 2, (rows, len(differences)), dtype=np.int8)
-        beyond += int((np.abs((2 * signs - 1) @ differences) >= seen).sum())
+        beyond += int((np.abs((2 * signs - 1) @ differences) >= observed).sum())
     return (beyond + 1) / (resamples + 1)
 
 
 def _batches(count: int, size: int) -> Iterator[int]:
-    """How many rows of this size to draw at a time, until there are `count`."""
+    """Splits `count` rows of this size into batches of at most `BATCH` numbers; yields the rows of each."""
     rows = max(1, BATCH // size)
     yield from (min(rows, count - start) for start in range(0, count, rows))
 
 
 def holm(ps: Mapping[str, float | None]) -> dict[str, float | None]:
-    """p-values of several comparisons, each corrected for there being all of them (Holm 1979); None stays."""
-    known = sorted((p, name) for name, p in ps.items() if p is not None)
-    made: dict[str, float | None] = dict.fromkeys(ps)
-    least = 0.0
-    for place, (p, name) in enumerate(known):
-        least = max(least, min(1.0, p * (len(known) - place)))
-        made[name] = least
-    return made
+    """Corrects p-values for the number of comparisons (Holm 1979); None stays None."""
+    ascending = sorted((p, name) for name, p in ps.items() if p is not None)
+    corrected: dict[str, float | None] = dict.fromkeys(ps)
+    smallest = 0.0
+    for rank, (p, name) in enumerate(ascending):
+        smallest = max(smallest, min(1.0, p * (len(ascending) - rank)))
+        corrected[name] = smallest
+    return corrected

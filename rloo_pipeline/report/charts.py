@@ -1,4 +1,4 @@
-"""What there is to draw of a run, round by round, and of several runs side by side; figures.py draws it."""
+"""The charts of a run's metrics and of several runs' metrics side by side; figures.py draws them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rloo_pipeline.config import Reward
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """One metric of metrics.json as a curve."""
 
     metric: str
@@ -20,10 +20,10 @@ class Chart(NamedTuple):
 
     title: str
     caption: str
-    lines: tuple[Line, ...]
-    """Of one run, all of them; of several runs, the first of each."""
+    lines: tuple[ChartLine, ...]
+    """All are drawn for one run; only the first is drawn for several runs."""
     band: tuple[str, str] | None = None
-    """Metrics that bound the shaded ground: (lower, upper), or (middle, half its width) with `spread`."""
+    """Metrics that bound the shaded area: (lower, upper), or (middle, half its width) with `spread`."""
     spread: bool = False
     tickformat: str = ""
     from_zero: bool = True
@@ -31,99 +31,92 @@ class Chart(NamedTuple):
     log: bool = False
     """Whether the axis is logarithmic."""
     only_changing: bool = False
-    """Left out where the values never change."""
+    """Left out if the values never change."""
 
 
 LENGTH = Chart(
     "Completion length",
     "Mean number of tokens. Shaded: shortest to longest.",
     (
-        Line("completions/mean_length", "all"),
-        Line("completions/mean_terminated_length", "ended by themselves"),
+        ChartLine("completions/mean_length", "all"),
+        ChartLine("completions/mean_terminated_length", "not truncated"),
     ),
     ("completions/min_length", "completions/max_length"),
 )
+WASTED = Chart(
+    "Samples that teach little",
+    "Share of completions truncated at the length limit, and of prompts whose rewards are all equal.",
+    (
+        ChartLine("completions/clipped_ratio", "truncated completions"),
+        ChartLine("frac_reward_zero_std", "prompts with equal rewards"),
+    ),
+    tickformat=".0%",
+)
 KL = Chart(
     "KL from the warm start",
-    "Distance of the sampling policy from policy 0: nats a completion, k1 estimate.",
-    (Line("kl/sequence_mean", "KL"),),
+    "Distance of the sampling policy from policy 0: nats per completion, k1 estimate.",
+    (ChartLine("kl/sequence_mean", "KL"),),
+)
+BETA = Chart(
+    "KL coefficient",
+    "beta, adapted after each round towards the target KL.",
+    (ChartLine("beta", "beta"),),
+    only_changing=True,
 )
 ENTROPY = Chart(
     "Entropy",
-    "How undecided the policy is: mean nats a token. A fall to 0 is a collapse.",
-    (Line("entropy", "entropy"),),
+    "How undecided the policy is: mean nats per token. A fall to 0 is a collapse.",
+    (ChartLine("entropy", "entropy"),),
+)
+CLIPPED = Chart(
+    "Clipped ratios",
+    "Share of completions (of tokens, at token level) whose gradient was removed by the clip.",
+    (
+        ChartLine("clip_ratio/low_mean", "below the range"),
+        ChartLine("clip_ratio/high_mean", "above the range"),
+    ),
+    tickformat=".1%",
+)
+MISMATCH = Chart(
+    "Sampler against trainer",
+    "Difference between the log-probs of vLLM and of the trainer for the same token, in nats.",
+    (
+        ChartLine("sampling/sampling_logp_difference/mean", "mean"),
+        ChartLine("sampling/sampling_logp_difference/max", "largest"),
+    ),
+    log=True,
 )
 GRADIENT = Chart(
     "Gradient norm",
     "Before clipping, mean over the round’s optimizer steps.",
-    (Line("grad_norm", "gradient norm"),),
+    (ChartLine("grad_norm", "gradient norm"),),
 )
+LEARNING_RATE = Chart(
+    "Learning rate", "At the round’s last optimizer step.", (ChartLine("learning_rate", "learning rate"),)
+)
+MEAN_REWARD = "Weighted sum of the rewards, before the KL penalty: mean over the round’s completions."
+REWARD = Chart(
+    "Reward",
+    f"{MEAN_REWARD} Shaded: one standard deviation of the round’s completions to either side.",
+    (ChartLine("reward", "reward"),),
+    ("reward", "reward_std"),
+    spread=True,
+)
+REWARD_OF_RUNS = Chart("Reward by round", MEAN_REWARD, (ChartLine("reward", "reward"),), from_zero=False)
 
 
 def charts(rewards: Sequence[Reward]) -> list[Chart]:
-    """Everything there is to draw of a run with these rewards."""
-    functions = tuple(Line(f"rewards/{r.column}/mean", f"{r.column}, weight {r.weight:g}") for r in rewards)
-    wasted = (
-        Line("completions/clipped_ratio", "truncated completions"),
-        Line("frac_reward_zero_std", "prompts of equal rewards"),
+    """The charts of a run with these rewards."""
+    functions = Chart(
+        "Reward functions",
+        "Mean of each function; a function of weight 0 is only monitored.",
+        tuple(ChartLine(f"rewards/{r.column}/mean", f"{r.column}, weight {r.weight:g}") for r in rewards),
     )
-    clipped = (Line("clip_ratio/low_mean", "below the range"), Line("clip_ratio/high_mean", "above the range"))
-    apart = (
-        Line("sampling/sampling_logp_difference/mean", "mean"),
-        Line("sampling/sampling_logp_difference/max", "largest"),
-    )
-    return [
-        Chart(
-            "Reward",
-            "Weighted sum of the rewards, before the KL penalty: mean over the round’s completions. "
-            "Shaded: one standard deviation of the round’s completions to either side.",
-            (Line("reward", "reward"),),
-            ("reward", "reward_std"),
-            spread=True,
-        ),
-        Chart("Reward functions", "Mean of each function; one of weight 0 is watched and teaches nothing.", functions),
-        LENGTH,
-        Chart(
-            "Samples that teach little",
-            "Share of completions cut off at the length limit, and of prompts whose rewards are all the same.",
-            wasted,
-            tickformat=".0%",
-        ),
-        KL,
-        Chart(
-            "KL coefficient",
-            "beta, steered from round to round towards the KL that was asked for.",
-            (Line("beta", "beta"),),
-            only_changing=True,
-        ),
-        ENTROPY,
-        Chart(
-            "Clipped ratios",
-            "Share of completions (of tokens, at token level) from which the clip took the gradient.",
-            clipped,
-            tickformat=".1%",
-        ),
-        Chart(
-            "Sampler against trainer",
-            "How far the log-probs of vLLM and of the trainer are apart for the same token, in nats.",
-            apart,
-            log=True,
-        ),
-        GRADIENT,
-        Chart("Learning rate", "At the round’s last optimizer step.", (Line("learning_rate", "learning rate"),)),
-    ]
-
-
-REWARD = Chart(
-    "Reward by round",
-    "Weighted sum of the rewards, before the KL penalty: mean over the round’s completions.",
-    (Line("reward", "reward"),),
-    from_zero=False,
-)
+    return [REWARD, functions, LENGTH, WASTED, KL, BETA, ENTROPY, CLIPPED, MISMATCH, GRADIENT, LEARNING_RATE]
 
 
 def shared_charts(functions: Sequence[str]) -> list[Chart]:
-    """What is drawn of several runs beside their reward.
+    """The charts of several runs besides `REWARD_OF_RUNS`.
 
     Args:
         functions: names of the reward functions that decide what is right in any of the runs.
@@ -131,16 +124,15 @@ def shared_charts(functions: Sequence[str]) -> list[Chart]:
     deciding = [
         Chart(
             f"Reward function {name}",
-            "Its mean over the round’s completions; it decides what counts as right.",
-            (Line(f"rewards/{name}/mean", name),),
+            "Mean over the round’s completions; this function decides what counts as right.",
+            (ChartLine(f"rewards/{name}/mean", name),),
             from_zero=False,
         )
         for name in functions
     ]
-    clipped = Chart(
-        "Clipped ratios",
-        "Share of what each run takes for an action, completions or tokens, from which the clip took the gradient.",
-        (Line("clip_ratio/region_mean", "clipped"),),
-        tickformat=".1%",
+    length = LENGTH._replace(caption="Mean number of tokens.", band=None)
+    clipped = CLIPPED._replace(
+        caption="Share of actions (completions or tokens, by run) whose gradient was removed by the clip.",
+        lines=(ChartLine("clip_ratio/region_mean", "clipped"),),
     )
-    return [*deciding, ENTROPY, LENGTH._replace(caption="Mean number of tokens.", band=None), KL, GRADIENT, clipped]
+    return [*deciding, ENTROPY, length, KL, GRADIENT, clipped]

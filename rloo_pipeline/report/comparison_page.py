@@ -7,17 +7,22 @@ from collections.abc import Sequence
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.report import frame
-from rloo_pipeline.report.charts import REWARD, shared_charts
+from rloo_pipeline.report.charts import REWARD_OF_RUNS, shared_charts
 from rloo_pipeline.report.figures import DASHES, Style, figure_of_runs
 from rloo_pipeline.report.finished import Finished
 
 HEIGHT_OF_REWARD = 380
 ALPHA = 0.05
-"""Up to which corrected p two runs are said to differ."""
+"""Largest corrected p at which two runs are reported as different."""
 
 
 def render(comparison: JSON, runs: Sequence[Finished]) -> str:
-    """The page as HTML, of runs and of what `comparison.compare` said of them."""
+    """The page as HTML.
+
+    Args:
+        comparison: the result of `comparison.compare`.
+        runs: the same runs.
+    """
     rounds = {run.name: run.rounds for run in runs}
     deciding = list(dict.fromkeys(run.deciding for run in runs))
     styles = [Style.at(place) for place in range(len(runs))]
@@ -29,22 +34,23 @@ def render(comparison: JSON, runs: Sequence[Finished]) -> str:
         marks={name: (style.colour, DASHES[style.dash]) for name, style in zip(rounds, styles, strict=True)},
         span=span([row["final"] for row in comparison["runs"]]),
         charts=[
-            (REWARD, figure_of_runs(REWARD, rounds, HEIGHT_OF_REWARD)),
+            (REWARD_OF_RUNS, figure_of_runs(REWARD_OF_RUNS, rounds, HEIGHT_OF_REWARD)),
             *((chart, figure_of_runs(chart, rounds)) for chart in shared_charts(deciding)),
         ],
     )
 
 
 def headline(comparison: JSON) -> str:
-    """Which run ended best, and which of the others differ from the first by more than the evaluation's sampling
-    explains. Nothing is said of the algorithms: that takes several training seeds of each.
+    """Which run ended best, and which others differ from the first by more than the evaluation's sampling explains.
+
+    It makes no claim about the algorithms, which would take several training seeds of each.
     """
     rows: list[JSON] = comparison["runs"]
     first, others = rows[0], rows[1:]
     if reasons := sorted({row["difference"]["reason"] for row in others} - {None}):
         return (
-            f"{len(rows)} runs whose final accuracies cannot all be set against that of {first['run']}, the first of "
-            f"them: some have {' or '.join(reasons)}."
+            f"{len(rows)} runs, whose final accuracies cannot all be compared with that of {first['run']}, the first: "
+            f"some have {' or '.join(reasons)}."
         )
     best = max(rows, key=lambda row: row["final"]["accuracy"])["final"]
     name = next(row["run"] for row in rows if row["final"] is best)
@@ -54,11 +60,11 @@ def headline(comparison: JSON) -> str:
     against = f"from {first['run']} ({frame.percent(first['final']['accuracy'])})"
     explained = "than the sampling of these problems and answers explains"
     if beyond:
-        found = f"{_listed(beyond)} {'differ' if beyond[1:] else 'differs'} {against} by more {explained}"
-        found += f"; {_listed(within)} {'do' if within[1:] else 'does'} not." if within else "."
+        result = f"{_listed(beyond)} {'differ' if beyond[1:] else 'differs'} {against} by more {explained}"
+        result += f"; {_listed(within)} {'do' if within[1:] else 'does'} not." if within else "."
     else:
         who = "None of the others differs" if within[1:] else f"{_listed(within)} does not differ"
-        found = f"{who} {against} by more {explained}."
+        result = f"{who} {against} by more {explained}."
     seeds = (
         "Training seeds were not varied: each run is one training"
         if comparison["shared"]["seed"]["same"]
@@ -66,19 +72,19 @@ def headline(comparison: JSON) -> str:
     )
     return (
         f"Of {len(rows)} runs, {name} ends best: {accuracy} of its answers to {problems} held-out problems are right. "
-        f"{found} {seeds}, and another seed could order them in another way."
+        f"{result} {seeds}, and another seed could order them differently."
     )
 
 
 def _listed(rows: Sequence[JSON]) -> str:
-    """The runs and their differences from the first one, in percentage points: a, b and c."""
+    """The runs with their differences from the first in percentage points, as in `a (+1.0), b (-2.0) and c (+0.5)`."""
     named = [f"{row['run']} ({frame.points(row['difference']['value'])})" for row in rows]
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
 
 
 def span(estimates: Sequence[JSON]) -> tuple[float, float]:
-    """Tens of percent around all these accuracies and their intervals."""
-    low = min(found["ci95"][0] for found in estimates)
-    high = max(found["ci95"][1] for found in estimates)
+    """The smallest range that holds all these intervals and ends at multiples of 10%."""
+    low = min(estimate["ci95"][0] for estimate in estimates)
+    high = max(estimate["ci95"][1] for estimate in estimates)
     start, end = math.floor(low * 10) / 10, math.ceil(high * 10) / 10
     return (start, end) if end > start else (max(0.0, start - 0.1), min(1.0, end + 0.1))

@@ -1,4 +1,4 @@
-"""The picture of a run's DAG with what each stage took, as places in an SVG that page.dag.j2 draws."""
+"""Layout of the SVG in page.dag.j2: the DAG of a run with the time of each stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = {
     "harness": (990, 240),
     "report": (1136, 90),
 }
-"""Middle of each stage's box."""
+"""Centre of each stage's box."""
 ARROWS = (
     *(("stage_assets", "prompts"), ("prompts", "warmstart"), ("warmstart", "probe"), ("probe", "checks")),
     *(("stage_assets", "trial_probe"), ("trial_probe", "trial_checks"), ("trial_checks", "warmstart")),
@@ -35,7 +35,7 @@ ARROWS = (
     *(("evaluate", "distance"), ("evaluate", "report"), ("distance", "report"), ("harness", "report")),
 )
 OPTIONAL = {"trial_probe", "trial_checks", "reference", "gate", "harness"}
-"""Left out where no job of them was run."""
+"""Stages left out if the run had no job of them."""
 
 
 class Box(NamedTuple):
@@ -45,9 +45,9 @@ class Box(NamedTuple):
     x: float
     y: float
     cost: Cost | None
-    """None where it came from a cache."""
+    """None if the result came from a cache."""
     share: float
-    """Of the seconds of all jobs."""
+    """Share of the seconds of all jobs."""
 
 
 class Picture(NamedTuple):
@@ -56,17 +56,17 @@ class Picture(NamedTuple):
     boxes: list[Box]
     arrows: list[str]
     rounds: tuple[float, float, float, float]
-    """Frame around what is done in every round: x, y, width, height."""
+    """Frame around the stages of a round: x, y, width, height."""
 
 
 def picture(costs: Sequence[Cost]) -> Picture:
     """The DAG of a run in which these stages had jobs."""
-    known: Mapping[str, Cost] = {cost.stage: cost for cost in costs}
+    by_stage: Mapping[str, Cost] = {cost.stage: cost for cost in costs}
     total = sum(cost.seconds for cost in costs) or 1.0
     boxes = [
-        Box(stage, x, y, known.get(stage), known[stage].seconds / total if stage in known else 0.0)
+        Box(stage, x, y, by_stage.get(stage), by_stage[stage].seconds / total if stage in by_stage else 0.0)
         for stage, (x, y) in PLACES.items()
-        if stage in known or stage not in OPTIONAL
+        if stage in by_stage or stage not in OPTIONAL
     ]
     shown = {box.stage for box in boxes}
     arrows = [_arrow(*PLACES[a], *PLACES[b]) for a, b in ARROWS if {a, b} <= shown]
@@ -74,7 +74,7 @@ def picture(costs: Sequence[Cost]) -> Picture:
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """From the edge of one box to the edge of the other: sideways where they are side by side, else down or up."""
+    """SVG path from the edge of one box to the edge of another: horizontal if they are side by side, else vertical."""
     if abs(to_x - x) > WIDTH:
         start, end = x + WIDTH / 2, to_x - WIDTH / 2 - 3
         middle = (start + end) / 2

@@ -1,7 +1,7 @@
-"""Curves, round by round, as plotly figures in plain JSON.
+"""Curves by round, as plotly figures in plain JSON.
 
-A value that does not exist in a round (null) is a gap in its line, never a 0 and never bridged. Figures carry neither a
-template nor the page's colours: text and hover boxes get theirs from its style sheet, which knows light and dark.
+A value that does not exist in a round (null) is a gap in its line, never a 0 and never bridged. Figures have neither a
+template nor text colours: the page's style sheet sets those for light and dark mode.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.report.charts import Chart
-from rloo_pipeline.report.jobs import Job
+from rloo_pipeline.report.jobs import JobRecord
 
 Rounds = Sequence[Mapping[str, float | None]]
 
 COLOURS = ("#2080c4", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9")
-"""After Okabe and Ito's palette for all kinds of colour vision, made to show on a light and on a dark ground."""
+"""Okabe and Ito's palette for all kinds of colour vision, adjusted for light and dark backgrounds."""
 DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
-"""plotly's name of a dash, and the same in SVG for a key outside a figure."""
+"""plotly's name of a dash pattern → the pattern in SVG, for a legend outside the figure."""
 FEW_ROUNDS = 30
+"""Number of rounds up to which every value has a marker."""
 HEIGHT, HEIGHT_OF_ENTRY = 230, 16
 
 
@@ -33,47 +34,47 @@ class Curve(NamedTuple):
 
 
 class Style(NamedTuple):
-    """How the line at some place looks; colour and dash come back together only after twelve lines."""
+    """Look of a line. A pair of colour and dash repeats only after twelve lines."""
 
     colour: str
     dash: str
 
     @classmethod
     def at(cls, place: int) -> Style:
-        """The style of the line at `place`, from 0."""
+        """The style of line number `place`, from 0."""
         return cls(COLOURS[place % len(COLOURS)], list(DASHES)[place % len(DASHES)])
 
 
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
-    """A chart of one run, or None where no round has any of its values (KL without a reference)."""
+    """A chart of one run, or None if no round has any of its values (such as the KL without a reference)."""
     curves = [Curve(line.label, _numbers(rounds), _values(line.metric, rounds)) for line in chart.lines]
-    ground = [_band(_numbers(rounds), _limits(chart, rounds))] if chart.band else []
-    return _figure(chart, curves, ground, HEIGHT, key=len(curves) > 1)
+    band = [_band(_numbers(rounds), _limits(chart, rounds))] if chart.band else []
+    return _figure(chart, curves, band, HEIGHT, legend=len(curves) > 1)
 
 
 def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds], height: int = HEIGHT) -> JSON | None:
-    """A chart's first line of several runs by name, or None where no run has it; the page has the key to the lines."""
+    """A chart's first line for several runs by name, or None if no run has it; the legend is on the page."""
     metric = chart.lines[0].metric
     curves = [Curve(name, _numbers(rounds), _values(metric, rounds)) for name, rounds in runs.items()]
-    return _figure(chart, curves, [], height, key=False)
+    return _figure(chart, curves, [], height, legend=False)
 
 
 def _numbers(rounds: Rounds) -> list[int]:
-    return [int(found["round"] or 0) for found in rounds]
+    return [int(metrics["round"] or 0) for metrics in rounds]
 
 
 def _values(metric: str, rounds: Rounds) -> list[float | None]:
-    return [found.get(metric) for found in rounds]
+    return [metrics.get(metric) for metrics in rounds]
 
 
-def _figure(chart: Chart, curves: list[Curve], ground: list[JSON], height: int, key: bool) -> JSON | None:
-    known = {value for curve in curves for value in curve.values if value is not None}
-    if len(known) < (2 if chart.only_changing else 1):
+def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, legend: bool) -> JSON | None:
+    distinct = {value for curve in curves for value in curve.values if value is not None}
+    if len(distinct) < (2 if chart.only_changing else 1):
         return None
     rounds = max(len(curve.numbers) for curve in curves)
     lines = [_trace(Style.at(place), curve, rounds <= FEW_ROUNDS) for place, curve in enumerate(curves)]
-    more = HEIGHT_OF_ENTRY * len(lines) if key else 0
-    return {"data": [*ground, *lines], "layout": _layout(chart, rounds, height + more, key)}
+    legend_height = HEIGHT_OF_ENTRY * len(lines) if legend else 0
+    return {"data": [*band, *lines], "layout": _layout(chart, rounds, height + legend_height, legend)}
 
 
 def _trace(style: Style, curve: Curve, few: bool) -> JSON:
@@ -91,17 +92,22 @@ def _trace(style: Style, curve: Curve, few: bool) -> JSON:
 
 
 def _lone(values: list[float | None]) -> list[int]:
-    """Marker sizes that show only those values between two gaps, which no line reaches."""
+    """Marker sizes that show only values between two gaps, which no line reaches."""
     around = [None, *values, None]
     return [4 if around[i] is None and around[i + 2] is None else 0 for i in range(len(values))]
 
 
 def _limits(chart: Chart, rounds: Rounds) -> list[tuple[float, float] | None]:
-    """Lower and upper end of the shaded ground in each round; None where one of them does not exist."""
+    """Lower and upper end of the shaded band in each round; None if one of them does not exist."""
     first, second = chart.band or ("", "")
-    pairs = [(found.get(first), found.get(second)) for found in rounds]
-    known = [None if a is None or b is None else (a, b) for a, b in pairs]
-    return [pair and ((pair[0] - pair[1], pair[0] + pair[1]) if chart.spread else pair) for pair in known]
+    limits: list[tuple[float, float] | None] = []
+    for metrics in rounds:
+        a, b = metrics.get(first), metrics.get(second)
+        if a is None or b is None:
+            limits.append(None)
+        else:
+            limits.append((a - b, a + b) if chart.spread else (a, b))
+    return limits
 
 
 def _band(numbers: list[int], limits: list[tuple[float, float] | None]) -> JSON:
@@ -109,69 +115,57 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None]) -> JSON:
     x: list[int | None] = []
     y: list[float | None] = []
     for gap, stretch in groupby(zip(numbers, limits, strict=True), key=lambda pair: pair[1] is None):
-        found = [(number, limit) for number, limit in stretch if limit is not None]
         if not gap:
-            around = [(n, limit[0]) for n, limit in found] + [(n, limit[1]) for n, limit in reversed(found)]
-            x += [*(n for n, _ in around), None]
-            y += [*(value for _, value in around), None]
-    ground = {
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"width": 0},
-        "fill": "toself",
-        "fillcolor": "rgba(32,128,196,0.16)",
+            edges = [(number, limit) for number, limit in stretch if limit is not None]
+            outline = [(n, limit[0]) for n, limit in edges] + [(n, limit[1]) for n, limit in reversed(edges)]
+            x += [*(n for n, _ in outline), None]
+            y += [*(value for _, value in outline), None]
+    shape = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself"}
+    return shape | {"fillcolor": "rgba(32,128,196,0.16)", "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
+
+
+def _layout(chart: Chart, rounds: int, height: int, legend: bool) -> JSON:
+    font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
+    place = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
+    return {
+        "height": height,
+        "margin": {"l": 44, "r": 10, "t": 10, "b": 28},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": font,
+        "hovermode": "x unified",
+        "dragmode": False,
+        "showlegend": legend,
+        "legend": {**place, "itemclick": False, "itemdoubleclick": False},
+        **_axes(chart, rounds),
     }
-    return ground | {"x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
 
 
-def _layout(chart: Chart, rounds: int, height: int, key: bool) -> JSON:
+def _axes(chart: Chart, rounds: int) -> dict[str, Any]:
     grid = {
         "gridcolor": "rgba(128,128,128,0.2)",
         "zerolinecolor": "rgba(128,128,128,0.45)",
         "fixedrange": True,
         "automargin": True,
     }
-    whole: dict[str, Any] = {"dtick": 1} if rounds <= 8 else {"nticks": 7}
-    return {
-        "height": height,
-        "margin": {"l": 44, "r": 10, "t": 10, "b": 28},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12},
-        "hovermode": "x unified",
-        "dragmode": False,
-        "showlegend": key,
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "y": -0.16,
-            "yanchor": "top",
-            "itemclick": False,
-            "itemdoubleclick": False,
-        },
-        "xaxis": grid
-        | whole
-        | {
-            "showgrid": False,
-            "zeroline": False,
-            "spikedash": "solid",
-            "unifiedhovertitle": {"text": "round %{x}"},
-        },
-        "yaxis": grid
-        | ({"dtick": 1} if chart.log else {"nticks": 6})
-        | {
-            "exponentformat": "e",
-            "rangemode": "tozero" if chart.from_zero else "normal",
-            "type": "log" if chart.log else "linear",
-            "tickformat": chart.tickformat,
-        },
-    }
+    x: dict[str, Any] = {"dtick": 1} if rounds <= 8 else {"nticks": 7}
+    x |= {"showgrid": False, "zeroline": False, "spikedash": "solid", "unifiedhovertitle": {"text": "round %{x}"}}
+    y: dict[str, Any] = {"dtick": 1, "type": "log"} if chart.log else {"nticks": 6, "type": "linear"}
+    y |= {"exponentformat": "e", "rangemode": "tozero" if chart.from_zero else "normal", "tickformat": chart.tickformat}
+    return {"xaxis": grid | x, "yaxis": grid | y}
 
 
 def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: str = "") -> JSON:
-    """A distribution: one bar a value, named by what is counted along the axis."""
+    """A distribution with one bar per value.
+
+    Args:
+        x: the values.
+        y: their counts or shares.
+        title: of the x axis.
+        tickformat: of the y axis.
+    """
     chart = Chart("", "", (), tickformat=tickformat)
-    layout = _layout(chart, len(x), HEIGHT, key=False)
+    layout = _layout(chart, len(x), HEIGHT, legend=False)
     layout["hovermode"], layout["bargap"] = "closest", 0.12
     layout["xaxis"] |= {"title": {"text": title, "standoff": 6}, "type": "category" if isinstance(x[0], str) else "-"}
     layout["margin"] = {**layout["margin"], "b": 44}
@@ -180,8 +174,8 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
     return {"data": [trace | {"hovertemplate": f"{title} %{{x}}: %{{y}}<extra></extra>"}], "layout": layout}
 
 
-def timeline(jobs: Sequence[Job]) -> JSON | None:
-    """When each job worked, a row a stage, in minutes since the first began; None where no log tells."""
+def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
+    """When each job ran, one row per stage, in minutes since the first began; None without jobs."""
     if not jobs:
         return None
     zero = min(job.began for job in jobs)
@@ -197,7 +191,7 @@ def timeline(jobs: Sequence[Job]) -> JSON | None:
         "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 0}},
         "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
     }
-    layout = _layout(Chart("", "", ()), 9, 60 + 24 * len(stages), key=False)
+    layout = _layout(Chart("", "", ()), 9, 60 + 24 * len(stages), legend=False)
     layout["hovermode"], layout["barmode"] = "closest", "overlay"
     layout["margin"] = {"l": 96, "r": 10, "t": 10, "b": 44}
     layout["xaxis"] |= {"title": {"text": "minutes since the first job began", "standoff": 6}, "showgrid": True}

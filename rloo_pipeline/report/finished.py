@@ -1,4 +1,4 @@
-"""A finished run as the comparison of runs needs it, read from the run's folder."""
+"""A finished run, read from its folder for the comparison of runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.config.loading import load
-from rloo_pipeline.diagnosis.run_files import metrics_of
+from rloo_pipeline.diagnosis.run_files import metrics_of, read_config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation import completions as seen
+from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
 
@@ -25,12 +24,12 @@ class Finished(NamedTuple):
     """summary.json."""
     rounds: list[JSON]
     """metrics.json of every round."""
-    trained: list[str]
+    training_prompts: list[str]
     """prompt_id of each training prompt."""
-    asked: list[str]
+    held_out_prompts: list[str]
     """prompt_id of each held-out prompt that was evaluated."""
     accuracy: Array
-    """The final policy's share of right samples on each of these, [held-out prompts]."""
+    """The final policy's share of right samples, [held-out prompts]."""
     seconds: dict[str, float]
     """Wall seconds of all jobs of each stage."""
 
@@ -46,18 +45,14 @@ class Finished(NamedTuple):
 
 
 def read(folder: Path) -> Finished:
-    """The run in a folder.
+    """Reads the run in a folder.
 
     Raises:
-        UserError: there is none, it is not finished, or a file of it is damaged.
+        UserError: the folder has no run, the run is not finished, or a file of it is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name the folders of finished runs, such as results/demo")
-    if not (folder / "config.yaml").exists():
-        raise UserError(
-            f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"
-        )
-    config = load(folder / "config.yaml")
+    config = read_config(folder)
     summary = _summary(config, folder)
     samples = config.evaluation.num_generations
     columns = ["prompt_id", "sample", *(reward.column for reward in config.rewards)]
@@ -68,27 +63,27 @@ def read(folder: Path) -> Finished:
         [read_json(metrics_of(folder, number)) for number in range(1, config.rounds + 1)],
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
-        seen.right(completions, config.rewards, config.correct, samples).mean(axis=1),
+        is_correct(completions, config.rewards, config.correct, samples).mean(axis=1),
         seconds_by_stage(jobs_of(folder, config.rounds)),
     )
 
 
 def _summary(config: Config, folder: Path) -> JSON:
-    """The run's summary, once it is of this configuration.
+    """The run's summary, if it is of this configuration.
 
     Raises:
-        UserError: the run is not finished, or was finished and then begun again with another configuration.
+        UserError: the run is not finished, or it was finished and then started again with another configuration.
     """
     file = folder / "summary.json"
     finish = f"finish the run with: snakemake --cores all --configfile {folder / 'config.yaml'}"
     if not file.exists():
         raise UserError(f"{file}: no such file, so the run is not finished; {finish}")
     summary: JSON = read_json(file)
-    for what, found, wanted in (
+    for what, actual, expected in (
         ("rounds", summary["rounds"], config.rounds),
         ("seed", summary["seed"], config.seed),
-        ("samples a held-out prompt", summary["final"]["num_generations"], config.evaluation.num_generations),
+        ("samples per held-out prompt", summary["final"]["num_generations"], config.evaluation.num_generations),
     ):
-        if found != wanted:
-            raise UserError(f"{file}: {what}: {found} here, {wanted} in config.yaml; {finish}")
+        if actual != expected:
+            raise UserError(f"{file}: {what}: {actual} here, {expected} in config.yaml; {finish}")
     return summary

@@ -1,7 +1,7 @@
-"""What the pages of this package have in common: templates with everything escaped, how numbers read, the curves.
+"""What all pages share: the template environment, the formatting of numbers, the packed plotly.js.
 
-A page is one file. It fetches nothing (a Content-Security-Policy in its head forbids it), everything that a model, a
-dataset or a configuration wrote is escaped, and its bytes depend on what is put on it alone.
+A page is one file. It fetches nothing (a Content-Security-Policy in its head forbids it), it escapes all text from
+models, datasets and configurations, and its bytes depend on its content alone.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 
-def fill(template: str, **about: Any) -> str:
+def fill(template: str, **context: Any) -> str:
     """A page as HTML.
 
     Args:
-        template: its name.
-        about: what stands on it. Of its `charts`, pairs of a chart and its figure, those that have no figure are left
-            out; `figures` has others by the id of their element.
+        template: the template's file name.
+        context: the template's variables. `charts` are pairs of a chart and its figure, or None, which leaves the chart
+            out; `figures` are further figures by the id of their element.
     """
-    about["charts"] = [(chart, figure) for chart, figure in about["charts"] if figure]
-    drawn = {f"plot-{place}": figure for place, (_, figure) in enumerate(about["charts"], 1)}
-    about["figures"] = {**drawn, **{key: made for key, made in about.get("figures", {}).items() if made}}
-    return _environment().get_template(template).render(plotly=Markup(_packed_plotly()), **about)
+    context["charts"] = [(chart, figure) for chart, figure in context["charts"] if figure]
+    figures = {f"plot-{place}": figure for place, (_, figure) in enumerate(context["charts"], 1)}
+    context["figures"] = figures | {key: figure for key, figure in context.get("figures", {}).items() if figure}
+    return _environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
 
 
 @cache
 def _packed_plotly() -> str:
-    """plotly.js as gzip in base64, which every browser since 2023 unpacks by itself: 1.9 MB in place of 4.8."""
+    """plotly.js as gzip in base64, which browsers unpack since 2023: 1.9 MB instead of 4.8 MB."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
 def _environment() -> Environment:
-    """The templates of this package; no name in them may be missing."""
-    made = Environment(
+    """The templates of this package; an undefined variable is an error."""
+    environment = Environment(
         loader=PackageLoader("rloo_pipeline", "report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"percent": percent, "points": points, "figure": figure_of, "duration": duration, "plain": plain}
-    made.filters |= {"signed": signed, "chance": chance}
-    return made
+    environment.filters |= {"percent": percent, "points": points, "figure": figure_of, "duration": duration}
+    environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
+    return environment
 
 
 def percent(share: float | None) -> str:
-    """0.123 → 12.3%; a dash for what does not exist."""
+    """0.123 → 12.3%; a dash for None."""
     return "–" if share is None else f"{share:.1%}"
 
 
@@ -64,14 +64,14 @@ def points(difference: float) -> str:
 
 
 def figure_of(value: float | str | None) -> str:
-    """A number at a length that is read at a glance; text as it is, a dash for what does not exist."""
+    """A number to three significant digits, or with thousands separators; text unchanged, a dash for None."""
     if value is None or isinstance(value, str):
         return value or "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign, and with a real minus; a dash for what does not exist."""
+    """A difference with its sign, using a real minus sign; a dash for None."""
     if value is None:
         return "–"
     shown = f"{value:+.3g}"
@@ -79,7 +79,7 @@ def signed(value: float | None) -> str:
 
 
 def chance(p: float | None) -> str:
-    """A p-value at the length that it deserves; a dash for what does not exist."""
+    """A p-value with two or three decimals; a dash for None."""
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
@@ -94,7 +94,7 @@ def duration(seconds: float) -> str:
 
 
 def plain(value: object) -> str:
-    """A value of the configuration as YAML would have it on one line; a dash for what is not set."""
+    """A value of the configuration as YAML on one line; a dash for None."""
     if value is None or isinstance(value, str):
         return "–" if value is None else value
     whole = isinstance(value, float) and value.is_integer()

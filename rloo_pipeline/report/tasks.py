@@ -1,7 +1,7 @@
-"""Rewards by task: where rows of several tasks are in one dataset, what each function gave on each of them.
+"""Rewards by task, for datasets that mix several tasks: what each reward function gave on each of them.
 
-A function that does not apply to a task gives None there, so its mean over all rows says little; the share of None says
-on which tasks it counts at all.
+A function that does not apply to a task returns None there, so its mean over all rows says little. The share of None
+shows to which tasks it applies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.evaluation.completions import grid
 
 
 class Cell(NamedTuple):
     """One function on one task under one policy."""
 
     mean: float | None
-    """Over the completions that it scored; None where there is none."""
+    """Over the completions that it scored; None if it scored none."""
     none: float
     """Share of completions that it did not score."""
 
@@ -40,7 +41,7 @@ class Task(NamedTuple):
 
 
 def of_run(config: Config, run: Path) -> list[Task]:
-    """The tasks of a run's held-out prompts; none where report.task_column is not given.
+    """The tasks of a run's held-out prompts; empty if report.task_column is not set.
 
     Raises:
         UserError: the held-out rows have no such column, or a file of the run is missing or damaged.
@@ -61,7 +62,7 @@ def of_run(config: Config, run: Path) -> list[Task]:
 
 
 def by_task(before: pa.Table, after: pa.Table, tasks: Sequence[str], functions: Sequence[str]) -> list[Task]:
-    """Means and shares of None.
+    """Means and shares of None by task and function.
 
     Args:
         before: completions of the warm start.
@@ -72,20 +73,16 @@ def by_task(before: pa.Table, after: pa.Table, tasks: Sequence[str], functions: 
     Returns:
         Tasks in the order in which they first appear.
     """
-    of_row, ids = np.asarray(tasks), np.asarray(after["prompt_id"].to_pylist())
-    scores = {name: (_values(before[name]), _values(after[name])) for name in functions}
-    found = []
+    task_of_row, ids = np.asarray(tasks), np.asarray(after["prompt_id"].to_pylist())
+    scores = {name: [grid(table[name], 1)[:, 0] for table in (before, after)] for name in functions}
+    summaries = []
     for task in dict.fromkeys(tasks):
-        rows = of_row == task
+        rows = task_of_row == task
         cells = {name: (_cell(first[rows]), _cell(last[rows])) for name, (first, last) in scores.items()}
-        found.append(Task(task, len(set(ids[rows])), int(rows.sum()), cells))
-    return found
-
-
-def _values(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    return np.array([np.nan if value is None else value for value in column.to_pylist()], dtype=np.float64)
+        summaries.append(Task(task, len(set(ids[rows])), int(rows.sum()), cells))
+    return summaries
 
 
 def _cell(values: NDArray[np.float64]) -> Cell:
-    known = values[~np.isnan(values)]
-    return Cell(float(known.mean()) if len(known) else None, 1 - len(known) / len(values))
+    scored = values[~np.isnan(values)]
+    return Cell(float(scored.mean()) if len(scored) else None, 1 - len(scored) / len(values))

@@ -19,13 +19,13 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.checks.evidence import Evidence
-from rloo_pipeline.checks.groups import mixing_of
+from rloo_pipeline.checks.group_stats import mixing_of
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.checks.token_facts import token_facts
 from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation import completions as seen
+from rloo_pipeline.evaluation.completions import grid, is_correct
 from rloo_pipeline.runtime import progress
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.probe import resolve_policy
@@ -111,8 +111,8 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
         tokens=token_facts(config, folder, [known[prompt_id] for prompt_id in ids]),
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
-        rewards=seen.grid(table["reward"], samples),
-        right=seen.right(table, config.rewards, config.correct, samples),
+        rewards=grid(table["reward"], samples),
+        right=is_correct(table, config.rewards, config.correct, samples),
         lengths=lengths,
         truncated=truncated,
         texts=[texts[place : place + samples] for place in range(0, len(texts), samples)],
@@ -153,7 +153,7 @@ def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_]
     """Which completions have the form; None where no reward function tells."""
     functions = [reward.column for reward in config.rewards]
     name = config.checks.format_reward or ("format" if "format" in functions else None)
-    return None if name is None else np.nan_to_num(seen.grid(table[name], samples)) >= 1.0
+    return None if name is None else np.nan_to_num(grid(table[name], samples)) >= 1.0
 
 
 def _shapes(evidence: Evidence) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.evaluation import completions as seen
+from rloo_pipeline.evaluation.completions import grid, is_correct
 from rloo_pipeline.evaluation.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
@@ -81,10 +81,10 @@ def summarize(
     samples = samples or settings.num_generations
     temperature = settings.temperature if temperature is None else temperature
     seed = derive(config.seed, "bootstrap")
-    right = seen.right(table, config.rewards, config.correct, samples)
+    right = is_correct(table, config.rewards, config.correct, samples)
     passes = {k: estimate_share(values, samples // k) for k, values in pass_at_ks(right).items()}
     functions = [reward.column for reward in config.rewards]
-    rewards = {name: seen.grid(table[name], samples) for name in [*functions, "reward"]}
+    rewards = {name: grid(table[name], samples) for name in [*functions, "reward"]}
     means = {name: estimate_scores(values, settings.bootstrap_samples, seed) for name, values in rewards.items()}
     return {
         "prompts": len(right),

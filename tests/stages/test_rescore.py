@@ -13,7 +13,7 @@ from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
 from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.change import change, together
+from rloo_pipeline.evaluation.change import change, combine
 
 NAN = float("nan")
 MINE = """
@@ -124,7 +124,7 @@ def test_changes_by_hand() -> None:
     assert found.sign_changes == pytest.approx(2 / 6)
     assert found.awakened == pytest.approx(3 / 6)
     assert found.silenced == 0
-    both = together([found, found])
+    both = combine([found, found])
     assert (both.groups, both.ranked_groups, both.completions, both.unscorable) == (4, 2, 12, (2, 0))
     assert both.reward == pytest.approx(found.reward)
     assert both.sign_changes == pytest.approx(found.sign_changes)

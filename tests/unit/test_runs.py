@@ -40,7 +40,7 @@ def test_what_is_not_there_is_said(folder: Path, tmp_path: Path) -> None:
     run = rloo_pipeline.open_run(folder)
     with pytest.raises(UserError, match="0 of 1 shards"):
         run.rollouts(2)
-    with pytest.raises(UserError, match="there are final, warmstart"):
+    with pytest.raises(UserError, match="evaluations: final, warmstart"):
         run.evaluation("middle")
     with pytest.raises(UserError, match="not the folder of a run"):
         rloo_pipeline.open_run(tmp_path)

@@ -95,7 +95,7 @@ def test_each_symptom_is_named_with_advice(name) -> None:
 
 def test_a_tokenizer_without_a_pad_token_is_said_to_keep_its_end_tokens_in_the_loss() -> None:
     found = verdicts(healthy(**tokens(pad=None)))["pad_token"]
-    assert (found["verdict"], found["shown"]) == ("warn", "no pad, so eos 2 stands for it")
+    assert (found["verdict"], found["shown"]) == ("warn", "no pad, so eos 2 is used for it")
     assert "the end token stays in the loss and counts as an end" in found["advice"]
 
 

@@ -142,7 +142,7 @@ def test_a_run_that_ended_where_it_began_has_not_moved_however_short_it_was() ->
 
     (found,) = ended(1e-4)
     assert found.name == "no_movement"
-    assert "KL from policy 0 is 0.0001 nats a token" in found.evidence
+    assert "KL from policy 0 is 0.0001 nats per token" in found.evidence
     assert "held-out accuracy by +0.0 points" in found.evidence
     assert "update.learning_rate" in found.cure
     assert ended(0.01) == []
@@ -261,7 +261,7 @@ def test_the_table_is_of_a_run_in_flight_too(tmp_path) -> None:
     log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nas it was\n")
     said = said_of(run)
     assert "KL explosion" in said
-    assert "KL 0.6 nats a token" in said
+    assert "KL 0.6 nats per token" in said
     assert "update of round 13: torch.OutOfMemoryError" in said
     with pytest.raises(UserError, match="not the folder of a run"):
         print_table(tmp_path / "none")

@@ -18,7 +18,7 @@ from rloo_pipeline.commands.compare import compare
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.statistics import gain
 from rloo_pipeline.report import comparison, comparison_page, finished
-from rloo_pipeline.report.charts import REWARD, shared_charts
+from rloo_pipeline.report.charts import REWARD_OF_RUNS, shared_charts
 from rloo_pipeline.report.figures import figure_of_runs
 from rloo_pipeline.seeds import derive
 
@@ -130,7 +130,7 @@ def test_a_difference_is_one_whose_corrected_p_is_at_most_5_percent(found, words
 def test_runs_that_share_what_they_should_are_said_to(folders, tmp_path) -> None:
     page, found = page_of(folders, tmp_path)
     assert all(fact["same"] for fact in found["shared"].values())
-    assert "All of them have the same warm start, seed, training prompts, held-out prompts, rewards" in text_of(page)
+    assert "All runs have the same warm start, seed, training prompts, held-out prompts, rewards" in text_of(page)
     assert "do not share" not in text_of(page)
 
 
@@ -186,7 +186,7 @@ def test_accuracies_of_other_prompts_are_not_subtracted(pair, tmp_path) -> None:
         "reason": "other held-out prompts",
     }
     assert "– other held-out prompts" in text_of(page)
-    assert "cannot all be set against that of demo-rloo" in text_of(page)
+    assert "cannot all be compared with that of demo-rloo" in text_of(page)
     assert not found["shared"]["held-out prompts"]["same"]
 
 
@@ -212,7 +212,7 @@ def test_a_section_that_one_run_lacks_is_shown_key_by_key() -> None:
 
 def test_every_run_has_its_line_in_every_figure() -> None:
     runs = {name: [metrics_of(number, name) for number in range(1, ROUNDS + 1)] for name in "abcdefghijkl"}
-    for chart in (REWARD, *shared_charts(["answer"])):
+    for chart in (REWARD_OF_RUNS, *shared_charts(["answer"])):
         drawn = figure_of_runs(chart, runs)
         assert drawn is not None
         go.Figure(drawn)
@@ -277,7 +277,7 @@ def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, words) -> N
 
 
 def test_one_run_and_a_run_named_twice_are_refused(folders, tmp_path) -> None:
-    with pytest.raises(UserError, match="at least two runs, here is demo-rloo"):
+    with pytest.raises(UserError, match="at least two runs, got demo-rloo"):
         page_of(folders[:1], tmp_path)
     with pytest.raises(UserError, match="two of the runs are named 'demo-rloo'"):
         page_of([*folders, folders[0]], tmp_path)

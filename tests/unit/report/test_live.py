@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.report.live import frame, sparkline
-from rloo_pipeline.report.progress_of import progress_of
+from rloo_pipeline.report.run_progress import progress_of
 
 STARTED = 1_000_000.0
 PACE = 100.0
@@ -77,17 +77,16 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
     working = {job.job.log: job for job in found.working}
     assert working["logs/rollout/00004-001.log"].last_line == "sampling: 3 of 9, about 4 s left"
     assert working["logs/score/00004-000.log"].failed
-    assert found.seconds_a_round == PACE
-    assert found.left(5) == 500
+    assert found.seconds_per_round == PACE
 
 
 def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     run = write_run(tmp_path / "run", 3)
     said = shown(run)
     assert "round 3 of 8" in said
-    assert "0:01:40 a round, about 0:08:20 left" in said
+    assert "0:01:40 per round, about 0:08:20 left" in said
     assert "0.125 → 0.375" in said
-    assert "KL explosion: KL 0.6 nats a token" in said
+    assert "KL explosion: KL 0.6 nats per token" in said
     assert "ended by a gate after round 3" in shown(run, stopped=3)
     assert "ended by a gate" not in shown(run, stopped=2), "the run went on"
 

@@ -192,7 +192,7 @@ def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> Non
     text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
     assert "That is a change of 0.0 percentage points" in text
     assert "95% interval −6.0 to +6.0" in text, "that none of 60 was right says little of others"
-    assert "What the gain is made of" not in text
+    assert "Where the gain comes from" not in text
 
 
 def test_numbers_read_well() -> None:
@@ -219,7 +219,7 @@ def test_numbers_read_well() -> None:
 
 def test_a_failure_that_was_accepted_stays_on_the_page(page: str) -> None:
     text = " ".join(Reader(page).text.split())
-    assert "This run went on in spite of failed checks: checks.accept names teaching" in text
+    assert "This run continued despite failed checks: checks.accept names teaching" in text
     assert "fail, accepted" in text
 
 

@@ -1,0 +1,56 @@
+"""The metrics of a run up to some round, as the functions of `symptoms` read them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rloo_pipeline.config.section import JSON
+
+Metrics = Mapping[str, float | None]
+START = 3
+"""Number of rounds that count as the start of a run, and as its latest rounds."""
+
+
+class RoundHistory(NamedTuple):
+    """A run up to and including some round."""
+
+    rounds: Sequence[Metrics]
+    """metrics.json of each round."""
+    monitors: Sequence[str] = ()
+    """Reward functions that should not fall."""
+    evaluations: Mapping[int, JSON] = {}
+    """summary.json of each evaluation, by the policy's number."""
+    out_of_memory: Mapping[int, str] = {}
+    """By round, the out-of-memory line in a log of its stages."""
+    planned: int | None = None
+    """The run's last round; None if unknown."""
+
+    @property
+    def round(self) -> int:
+        """The latest round."""
+        return int(self.rounds[-1]["round"] or 0)
+
+    def now(self, metric: str) -> float | None:
+        """The latest round's value."""
+        return self.rounds[-1].get(metric)
+
+    def values(self, metric: str) -> list[float]:
+        """The values of all rounds that have one."""
+        return [value for metrics in self.rounds if (value := metrics.get(metric)) is not None]
+
+    def start(self, metric: str) -> float | None:
+        """Median of the first `START` values; None until there is a later one."""
+        values = self.values(metric)
+        return statistics.median(values[:START]) if len(values) > START else None
+
+    def latest(self, metric: str) -> float | None:
+        """Mean over the latest `START` rounds."""
+        values = [value for metrics in self.rounds[-START:] if (value := metrics.get(metric)) is not None]
+        return statistics.fmean(values) if values else None
+
+    def rise(self, metric: str, spread: str) -> float | None:
+        """Change of a metric from the start to the latest rounds, in units of the `spread` metric at the start."""
+        start, latest, unit = self.start(metric), self.latest(metric), self.start(spread)
+        return None if start is None or latest is None or not unit else (latest - start) / unit

@@ -1,0 +1,193 @@
+"""How far a run has come, from its files alone: jobs done, running and to come, time per round, a completion.
+
+A job's log appears when it starts, and its complete output when it ends. So a log without the output belongs to a job
+that is running, that failed (its last line is the error), or that was killed (its log stays silent).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.diagnosis.run_files import RunFiles, metrics_of
+from rloo_pipeline.errors import UserError
+
+SILENT = 300.0
+"""Seconds without a new line after which a log is highlighted."""
+ORDER = (
+    *("assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "reference", "update", "evaluate"),
+    *("distance", "harness", "report"),
+)
+LAST_LINES = 4096
+"""Bytes at a log's end that are searched for its last line."""
+
+
+class LiveJob(NamedTuple):
+    """One job of the DAG, by its files."""
+
+    stage: str
+    output: str
+    """Relative to the run's folder."""
+    log: str
+
+
+class Working(NamedTuple):
+    """A job that has started and not ended."""
+
+    job: LiveJob
+    last_line: str
+    silent: float
+    """Seconds since its log's last line."""
+    failed: bool
+
+
+class Stage(NamedTuple):
+    """The jobs of a stage."""
+
+    name: str
+    done: int
+    working: int
+    total: int
+
+
+class Sample(NamedTuple):
+    """A completion of the latest scored round."""
+
+    round: int
+    prompt: str
+    completion: str
+    reward: float | None
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    stages: list[Stage]
+    working: list[Working]
+    seconds_per_round: float | None
+    """Median of the latest rounds; None before two are done."""
+    finished: bool
+
+
+def progress_of(run: RunFiles, now: float | None = None) -> Progress:
+    """How far the run has come.
+
+    Args:
+        run: its files.
+        now: seconds since 1970; the current time if None.
+    """
+    now = time.time() if now is None else now
+    past = len(run.rounds)
+    per_round = _jobs_per_round(run)
+    total = {stage: run.config.rounds * count for stage, count in per_round.items()} | _jobs_per_run(run)
+    done = {stage: past * per_round.get(stage, 0) for stage in total}
+    jobs = []
+    for job in _jobs(run, past + 1):
+        if (run.folder / job.output).exists():
+            done[job.stage] += 1
+        elif working := _working(run.folder, job, now):
+            jobs.append(working)
+    running = [working.job.stage for working in jobs if not working.failed]
+    stages = [Stage(name, done[name], running.count(name), total[name]) for name in ORDER if name in total]
+    finished = (run.folder / "report.html").exists() and past == run.config.rounds
+    return Progress(stages, jobs, _seconds_per_round(run), finished)
+
+
+def _jobs_per_round(run: RunFiles) -> dict[str, int]:
+    shards = run.config.rollout.shards
+    counts = {"rollout": shards, "score": shards, "update": 1}
+    return counts | {"reference": shards} if run.config.uses_reference else counts
+
+
+def _jobs_per_run(run: RunFiles) -> dict[str, int]:
+    evaluated = len(run.config.evaluated)
+    counts = {"assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1, "evaluate": evaluated}
+    counts |= {"distance": evaluated - 1, "report": 1}
+    return counts | {"harness": evaluated} if run.config.evaluation.harness else counts
+
+
+def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
+    """Jobs outside of rounds, and those of round `current`; earlier rounds are done, later ones have not started."""
+    yield LiveJob("assets", "assets/assets.json", "logs/stage_assets.log")
+    yield LiveJob("prompts", "prompts/counts.json", "logs/prompts.log")
+    yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
+    yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
+    yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
+    if current <= run.config.rounds:
+        name = f"{current:05d}"
+        for table, stage in (("rollouts", "rollout"), ("scores", "score"), ("reference", "reference")):
+            if stage != "reference" or run.config.uses_reference:
+                for shard in range(run.config.rollout.shards):
+                    yield LiveJob(
+                        stage, f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
+                    )
+        yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log")
+    for name in run.config.evaluated:
+        yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log")
+        if name != "warmstart":
+            yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log")
+        if run.config.evaluation.harness:
+            yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log")
+    yield LiveJob("report", "report.html", "logs/report.log")
+
+
+def _working(run: Path, job: LiveJob, now: float) -> Working | None:
+    """The job, if its log shows that it has started and not ended."""
+    try:
+        with (run / job.log).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LAST_LINES))
+            lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
+        changed = (run / job.log).stat().st_mtime
+    except OSError:
+        return None
+    messages = [line for line in lines if " rloo" in line] or lines
+    last = messages[-1] if messages else ""
+    line = last.partition(": ")[2] if " INFO rloo: " in last or " ERROR rloo: " in last else last
+    if "rloo.time: took" in last:
+        return None  # the log of an earlier run of the job, whose output was deleted
+    return Working(job, line, max(0.0, now - changed), ": error: " in last)
+
+
+def _seconds_per_round(run: RunFiles) -> float | None:
+    """Median over the latest rounds, by the modification times of metrics.json."""
+    times = []
+    for number in range(max(1, len(run.rounds) - 10), len(run.rounds) + 1):
+        try:
+            times.append(metrics_of(run.folder, number).stat().st_mtime)
+        except OSError:
+            return None
+    steps = [after - before for before, after in pairwise(times) if after > before]
+    return sorted(steps)[len(steps) // 2] if steps else None
+
+
+def sample_of(run: RunFiles) -> Sample | None:
+    """A completion of the latest scored round, drawn with the seed; None without one, or without pyarrow."""
+    for number in (len(run.rounds) + 1, len(run.rounds)):
+        try:
+            return _sample(run, number) if number else None
+        except (UserError, OSError, ImportError):
+            continue
+    return None
+
+
+def _sample(run: RunFiles, number: int) -> Sample:
+    from rloo_pipeline.artifacts import tables
+    from rloo_pipeline.artifacts.prompt_set import PromptSet
+
+    folder = run.folder / "rounds" / f"{number:05d}"
+    scores = tables.read(folder / "scores" / "000.parquet", "scores", ["prompt_id", "reward"])
+    place = random.Random(f"{run.config.seed} {number}").randrange(len(scores))
+    rollouts = tables.read(folder / "rollouts" / "000.parquet", "rollouts", ["prompt_id", "completion"])
+    prompt_id = rollouts["prompt_id"][place].as_py()
+    prompt = PromptSet(run.folder / "prompts" / "train").by_id([prompt_id])[prompt_id]["prompt"]
+    return Sample(number, _text(prompt), rollouts["completion"][place].as_py(), scores["reward"][place].as_py())
+
+
+def _text(prompt: Any) -> str:
+    """The last message of a chat, or the prompt itself."""
+    return str(prompt[-1]["content"]) if isinstance(prompt, list) and prompt else str(prompt)
