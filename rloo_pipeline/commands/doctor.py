@@ -11,7 +11,7 @@ from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import Asked
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import plan
+from rloo_pipeline.planning import estimate
 from rloo_pipeline.preflight import Finding, image, inputs, places, show, slurm
 
 
@@ -47,6 +47,6 @@ def _look(asked: Asked, project: Path, profile: Path | None, with_image: bool) -
 def _needed(config: Config) -> float | None:
     """Bytes that the run will write, as `rloo plan` counts them; None where the model's size is not known."""
     try:
-        return float(sum(plan.disk(config, inputs.shape(config)).values()))
+        return float(sum(estimate.disk(config, inputs.shape(config)).values()))
     except UserError:
         return None

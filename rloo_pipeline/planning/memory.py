@@ -1,8 +1,8 @@
-"""How much memory a stage needs at its peak, as named terms in bytes that add up.
+"""Peak memory of a stage, as named terms in bytes that add up.
 
-The constants below are all there is to fit again when training or sampling changes. Those of CPUs were fitted to the
-peak resident set of `rloo update` and `rloo rollout` (tests/stages/test_plan_memory.py measures them); those of GPUs
-follow DeepSpeed's and vLLM's own accounts and are not measured here.
+Only the constants below must be fitted again when training or sampling changes. Those for CPUs were fitted to the peak
+resident set of `rloo update` and `rloo rollout` (tests/stages/test_plan_memory.py measures it). Those for GPUs follow
+DeepSpeed's and vLLM's documentation and were not measured.
 """
 
 from __future__ import annotations
@@ -18,121 +18,130 @@ Terms = dict[str, float]
 MB, GB, GIB = 1e6, 1e9, 2.0**30
 
 PROCESS = {"cpu": 430 * MB, "cuda": 1.0 * GB}
-"""An update before it has a model: interpreter, libraries; on GPUs the CUDA context and NCCL's buffers."""
+"""An update before it loads a model: interpreter and libraries; on GPUs the CUDA context and NCCL's buffers."""
 SAMPLER = {"cpu": 800 * MB, "cuda": 2.5 * GB}
-"""vLLM before it has a model; on GPUs with its graphs and workspaces."""
+"""vLLM before it loads a model; on GPUs with its graphs and workspaces."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
-"""Values that a layer keeps of a token for the backward pass, as multiples of its widths."""
-KEPT_OF_OURS = {"hidden": 4.8, "heads": 7.5, "key_value": 5.8, "intermediate": 3.1}
+"""Values per token that a layer keeps for the backward pass, as multiples of its widths."""
+KEPT_CPU_FLOAT32 = {"hidden": 4.8, "heads": 7.5, "key_value": 5.8, "intermediate": 3.1}
 """The same in float32 on CPUs, where `training/kernels/layers.py` computes it."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
-"""Of these, what stays in float32 in a model of 16 bits: norms."""
+"""The part of these that stays in float32 in a 16-bit model: norms."""
 LOGITS = 2.0
-"""Copies of the logits in float32 that are there at once."""
+"""Copies of the logits in float32 that exist at once."""
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 """Logits that are held at once, by kind of device (`training/kernels/lm_head.py`)."""
 
 
-class Work(NamedTuple):
-    """What goes through a model at once."""
+class MicroBatch(NamedTuple):
+    """The largest batch that goes through a model at once."""
 
     tokens: int
-    """Of the largest micro-batch, prompts and completions."""
-    places: int
-    """Of these, completion tokens."""
+    """Prompt and completion tokens."""
+    completion_tokens: int
+    """Completion tokens."""
     several: bool
-    """Whether there are more micro-batches in a step, so that gradients of one are there when the next comes."""
+    """Whether a step has several micro-batches, so that gradients exist while activations do."""
 
 
-def work_of(config: Config) -> Work:
-    """The largest micro-batch, if every prompt and completion is as long as it may be."""
+def micro_batch_of(config: Config) -> MicroBatch:
+    """The largest micro-batch, with every prompt and completion at its maximum length."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-    each = prompt / config.rollout.num_generations + completion  # samples share their prompt's tokens
+    per_sequence = prompt / config.rollout.num_generations + completion  # samples share their prompt's tokens
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
-    whole = sequences / config.deepspeed.processes
-    held = max(1.0, min(whole, config.deepspeed.max_tokens_per_micro_batch // each))
-    return Work(round(held * each), round(held * completion), held < whole)
+    per_process = sequences / config.deepspeed.processes
+    size = max(1.0, min(per_process, config.deepspeed.max_tokens_per_micro_batch // per_sequence))
+    return MicroBatch(round(size * per_sequence), round(size * completion), size < per_process)
 
 
 def trained(config: Config, shape: ModelDims) -> float:
-    """Parameters that get gradients: all, or those of the adapter."""
+    """Number of parameters that get gradients: all, or those of the LoRA adapter."""
     lora = config.update.lora
     if lora is None:
         return float(shape.parameters)
-    hidden, wide = shape.hidden, shape.intermediate
-    pairs = 2 * (hidden + shape.heads) + 2 * (hidden + shape.key_value) + 3 * (hidden + wide)
+    hidden, intermediate = shape.hidden, shape.intermediate
+    pairs = 2 * (hidden + shape.heads) + 2 * (hidden + shape.key_value) + 3 * (hidden + intermediate)
     return float(shape.layers * lora.r * pairs)
 
 
-def update(config: Config, shape: ModelDims, chip: str, work: Work | None = None, first: bool = False) -> Terms:
-    """One process of an update; the `first` has no optimizer state yet while activations are there.
+def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None = None, first: bool = False) -> Terms:
+    """Memory of one process of an update.
 
-    DeepSpeed keeps weights, gradients and, of 16-bit models, float32 master weights and gradients beside Adam's two
-    moments; ZeRO 1 splits the optimizer with its weights over processes, 2 gradients too, 3 weights too. The backward
-    pass frees activations while it makes gradients, so the gradients of a step's only micro-batch count where they are
-    larger.
+    DeepSpeed keeps weights, gradients and Adam's two moments; for 16-bit models also float32 master weights and
+    gradients. ZeRO 1 splits the optimizer state over processes, ZeRO 2 also the gradients, ZeRO 3 also the weights. The
+    backward pass frees activations while it makes gradients, so with a single micro-batch per step only the excess of
+    the gradients over activations and logits counts.
+
+    Args:
+        config: of the run.
+        shape: of the model.
+        chip: cpu or cuda.
+        batch: the micro-batch; the largest one if None.
+        first: whether it is the first update, which has no optimizer state while activations exist.
     """
-    work = work or work_of(config)
+    batch = batch or micro_batch_of(config)
     size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
     stage = stage_of(config.model.dtype, config.deepspeed.zero_stage)
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
     master, sums = 4 if stage else 0, 4 if size == 2 else 0
     gradients = learned * size * split["grads"]
     optimizer = learned * ((8 + master) * split["adam"] + sums * split["grads"])
-    forward = {"activations": activations(config, shape, work, chip), "logits": logits(config, shape, work, chip)}
-    left = 0.0 if work.several else total(forward)
+    forward = {"activations": activations(config, shape, batch, chip), "logits": logits(config, shape, batch, chip)}
+    freed = 0.0 if batch.several else total(forward)
     if first:
-        optimizer = max(0.0, gradients + optimizer - left)
+        optimizer = max(0.0, gradients + optimizer - freed)
         gradients = 0.0
     return {
         "process": PROCESS[chip],
         "weights": shape.parameters * size * split["weights"],
         "optimizer": optimizer,
         **forward,
-        "gradients beside these": max(0.0, gradients - left),
+        "gradients beside these": max(0.0, gradients - freed),
     }
 
 
-def reference(config: Config, shape: ModelDims, chip: str, work: Work | None = None) -> Terms:
-    """Log-probs without gradients: weights, one layer's activations, logits."""
-    work = work or work_of(config)
-    one = _of_a_layer(config, shape, chip)
+def reference(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None = None) -> Terms:
+    """Memory of log-probs without gradients: weights, one layer's activations, logits."""
+    batch = batch or micro_batch_of(config)
     return {
         "process": PROCESS[chip],
         "weights": float(shape.parameters * BYTES[config.model.dtype]),
-        "activations": work.tokens * one,
-        "logits": logits(config, shape, work, chip),
+        "activations": batch.tokens * _layer_bytes(config, shape, chip),
+        "logits": logits(config, shape, batch, chip),
     }
 
 
-def activations(config: Config, shape: ModelDims, work: Work, chip: str) -> float:
-    """What the backward pass needs of the layers; with checkpointing the inputs of all layers and one layer whole."""
-    one = _of_a_layer(config, shape, chip)
+def activations(config: Config, shape: ModelDims, batch: MicroBatch, chip: str) -> float:
+    """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
+    per_layer = _layer_bytes(config, shape, chip)
     if config.deepspeed.gradient_checkpointing:
-        return work.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + one)
-    return work.tokens * shape.layers * one
+        return batch.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + per_layer)
+    return batch.tokens * shape.layers * per_layer
 
 
-def _of_a_layer(config: Config, shape: ModelDims, chip: str) -> float:
-    """Bytes that a layer keeps of one token."""
+def _layer_bytes(config: Config, shape: ModelDims, chip: str) -> float:
+    """Bytes per token that a layer keeps."""
     size = BYTES[config.model.dtype]
     widths = shape._asdict()
-    values = KEPT_OF_OURS if chip == "cpu" and size == 4 else KEPT
-    kept = sum(float(times * widths[name]) for name, times in values.items()) * size
-    return kept + sum(float(times * widths[name]) for name, times in KEPT_IN_FLOAT32.items()) * (4 - size)
+    multiples = KEPT_CPU_FLOAT32 if chip == "cpu" and size == 4 else KEPT
+    all_values = sum(float(multiple * widths[name]) for name, multiple in multiples.items()) * size
+    return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 
-def logits(config: Config, shape: ModelDims, work: Work, chip: str) -> float:
-    """Logits of completion tokens, their softmax and its gradient, in float32: some at a time, but all in float16."""
-    held = work.places * shape.vocabulary
-    return LOGITS * 4 * (held if config.model.dtype == "float16" else min(held, LOGITS_AT_ONCE[chip]))
+def logits(config: Config, shape: ModelDims, batch: MicroBatch, chip: str) -> float:
+    """Logits of completion tokens, their softmax and its gradient, in float32; all at once only in float16 models."""
+    count = batch.completion_tokens * shape.vocabulary
+    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, LOGITS_AT_ONCE[chip]))
 
 
 def rollout(config: Config, shape: ModelDims, chip: str, card: float | None = None) -> Terms:
-    """One rollout, on a CPU or on each of the GPUs that hold the model together.
+    """Memory of a rollout, on a CPU or on each GPU of a tensor-parallel group.
 
     Args:
-        card: bytes of a GPU's memory, of which vLLM takes its share whole.
+        config: of the run.
+        shape: of the model.
+        chip: cpu or cuda.
+        card: bytes of a GPU's memory, of which vLLM allocates its full share; None on CPUs.
     """
     parallel = config.vllm.tensor_parallel_size
     weights = shape.parameters * BYTES[config.model.dtype] / parallel
@@ -145,5 +154,5 @@ def rollout(config: Config, shape: ModelDims, chip: str, card: float | None = No
 
 
 def total(terms: Terms) -> float:
-    """All terms together."""
+    """Sum of the terms."""
     return sum(terms.values())

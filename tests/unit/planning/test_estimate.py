@@ -14,7 +14,7 @@ from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import memory, plan
+from rloo_pipeline.planning import estimate, memory
 
 QWEN3_4B = {
     "hidden_size": 2560,
@@ -36,7 +36,7 @@ def qwen(tmp_path) -> model_dims.ModelDims:
 
 
 def gsm8k(**changes) -> Config:
-    return plan.changed(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
+    return estimate.override(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
 
 
 def test_parameters_are_counted_or_reckoned(qwen, tiny_model) -> None:
@@ -56,7 +56,7 @@ def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
 
 
 def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
-    counts = plan.jobs(Config(**mini(rounds=3)))
+    counts = estimate.jobs(Config(**mini(rounds=3)))
     outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", rounds=3)
     planned = dict(re.findall(r"^(\w+) +(\d+)$", outcome.stdout + outcome.stderr, re.MULTILINE))
     del planned["all"], planned["total"]
@@ -65,7 +65,7 @@ def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
         name = "update" if rule.startswith("update") else rule.replace("_", "-")
         found[name] = found.get(name, 0) + int(count)
     assert counts == found
-    assert "reference" not in plan.jobs(Config(**mini(algorithm={"beta": 0})))
+    assert "reference" not in estimate.jobs(Config(**mini(algorithm={"beta": 0})))
 
 
 def test_zero_splits_what_it_says_over_processes(qwen) -> None:
@@ -75,35 +75,35 @@ def test_zero_splits_what_it_says_over_processes(qwen) -> None:
     apart = {}
     for stage in range(4):
         config = gsm8k(**{"deepspeed.zero_stage": stage, "deepspeed.processes": 8})
-        terms = memory.update(config, qwen, "cuda", memory.Work(0, 0, several=True))
+        terms = memory.update(config, qwen, "cuda", memory.MicroBatch(0, 0, several=True))
         apart[stage] = (memory.total(terms) - terms["process"]) / qwen.parameters
     assert [apart[stage] for stage in range(4)] == pytest.approx([8 + 12 / 8, 8 + 12 / 8, 2 + 18 / 8, 20 / 8])
 
 
 def test_what_will_not_fit_comes_with_a_setting_that_does(qwen) -> None:
-    card = plan.card_of("h100:80")
+    card = estimate.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
-    update = next(plan.fits(config, qwen, card))
+    update = next(estimate.fits(config, qwen, card))
     assert not update.fits
     said = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
     changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in said.items()}
     assert changes["deepspeed.processes"] > 1, "four billion weights and Adam are more than a card"
-    assert next(plan.fits(plan.changed(config, changes), qwen, card)).fits
-    fewer = plan.changed(config, changes | {"deepspeed.processes": 1})
-    assert not next(plan.fits(fewer, qwen, card)).fits
+    assert next(estimate.fits(estimate.override(config, changes), qwen, card)).fits
+    fewer = estimate.override(config, changes | {"deepspeed.processes": 1})
+    assert not next(estimate.fits(fewer, qwen, card)).fits
 
 
 def test_activations_that_will_not_fit_are_checkpointed_first(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
-    config = plan.changed(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
-    update = next(plan.fits(config, qwen._replace(vocabulary=16000), plan.card_of("h100")))
+    config = estimate.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
+    update = next(estimate.fits(config, qwen._replace(vocabulary=16000), estimate.card_of("h100")))
     assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
 
 
 def test_a_model_that_is_too_large_to_sample_wants_more_cards(qwen) -> None:
     large = qwen._replace(parameters=32_000_000_000, layers=64, hidden=5120)
     config = gsm8k(**{"vllm.tensor_parallel_size": 1})
-    rollout = list(plan.fits(config, large, plan.card_of("l40s")))[-1]
+    rollout = list(estimate.fits(config, large, estimate.card_of("l40s")))[-1]
     assert not rollout.fits
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
 
@@ -128,7 +128,7 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
     ):
         assert words in said
     assert "--cluster-gpu" in said_of(config, None)
-    with pytest.raises(UserError, match=r"--cluster-gpu h1000: known are v100, .*h100:80"):
+    with pytest.raises(UserError, match=r"--cluster-gpu h1000: unknown card; name one of v100, .*h100:80"):
         said_of(config, "h1000")
 
 
@@ -151,4 +151,6 @@ def test_float16_holds_all_logits_at_once(qwen) -> None:
     """Its loss needs a scale that the pieces do not know."""
     halves = [gsm8k(**{"model.dtype": dtype}) for dtype in ("float16", "bfloat16")]
     whole, pieces = (memory.update(config, qwen, "cpu")["logits"] for config in halves)
-    assert whole == memory.LOGITS * 4 * memory.work_of(halves[0]).places * qwen.vocabulary > 10 * pieces
+    assert (
+        whole == memory.LOGITS * 4 * memory.micro_batch_of(halves[0]).completion_tokens * qwen.vocabulary > 10 * pieces
+    )

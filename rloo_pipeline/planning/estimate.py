@@ -1,0 +1,218 @@
+"""An estimate of what a run needs: jobs, tokens, disk, GPU-hours, and whether its stages fit on a GPU.
+
+Job counts are exact. Tokens are upper bounds, since completions may be shorter. Hours are an order of magnitude under
+the assumptions in `ASSUMED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.planning import memory
+from rloo_pipeline.planning.memory import GB
+
+
+class Card(NamedTuple):
+    """A GPU."""
+
+    name: str
+    gigabytes: float
+    teraflops: float
+    """Dense bfloat16 from the vendor's data sheet; float16 for cards without bfloat16."""
+    bandwidth: float
+    """Memory bandwidth in TB/s."""
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card("v100", 32, 125, 0.9),
+        Card("t4", 16, 65, 0.32),
+        Card("rtx3090", 24, 71, 0.94),
+        Card("rtx4090", 24, 165, 1.01),
+        Card("a40", 48, 150, 0.7),
+        Card("l40s", 48, 362, 0.86),
+        Card("a100", 80, 312, 2.0),
+        Card("h100", 80, 989, 3.35),
+        Card("h200", 141, 989, 4.8),
+        Card("b200", 180, 2250, 8.0),
+    )
+}
+ROOM = 0.95
+"""Share of a card's memory that may be used; the rest is lost to fragmentation."""
+MFU, DECODING = 0.3, 0.5
+"""Share of peak compute that training reaches, and share of peak bandwidth that decoding reaches."""
+BATCH = 256
+"""Maximum number of sequences that vLLM decodes at once."""
+STARTS = {"rollout": 90.0, "reference": 40.0, "update": 60.0}
+"""Seconds that a job takes to start."""
+ASSUMED = (
+    f"every completion at its maximum length; training at {MFU:.0%} of the card's peak in 16 bits, decoding at "
+    f"{DECODING:.0%} of its bandwidth with up to {BATCH} sequences at once; start-up of "
+    + ", ".join(f"{seconds:.0f} s per {stage}" for stage, seconds in STARTS.items())
+)
+TABLE_BYTES = 30.0
+"""Compressed bytes per token in a round's tables: ids, log-probs and text."""
+
+
+class Fit(NamedTuple):
+    """Whether a stage fits on a card."""
+
+    stage: str
+    terms: memory.Terms
+    fits: bool
+    advice: str = ""
+    """If it does not fit, the nearest setting that would."""
+
+
+def card_of(argument: str) -> Card:
+    """Parses a card such as `h100` or `h100:80`, with its memory in GB.
+
+    Raises:
+        UserError: the card is unknown, or its memory is not a number.
+    """
+    name, _, size = argument.lower().partition(":")
+    if name not in CARDS:
+        raise UserError(f"--cluster-gpu {argument}: unknown card; name one of {', '.join(CARDS)}, such as h100:80 (GB)")
+    try:
+        return CARDS[name]._replace(gigabytes=float(size)) if size else CARDS[name]
+    except ValueError:
+        raise UserError(f"--cluster-gpu {argument}: '{size}' is not a number of GB; write it as h100:80") from None
+
+
+def jobs(config: Config) -> dict[str, int]:
+    """Number of jobs of each stage in a run from the beginning."""
+    shards, evaluated = config.rollout.shards * config.rounds, len(config.evaluated)
+    counts = {"stage-assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1}
+    counts |= {"rollout": shards, "score": shards}
+    if config.tries_model:
+        counts |= {"trial-probe": 1, "trial-checks": 1}
+    if config.uses_reference:
+        counts["reference"] = shards
+    counts |= {"update": config.rounds, "gate": config.rounds - 1, "evaluate": evaluated, "distance": evaluated - 1}
+    if config.evaluation.harness:
+        counts |= {"stage-harness": 1, "harness": evaluated}
+    return counts | {"report": 1}
+
+
+def tokens(config: Config) -> dict[str, float]:
+    """Upper bounds of completions and tokens."""
+    samples = config.rollout.sampled_prompts * config.rollout.num_generations
+    completion, prompt = config.rollout.max_completion_length, config.dataset.max_prompt_length
+    return {
+        "completions per round": samples,
+        "completion tokens per round": samples * completion,
+        "completions": samples * config.rounds,
+        "completion tokens": samples * completion * config.rounds,
+        "trained tokens": config.rollout.generation_batch_size * (prompt + completion) * config.rounds,
+    }
+
+
+def disk(config: Config, shape: ModelDims) -> dict[str, float]:
+    """Bytes on disk when the run is done, and temporary ones."""
+    size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
+    policy = shape.parameters * size if config.update.lora is None else learned * size
+    policies = config.rounds // config.keep_every + (1 if config.rounds % config.keep_every else 0)
+    # Adam's two moments, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
+    weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
+    trainer = learned * (8 + (4 if size == 2 or config.deepspeed.zero_stage else 0) + weights)
+    counts = tokens(config)
+    tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
+    return {
+        f"policies ({policies} and policy 0)": shape.parameters * size + policies * policy,
+        "trainer state": trainer,
+        "the next policy and trainer state (temporary)": policy + trainer,
+        "tables of rounds": tables,
+    }
+
+
+def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
+    """Whether each stage that uses a GPU fits on the card."""
+    room = card.gigabytes * GB * ROOM
+    terms = memory.update(config, shape, "cuda")
+    fit = memory.total(terms) <= room
+    yield Fit("update", terms, fit, "" if fit else _nearest_update(config, shape, room))
+    if config.uses_reference:
+        terms = memory.reference(config, shape, "cuda")
+        fit = memory.total(terms) <= room
+        advice = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
+        yield Fit("reference", terms, fit, "" if fit else advice)
+    terms = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
+    fit = concurrent_sequences(config, shape, terms) >= 1
+    yield Fit("rollout", terms, fit, "" if fit else _nearest_rollout(config, shape, card))
+
+
+def concurrent_sequences(config: Config, shape: ModelDims, terms: memory.Terms) -> float:
+    """Number of sequences of full length that fit into the KV cache."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    return terms["KV cache"] * config.vllm.tensor_parallel_size / (shape.cached(config.model.dtype) * longest)
+
+
+def override(config: Config, changes: dict[str, Any]) -> Config:
+    """The configuration with other values for some keys, each written as `section.key`."""
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        part = getattr(config, section)
+        config = config.model_copy(update={section: part.model_copy(update={name: value})})
+    return config
+
+
+def _nearest_update(config: Config, shape: ModelDims, room: float) -> str:
+    """Advice: the first of the increasingly costly changes with which an update fits."""
+    for changes in _changes(config):
+        if memory.total(memory.update(override(config, changes), shape, "cuda")) <= room:
+            return "would fit with " + ", ".join(f"{key}: {str(value).lower()}" for key, value in changes.items())
+    return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
+
+
+def _changes(config: Config) -> Iterator[dict[str, Any]]:
+    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then more cards."""
+    micro, checkpointing = "deepspeed.max_tokens_per_micro_batch", {"deepspeed.gradient_checkpointing": True}
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    sizes = [size for n in range(1, 8) if (size := config.deepspeed.max_tokens_per_micro_batch >> n) > longest]
+    smaller = [{micro: size} for size in [*sizes, longest]]
+    yield checkpointing
+    yield from smaller
+    yield from (checkpointing | change for change in smaller)
+    for processes in (2, 4, 8):
+        for stage in (1, 2, 3):
+            if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
+                split = {"deepspeed.processes": processes, "deepspeed.zero_stage": stage}
+                yield split
+                yield split | checkpointing
+                yield split | checkpointing | {micro: longest}
+
+
+def _nearest_rollout(config: Config, shape: ModelDims, card: Card) -> str:
+    """Advice: the first number of GPUs whose KV cache holds a sequence."""
+    for count in (2, 4, 8):
+        wider = override(config, {"vllm.tensor_parallel_size": count})
+        if concurrent_sequences(wider, shape, memory.rollout(wider, shape, "cuda", card.gigabytes * GB)) >= 1:
+            return f"would fit with vllm.tensor_parallel_size: {count}"
+    return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"
+
+
+def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
+    """GPU-hours of each stage over all rounds, under `ASSUMED`."""
+    counts, size = tokens(config), BYTES[config.model.dtype]
+    shards, parallel, processes = config.rollout.shards, config.vllm.tensor_parallel_size, config.deepspeed.processes
+    flops = card.teraflops * 1e12 * MFU
+    forward = 2.0 * shape.parameters * counts["trained tokens"]
+    passes = 3 * config.algorithm.num_iterations * (4 / 3 if config.deepspeed.gradient_checkpointing else 1)
+    old_logps = 1 if config.algorithm.beta != 0 or config.algorithm.num_iterations > 1 else 0
+    cache = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
+    batch = max(1.0, min(BATCH, counts["completions per round"] / shards, concurrent_sequences(config, shape, cache)))
+    context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
+    read_per_step = shape.parameters * size + batch * context * shape.cached(config.model.dtype)
+    seconds = {
+        "rollout": counts["completion tokens"] / batch * read_per_step / (card.bandwidth * 1e12 * DECODING)
+        + STARTS["rollout"] * shards * config.rounds * parallel,
+        "update": forward * (passes + old_logps) / flops + STARTS["update"] * config.rounds * processes,
+    }
+    if config.uses_reference:
+        seconds["reference"] = forward / flops + STARTS["reference"] * shards * config.rounds
+    return {stage: value / 3600 for stage, value in seconds.items()}
