@@ -1,1 +1,1 @@
-"""A round's metrics for TensorBoard, Weights & Biases and MLflow."""
+"""Sends a round's metrics to TensorBoard, Weights & Biases and MLflow."""

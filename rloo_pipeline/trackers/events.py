@@ -1,9 +1,8 @@
 """A round's metrics as a TensorBoard event file, so that `tensorboard --logdir results` shows the curves of every run.
 
-One file holds one round, with the round as its step. The bytes depend on the metrics alone: where TensorBoard's own
-writer puts the clock, here stands the number of the round, in seconds, and no host is named. So its axis `Relative`
-counts rounds too, and a round that is made again has the same file. Numbers are float32, as in every scalar of
-TensorBoard; metrics.json has them in full.
+One file holds one round, with the round as its step. Its bytes depend on the metrics alone: the wall time of an event
+is the number of the round, in seconds, and no host is named. So TensorBoard's axis `Relative` counts rounds too, and a
+repeated round has the same file. Numbers are float32, as all scalars of TensorBoard; metrics.json has full precision.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import atomic_write
 
 VERSION = "brain.Event:2"
-"""What the first event of every file of TensorBoard says."""
+"""Version in the first event of every TensorBoard file."""
 
 
 def write_events(path: Path, round_: int, metrics: Mapping[str, float | int | None]) -> None:
-    """Writes every number of a round as a scalar under its own name; what does not exist (None) is left out.
+    """Writes every metric of a round as a scalar of the same name; None is left out.
 
     Args:
-        path: a file that TensorBoard finds: its name must contain `tfevents`.
+        path: of the file; TensorBoard requires `tfevents` in its name.
         round_: the number of the round, from 1.
         metrics: the content of metrics.json.
     """
@@ -36,7 +35,7 @@ def write_events(path: Path, round_: int, metrics: Mapping[str, float | int | No
         Event(wall_time=round_, file_version=VERSION),
         Event(wall_time=round_, step=round_, summary=Summary(value=values)),
     )
-    with atomic_write(path) as beside, beside.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         writer = RecordWriter(file)
         for event in events:
             writer.write(event.SerializeToString(deterministic=True))
