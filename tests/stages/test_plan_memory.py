@@ -1,4 +1,4 @@
-"""What `rloo plan` says of memory on CPUs, against the peak resident set of the stages themselves."""
+"""The memory that `rloo plan` predicts on CPUs agrees with the measured peak resident set of the stages."""
 
 import subprocess
 import sys
@@ -34,8 +34,8 @@ def make_model(folder: Path, size: str) -> Path:
 
 
 def configure(run: Path) -> Config:
-    """A run whose prompts and completions are all as long as they may be, in one step."""
-    made = Config(
+    """A run whose prompts and completions all have their maximum length, in one step."""
+    config = Config(
         **mini(
             dataset={"max_prompt_length": PROMPT},
             rollout={"generation_batch_size": GROUPS * 4, "max_completion_length": COMPLETION, "shards": 1},
@@ -43,12 +43,12 @@ def configure(run: Path) -> Config:
         )
     )
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(made.model_dump(mode="json")))
-    return made
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return config
 
 
 def write_round(folder: Path, number: int) -> None:
-    """Its tables."""
+    """Writes the tables of a round."""
     rows, scores, reference = [], [], []
     for place in range(GROUPS * 4):
         key = {"prompt_id": f"p{place // 4}", "sample": place % 4}
@@ -63,7 +63,7 @@ def write_round(folder: Path, number: int) -> None:
 
 
 def write_prompts(folder: Path) -> Path:
-    """Prompts for a rollout."""
+    """Writes prompts for a rollout."""
     import datasets
 
     rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
@@ -71,7 +71,7 @@ def write_prompts(folder: Path) -> Path:
     return folder
 
 
-# Linux counts what the process that starts another holds at that moment as the other's, so a small one starts it.
+# Linux counts the memory that a process holds when it starts a child towards the child, so a small process starts it.
 MEASURE = """
 import resource, subprocess, sys
 code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
@@ -80,11 +80,11 @@ sys.exit(code)
 """
 
 
-def peak_of(*words: object) -> float:
+def peak_of(*arguments: object) -> float:
     """Bytes of the largest resident set of a stage."""
-    command = [sys.executable, "-m", "rloo_pipeline", *map(str, words)]
+    command = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments)]
     outcome = subprocess.run([sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, words
+    assert outcome.returncode == 0, arguments
     return int(outcome.stdout) * 1024.0
 
 
@@ -105,11 +105,11 @@ def update(run: Path, model: Path, number: int) -> float:
 
 
 def check(what: str, measured: float, terms: memory.Terms) -> None:
-    """The prediction is near enough."""
+    """Checks that the prediction is within `WITHIN` of the measurement."""
     predicted = memory.total(terms)
-    said = f"{what}: predicted {predicted / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB"
-    print(said, {name: round(size / 1e6) for name, size in terms.items()})
-    assert abs(predicted - measured) <= WITHIN * measured, said
+    message = f"{what}: predicted {predicted / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB"
+    print(message, {name: round(size / 1e6) for name, size in terms.items()})
+    assert abs(predicted - measured) <= WITHIN * measured, message
 
 
 @pytest.mark.parametrize("size", ["small", *(pytest.param(size, marks=pytest.mark.long) for size in list(SIZES)[1:])])
@@ -120,5 +120,5 @@ def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     check(f"{size}: first update", update(run, model, 1), memory.update(config, shape, "cpu", first=True))
     check(f"{size}: later update", update(run, model, 2), memory.update(config, shape, "cpu"))
     prompts, output = write_prompts(tmp_path / "prompts"), run / "rounds" / "00001" / "rollouts" / "000.parquet"
-    words = ("--prompts", prompts, "--policy", model, "--round", 1, "--shard", 0, "--output", output)
-    check(f"{size}: rollout", peak_of("rollout", *words), memory.rollout(config, shape, "cpu"))
+    arguments = ("--prompts", prompts, "--policy", model, "--round", 1, "--shard", 0, "--output", output)
+    check(f"{size}: rollout", peak_of("rollout", *arguments), memory.rollout(config, shape, "cpu"))

@@ -1,4 +1,4 @@
-"""Each check passes on a healthy warm start and speaks up on one that shows its symptom."""
+"""Each check passes on a healthy warm start and warns or fails on one with its problem."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,)
 
 
 def healthy(**changes) -> Evidence:
-    """Half right in nearly every group, nothing wrong with anything."""
+    """Half of the completions right in nearly every group, and no problem."""
     draw = np.random.default_rng(0)
     right = draw.random((PROMPTS, SAMPLES)) < draw.beta(3, 3, (PROMPTS, 1))
     plain = {
@@ -73,70 +73,70 @@ SICK = {
 
 
 def verdicts(evidence: Evidence, accepted: tuple[str, ...] = ()) -> dict[str, dict]:
-    return {found["name"]: found for found in judge(evidence, LIMITS, accepted)}
+    return {result["name"]: result for result in judge(evidence, LIMITS, accepted)}
 
 
 def test_a_healthy_warm_start_passes_every_check() -> None:
-    found = verdicts(healthy())
-    assert found.keys() == CHECKS.keys() == LIMITS.keys()
-    assert {one["verdict"] for one in found.values()} == {"pass"}
-    assert all(one["advice"].endswith(".") and one["shown"] for one in found.values())
-    assert not any(one["asks_for_sft"] for one in found.values())
+    results = verdicts(healthy())
+    assert results.keys() == CHECKS.keys() == LIMITS.keys()
+    assert {result["verdict"] for result in results.values()} == {"pass"}
+    assert all(result["advice"].endswith(".") and result["shown"] for result in results.values())
+    assert not any(result["asks_for_sft"] for result in results.values())
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_each_symptom_is_named_with_advice(name) -> None:
+def test_each_problem_is_reported_with_advice(name) -> None:
     expected, changes = SICK[name]
-    found = verdicts(healthy(**changes))[name]
-    assert found["verdict"] == expected
-    assert found["advice"] != verdicts(healthy())[name]["advice"]
-    assert found["asks_for_sft"] == CHECKS[name].sft
+    result = verdicts(healthy(**changes))[name]
+    assert result["verdict"] == expected
+    assert result["advice"] != verdicts(healthy())[name]["advice"]
+    assert result["asks_for_sft"] == CHECKS[name].sft
 
 
-def test_a_tokenizer_without_a_pad_token_is_said_to_keep_its_end_tokens_in_the_loss() -> None:
-    found = verdicts(healthy(**tokens(pad=None)))["pad_token"]
-    assert (found["verdict"], found["shown"]) == ("warn", "no pad, so eos 2 is used for it")
-    assert "the end token stays in the loss and counts as an end" in found["advice"]
+def test_a_tokenizer_without_a_pad_token_keeps_its_end_tokens_in_the_loss() -> None:
+    result = verdicts(healthy(**tokens(pad=None)))["pad_token"]
+    assert (result["verdict"], result["shown"]) == ("warn", "no pad, so eos 2 is used for it")
+    assert "the end token stays in the loss and counts as an end" in result["advice"]
 
 
-def test_what_can_be_measured_only_stays_without_a_verdict_until_it_has_a_limit() -> None:
+def test_a_check_without_limits_always_passes() -> None:
     assert CHECKS.keys() - SICK.keys() == {"mean_reward", "pass_at_1"}
     assert verdict_of(0.0, None, None, "below") == "pass"
     assert verdict_of(0.0, 0.1, None, "below") == "warn"
 
 
 def test_a_check_that_does_not_apply_is_left_out() -> None:
-    gone = {"demonstrations": None, "held_out": None, "in_form": None, "differences": None}
-    left = verdicts(healthy(**gone, **tokens(chats=0, opened=0)))
+    missing = {"demonstrations": None, "held_out": None, "in_form": None, "differences": None}
+    results = verdicts(healthy(**missing, **tokens(chats=0, opened=0)))
     expected = {
         *("perplexity", "perplexity_held_out", "overfitting", "format_rate", "logprob_difference"),
         *("generation_prompt", "logprob_difference_q95"),
     }
-    assert CHECKS.keys() - left.keys() == expected
+    assert CHECKS.keys() - results.keys() == expected
 
 
 def test_an_accepted_failure_stays_a_failure_and_is_marked() -> None:
-    found = verdicts(healthy(rewards=np.full((PROMPTS, SAMPLES), 0.5)), accepted=("teaching",))["teaching"]
-    assert (found["verdict"], found["accepted"]) == ("fail", True)
+    result = verdicts(healthy(rewards=np.full((PROMPTS, SAMPLES), 0.5)), accepted=("teaching",))["teaching"]
+    assert (result["verdict"], result["accepted"]) == ("fail", True)
 
 
 def test_the_share_of_mixed_groups_is_that_of_a_beta_binomial() -> None:
-    """With p uniform, each count of right ones is equally likely: 1 − 2/(K+1) of the groups are mixed."""
+    """With p uniform, each number of right completions is equally likely: 1 − 2/(K+1) of the groups are mixed."""
     uniform = Mixing(1.0, 1.0)
     assert [uniform.mixed(k) for k in (2, 4, 9)] == pytest.approx([1 / 3, 3 / 5, 4 / 5])
     assert uniform.samples_for(0.8) == 9
     assert Mixing(0.01, 0.01).samples_for(0.8) is None
 
 
-def test_the_distribution_behind_the_groups_is_found_again() -> None:
+def test_the_fit_recovers_the_distribution() -> None:
     draw = np.random.default_rng(5)
     counts = draw.binomial(8, draw.beta(0.5, 2.0, 4000))
-    found = fit(counts, 8)
-    assert found is not None
-    assert found.a == pytest.approx(0.5, rel=0.1)
-    assert found.b == pytest.approx(2.0, rel=0.1)
+    mixing = fit(counts, 8)
+    assert mixing is not None
+    assert mixing.a == pytest.approx(0.5, rel=0.1)
+    assert mixing.b == pytest.approx(2.0, rel=0.1)
     share = draw.binomial(32, draw.beta(0.5, 2.0, 200_000))
-    assert found.mixed(32) == pytest.approx(float(np.mean((share > 0) & (share < 32))), abs=0.01)
+    assert mixing.mixed(32) == pytest.approx(float(np.mean((share > 0) & (share < 32))), abs=0.01)
     assert fit([0, 0, 0], 8) is None
     assert fit([8, 8], 8) is None
 
@@ -150,19 +150,21 @@ MEASURED = {
     ],
     "float16": [(0.0025, 0.006, 0.014, "pass"), (0.022, 0.08, 0.3, "warn"), (0.8, 2.0, 3.1, "fail")],
 }
-"""Mean, 95% quantile and largest of differences: of dense models by rounding, of experts or half a window, of packed
-sequences that see each other.
+"""By dtype: mean, 95% quantile and maximum of the differences, and the verdict. Measured on dense models (rounding), on
+mixtures of experts or a window of half its size, and on packed sequences that attend to each other.
 """
 
 
 @pytest.mark.parametrize("dtype", MEASURED)
-def test_in_16_bits_a_wrong_mask_is_told_from_rounding(dtype) -> None:
+def test_in_16_bits_a_wrong_mask_is_distinguished_from_rounding(dtype) -> None:
     for mean, above, largest, verdict in MEASURED[dtype]:
         differences = np.full(1000, mean)
         differences[:60], differences[0] = above, largest
         differences[60:] += (mean - differences.mean()) * 1000 / 940
         limits = Limits().by_name(dtype)
-        found = {one["name"]: one for one in judge(healthy(dtype=dtype, differences=differences), limits, ())}
-        both = [found[name]["verdict"] for name in ("logprob_difference", "logprob_difference_q95")]
+        results = {
+            result["name"]: result for result in judge(healthy(dtype=dtype, differences=differences), limits, ())
+        }
+        both = [results[name]["verdict"] for name in ("logprob_difference", "logprob_difference_q95")]
         assert max(both, key=["pass", "warn", "fail"].index) == verdict
-        assert found["logprob_difference"]["value"] == pytest.approx(mean)
+        assert results["logprob_difference"]["value"] == pytest.approx(mean)

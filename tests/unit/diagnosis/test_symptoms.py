@@ -1,4 +1,4 @@
-"""Every symptom shows in a run that has it, and not in one that is near but healthy."""
+"""Every symptom shows in a run that has it, and not in a nearly identical healthy run."""
 
 import io
 from collections.abc import Mapping
@@ -40,11 +40,11 @@ HEALTHY = {
 
 
 def run_of(**courses: list[float | None]) -> list[dict[str, float | None]]:
-    """A healthy run in which some metrics take another course: the values of the last rounds."""
+    """A healthy run in which the last rounds have other values of some metrics."""
     rounds: list[dict[str, float | None]] = [{"round": number, **HEALTHY} for number in range(1, ROUNDS + 1)]
     for name, values in courses.items():
-        for found, value in zip(rounds[-len(values) :], values, strict=True):
-            found[name] = value
+        for metrics, value in zip(rounds[-len(values) :], values, strict=True):
+            metrics[name] = value
     return rounds
 
 
@@ -64,7 +64,7 @@ GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "
 MONITOR = "rewards/worked/mean"
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
-    # what shows it, and what is near but healthy
+    # (metrics that show it, similar metrics that are healthy)
     "unstable": [({"grad_norm": [9.0, 1.0, 8.0, 1.0]}, {"grad_norm": [9.0, 1.0, 1.0, 1.0]})],
     "kl_explosion": [
         ({"kl": [0.2, 0.4, 0.55]}, {"kl": [0.12, 0.12, 0.12, 0.2, 0.3, 0.45]}),
@@ -108,53 +108,53 @@ def test_a_healthy_run_has_no_symptom() -> None:
     assert diagnose(learning, monitors=["worked"]) == [], "with two rounds in it that could not be scored"
 
 
-def test_no_symptom_is_without_a_case() -> None:
+def test_every_symptom_has_a_case() -> None:
     assert CASES.keys() | {"memory"} == REGISTRY.keys() == Gates.model_fields.keys()
 
 
 @pytest.mark.parametrize(("name", "shows", "near"), [(name, *pair) for name, pairs in CASES.items() for pair in pairs])
-def test_it_shows_where_it_is_and_not_where_a_run_is_near_but_healthy(name, shows, near) -> None:
-    found = diagnose(run_of(**shows), monitors=["worked"])
-    assert named(found) == {name}
-    assert found[0].last == ROUNDS
-    assert found[0].action == "warn"
+def test_a_symptom_shows_and_a_similar_healthy_run_does_not_show_it(name, shows, near) -> None:
+    symptoms = diagnose(run_of(**shows), monitors=["worked"])
+    assert named(symptoms) == {name}
+    assert symptoms[0].last == ROUNDS
+    assert symptoms[0].action == "warn"
     assert name not in named(diagnose(run_of(**near), monitors=["worked"]))
 
 
-def test_a_reward_that_rises_while_held_out_accuracy_falls_is_hacked() -> None:
+def test_a_rising_reward_with_falling_held_out_accuracy_is_reward_hacking() -> None:
     rounds = run_of(reward=RISE)
     first = {"accuracy": 0.5, "ci95": [0.45, 0.55]}
     for accuracy, interval, expected in ((0.3, [0.25, 0.35], {"reward_hacking"}), (0.45, [0.4, 0.5], set())):
         latest = {"accuracy": accuracy, "ci95": interval}
         assert named(diagnose(rounds, evaluations={0: first, 10: latest})) == expected
-        assert diagnose(rounds, evaluations={0: first, 99: latest}) == [], "of a policy that is not there yet"
+        assert diagnose(rounds, evaluations={0: first, 99: latest}) == [], "of a policy that does not exist yet"
 
 
-def test_a_run_that_ended_where_it_began_has_not_moved_however_short_it_was() -> None:
-    """Without a reference its evaluations tell, which know the distance of a policy from policy 0."""
+def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:
+    """Without a reference, the evaluations give the distance of a policy from policy 0."""
     rounds = run_of()[:2]
-    for found in rounds:
-        found["kl"] = None
+    for metrics in rounds:
+        metrics["kl"] = None
 
     def ended(kl: float, planned: int = 2) -> list[Symptom]:
         last = {"accuracy": 0.4, "ci95": [0.35, 0.45], "distance": {"kl": kl}}
         return diagnose(rounds, evaluations={0: last, 2: last}, planned=planned)
 
-    (found,) = ended(1e-4)
-    assert found.name == "no_movement"
-    assert "KL from policy 0 is 0.0001 nats per token" in found.evidence
-    assert "held-out accuracy by +0.0 points" in found.evidence
-    assert "update.learning_rate" in found.cure
+    (symptom,) = ended(1e-4)
+    assert symptom.name == "no_movement"
+    assert "KL from policy 0 is 0.0001 nats per token" in symptom.evidence
+    assert "held-out accuracy by +0.0 points" in symptom.evidence
+    assert "update.learning_rate" in symptom.cure
     assert ended(0.01) == []
-    assert ended(1e-4, planned=50) == [], "it has hardly begun"
+    assert ended(1e-4, planned=50) == [], "the run has hardly begun"
 
 
 @pytest.mark.parametrize(
     ("length", "noise", "shift", "shows"),
     [(4096, 0.022, 0.0, False), (4096, 0.045, 0.0, False), (30, 0.3, 0.0, True), (30, 0.0, 0.15, True)],
 )
-def test_whole_completions_far_apart_by_length_alone_are_no_mismatch(length, noise, shift, shows) -> None:
-    """Rounding of bfloat16 over long completions, and samplers of another policy over short ones."""
+def test_a_large_difference_of_long_completions_by_rounding_is_no_mismatch(length, noise, shift, shows) -> None:
+    """Rounding of bfloat16 over long completions is none; a sampler of another policy over short ones is."""
     import torch
 
     from rloo_pipeline.algorithm import mismatch
@@ -173,67 +173,67 @@ def test_whole_completions_far_apart_by_length_alone_are_no_mismatch(length, noi
         {"sampler_mismatch"} if shows else set()
     )
     if length == 4096:
-        assert mismatch.effective_sample_size(gap.log_weight) < 0.5, "whole completions are far apart all the same"
+        assert mismatch.effective_sample_size(gap.log_weight) < 0.5, "although whole completions differ a lot"
 
 
-def test_a_log_that_speaks_of_memory_in_another_way_is_no_symptom(tmp_path) -> None:
-    """Near but healthy: what engines say of memory while all is well, and an old failure far above a log's end."""
+def test_healthy_messages_about_memory_are_no_symptom(tmp_path) -> None:
+    """Engines also log their memory while all is well, and an old failure may lie far above a log's end."""
     run = write_run(tmp_path / "run", run_of())
-    said = (
+    messages = (
         "INFO: GPU KV cache size: 1,024 tokens; available memory 3.2 GiB, memory usage 0.91",
         "WARNING: swapping to CPU memory is off; peak memory 61.2 of 80 GiB",
         "INFO: CUDA graphs took 0.40 GiB; set PYTORCH_ALLOC_CONF=expandable_segments:True to lower fragmentation",
     )
     log = run / "logs" / "rollout" / "00012-000.log"
     log.parent.mkdir(parents=True)
-    log.write_text("\n".join(said))
+    log.write_text("\n".join(messages))
     assert run_files.read(run).symptoms() == []
     failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
     log.write_text(failed + "x" * run_files.TAIL)
     assert run_files.read(run).symptoms() == [], "long ago"
-    log.write_text("\n".join(said) + "\n" + failed)
+    log.write_text("\n".join(messages) + "\n" + failed)
     assert named(run_files.read(run).symptoms()) == {"memory"}
 
 
-def test_memory_is_of_the_round_whose_log_says_so() -> None:
-    (found,) = diagnose(run_of(), out_of_memory={4: "update of round 4: CUDA out of memory"})
-    assert (found.name, found.first, found.last) == ("memory", 4, 4)
-    assert "gradient_checkpointing" in found.cure
+def test_out_of_memory_belongs_to_the_round_of_the_log() -> None:
+    (symptom,) = diagnose(run_of(), out_of_memory={4: "update of round 4: CUDA out of memory"})
+    assert (symptom.name, symptom.first, symptom.last) == ("memory", 4, 4)
+    assert "gradient_checkpointing" in symptom.cure
 
 
-def test_a_threshold_and_an_action_are_keys() -> None:
+def test_thresholds_and_actions_are_configurable() -> None:
     rounds = run_of(kl=[0.2, 0.4, 0.55])
     for action in ("warn", "stop"):
-        (found,) = diagnose(rounds, Gates.model_validate({"kl_explosion": {"action": action}}))
-        assert (found.action, found.first, found.last) == (action, 11, 12)
-        assert showing([found], 12) == [found]
-        assert showing([found], 11) == []
+        (symptom,) = diagnose(rounds, Gates.model_validate({"kl_explosion": {"action": action}}))
+        assert (symptom.action, symptom.first, symptom.last) == (action, 11, 12)
+        assert showing([symptom], 12) == [symptom]
+        assert showing([symptom], 11) == []
     assert diagnose(rounds, Gates.model_validate({"kl_explosion": {"action": False}})) == [], "YAML's bare off"
     assert diagnose(rounds, Gates.model_validate({"kl_explosion": {"max_kl": 3, "growth": 100}})) == []
 
 
 def write_run(folder: Path, rounds: list[dict[str, float | None]], **changes: object) -> Path:
-    """A run in flight, of which nothing is there but its configuration and some rounds."""
+    """Writes a run in flight that has only its configuration and the metrics of some rounds."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = Config(**mini(**{"rounds": 50, **changes}))
-    (folder / "config.yaml").write_text(yaml.safe_dump(made.model_dump(mode="json")))
-    for found in rounds:
-        write_json(folder / "rounds" / f"{int(found['round'] or 0):05d}" / "metrics.json", found)
+    config = Config(**mini(**{"rounds": 50, **changes}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    for metrics in rounds:
+        write_json(folder / "rounds" / f"{int(metrics['round'] or 0):05d}" / "metrics.json", metrics)
     return folder
 
 
 def judge(run: Path, number: int) -> Path:
-    """What the stage does with a round."""
+    """Runs the stage on a round; returns its output."""
     output = run / "rounds" / f"{number:05d}" / "diagnosis.json"
     gate(run_files.read(run).config.only("gate"), run, number, output)
     return output
 
 
-def test_a_gate_writes_what_shows_and_stops_only_where_it_shall(tmp_path) -> None:
+def test_a_gate_writes_symptoms_and_stops_only_if_configured(tmp_path) -> None:
     rounds = run_of(kl=[0.2, 0.4, 0.55])
     run = write_run(tmp_path / "run", rounds)
     assert read_json(judge(run, 10)) == {"round": 10, "symptoms": []}
-    assert [found["name"] for found in read_json(judge(run, 12))["symptoms"]] == ["kl_explosion"]
+    assert [symptom["name"] for symptom in read_json(judge(run, 12))["symptoms"]] == ["kl_explosion"]
     write_run(run, rounds, gates={"kl_explosion": {"action": "stop"}})
     judge(run, 10)
     assert not (run / "stopped.json").exists()
@@ -243,26 +243,26 @@ def test_a_gate_writes_what_shows_and_stops_only_where_it_shall(tmp_path) -> Non
     assert not (run / "rounds" / "00011" / "diagnosis.json").exists()
 
 
-def said_of(run: Path) -> str:
+def printed_for(run: Path) -> str:
     console = Console(width=200, file=io.StringIO())
     print_table(run, console)
     return console.file.getvalue()
 
 
-def test_the_table_is_of_a_run_in_flight_too(tmp_path) -> None:
+def test_the_table_shows_a_run_in_flight(tmp_path) -> None:
     run = write_run(tmp_path / "run", [])
-    assert "no round is done yet" in said_of(run)
+    assert "no round is done yet" in printed_for(run)
     write_run(run, run_of(kl=[0.6])[:5])
-    assert "5 of 50 rounds" in said_of(run)
-    assert "no symptoms" in said_of(run)
+    assert "5 of 50 rounds" in printed_for(run)
+    assert "no symptoms" in printed_for(run)
     write_run(run, run_of(kl=[0.6]))
     log = run / "logs" / "update" / "00013.log"
     log.parent.mkdir(parents=True)
     log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nas it was\n")
-    said = said_of(run)
-    assert "KL explosion" in said
-    assert "KL 0.6 nats per token" in said
-    assert "update of round 13: torch.OutOfMemoryError" in said
+    output = printed_for(run)
+    assert "KL explosion" in output
+    assert "KL 0.6 nats per token" in output
+    assert "update of round 13: torch.OutOfMemoryError" in output
     with pytest.raises(UserError, match="not the folder of a run"):
         print_table(tmp_path / "none")
 

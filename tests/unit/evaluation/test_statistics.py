@@ -1,8 +1,6 @@
-"""What a gain is worth: intervals that hold what they promise, tests of the right size; and the time that jobs took."""
+"""Intervals have their coverage and tests their size."""
 
-from datetime import datetime, timedelta
 from itertools import combinations, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from rloo_pipeline.evaluation.statistics import (
     share_difference,
     sign_flip_p,
 )
-from rloo_pipeline.report.jobs import costs, jobs_of, spent
 
 DRAW = np.random.default_rng(7)
 BEFORE = (DRAW.random(400) < 0.4).astype(float)
@@ -30,8 +27,8 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
         assert pass_at_k(6, right, 3) == pytest.approx(sum(max(subset) for subset in subsets) / len(subsets))
 
 
-def test_as_many_as_none_right_has_the_interval_of_a_share() -> None:
-    """0 of 200: the largest share under which none is right in 2.5% of cases, 1 − 0.025^(1/200)."""
+def test_zero_right_answers_have_the_interval_of_a_share() -> None:
+    """0 of 200: with the largest such share, 1 − 0.025^(1/200), no answer is right in 2.5% of cases."""
     low, high = estimate_share(np.zeros(200), 1).ci95 or (1, 1)
     assert (low, high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 200)))
     low, high = estimate_share(np.ones(200), 4).ci95 or (1, 1)
@@ -47,23 +44,23 @@ def test_with_one_sample_a_prompt_the_interval_is_that_of_clopper_and_pearson(pr
     assert estimate_share(np.arange(prompts) < right, 1).ci95 == pytest.approx((expected.low, expected.high))
 
 
-DRAWS, LEAST = 400, 0.915
-"""Of the simulations below: so many draws of a true 95% hold less than this once in 1,000 times."""
+DRAWS, MIN_COVERAGE = 400, 0.915
+"""Number of simulations, and a coverage below which a true 95% interval falls once in 1,000 times."""
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
-def test_the_intervals_of_shares_hold_what_they_promise(prompts: int) -> None:
-    """Whatever the samples of a prompt have in common: nothing (0), much (0.5), or all (1)."""
+def test_the_intervals_of_shares_have_their_coverage(prompts: int) -> None:
+    """For samples of a prompt that are independent (0), correlated (0.5) or identical (1)."""
     for chance, samples, alike in product([0, 0.01, 0.5, 0.99], [1, 4, 16], [0, 0.5, 1]):
         draw = np.random.default_rng([prompts, samples])
         values = shares(draw, chance, (DRAWS, prompts), samples, alike)
         intervals = np.array([estimate_share(row, samples).ci95 for row in values])
         held = ((intervals[:, 0] <= chance) & (chance <= intervals[:, 1])).mean()
-        assert held >= LEAST, (chance, samples, alike)
+        assert held >= MIN_COVERAGE, (chance, samples, alike)
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
-def test_the_intervals_of_gains_in_shares_hold_what_they_promise(prompts: int) -> None:
+def test_the_intervals_of_gains_in_shares_have_their_coverage(prompts: int) -> None:
     for samples in (1, 4):
         draw = np.random.default_rng([prompts, samples])
         before, after = (
@@ -74,17 +71,17 @@ def test_the_intervals_of_gains_in_shares_hold_what_they_promise(prompts: int) -
             rows = after[now] - before[was]
             intervals = np.array([share_difference(row, samples).ci95 for row in rows])
             held = ((intervals[:, 0] <= now - was) & (now - was <= intervals[:, 1])).mean()
-            assert held >= LEAST, (was, now, samples)
+            assert held >= MIN_COVERAGE, (was, now, samples)
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200])
 @pytest.mark.parametrize("name", ["normal", "exponential"])
-def test_the_intervals_of_means_hold_what_they_promise(prompts: int, name: str) -> None:
+def test_the_intervals_of_means_have_their_coverage(prompts: int, name: str) -> None:
     values = getattr(np.random.default_rng(prompts), name)(size=(DRAWS, prompts))
     intervals = np.array([estimate_mean(row, 400, place).ci95 for place, row in enumerate(values)])
     true = float(name == "exponential")
     held = ((intervals[:, 0] <= true) & (true <= intervals[:, 1])).mean()
-    assert held >= LEAST
+    assert held >= MIN_COVERAGE
 
 
 @pytest.mark.parametrize("prompts", [5, 10, 20, 100])
@@ -101,7 +98,7 @@ def test_a_true_null_is_rejected_in_at_most_5_percent_of_cases(prompts: int, kin
 
 
 def shares(draw: np.random.Generator, chance: float, size: tuple[int, int], samples: int, alike: float) -> np.ndarray:
-    """Shares of right samples of prompts whose own chances correlate any two samples of one by `alike`."""
+    """Shares of right samples per prompt; two samples of a prompt have the correlation `alike`."""
     if chance in (0, 1) or alike == 0:
         own = np.full(size, float(chance))
     elif alike == 1:
@@ -112,10 +109,10 @@ def shares(draw: np.random.Generator, chance: float, size: tuple[int, int], samp
     return draw.binomial(samples, own) / samples
 
 
-def test_the_test_of_two_prompts_can_never_say_more_than_a_half() -> None:
+def test_the_p_value_of_two_prompts_is_at_least_a_half() -> None:
     for samples in (1, None):
-        found = gain(np.zeros(2), np.ones(2), 1000, 1, samples)
-        assert (found.value, found.p) == (1.0, 0.5)
+        paired = gain(np.zeros(2), np.ones(2), 1000, 1, samples)
+        assert (paired.value, paired.p) == (1.0, 0.5)
     assert gain(np.zeros(2), np.array([0.3, 0.9]), 1000, 1).p == pytest.approx(0.5)
 
 
@@ -127,7 +124,7 @@ def test_the_test_is_exact_up_to_20_differences() -> None:
     assert sign_flip_p(np.append(differences, np.zeros(500)), 100, 1) == pytest.approx(expected)
 
 
-def test_of_prompts_that_are_right_or_wrong_the_test_is_mcnemars() -> None:
+def test_for_right_or_wrong_prompts_the_test_is_mcnemars() -> None:
     differences = np.repeat([1.0, -1.0, 0.0], [60, 35, 905])
     assert sign_flip_p(differences, 100, 1) == pytest.approx(binomtest(60, 95).pvalue)
 
@@ -135,15 +132,15 @@ def test_of_prompts_that_are_right_or_wrong_the_test_is_mcnemars() -> None:
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.1, 0.3])
 @pytest.mark.parametrize("samples", [1, None])
 def test_the_p_value_is_close_to_that_of_a_paired_test(shift: float, samples: int | None) -> None:
-    """The differences of 400 prompts are near enough to normal for the t-test to say the same."""
+    """The differences of 400 prompts are close enough to normal for the t-test to agree."""
     after = np.clip(BEFORE + (DRAW.random(400) < shift), 0, 1) - (DRAW.random(400) < 0.1) * BEFORE
     noise = 0.0 if samples else DRAW.normal(0, 0.1, 400)
-    found = gain(BEFORE, after + noise, 20_000, 1, samples)
+    paired = gain(BEFORE, after + noise, 20_000, 1, samples)
     expected = ttest_rel(after + noise, BEFORE)
-    assert found.value == pytest.approx(float(np.mean(after + noise - BEFORE)))
-    if samples is None:  # that of 0 and 1 is exact, and of few other differences
-        assert found.p == pytest.approx(float(expected.pvalue), abs=0.02)
-    low, high = found.ci95 or (0, 0)
+    assert paired.value == pytest.approx(float(np.mean(after + noise - BEFORE)))
+    if samples is None:  # for values of 0 and 1 it is exact
+        assert paired.p == pytest.approx(float(expected.pvalue), abs=0.02)
+    low, high = paired.ci95 or (0, 0)
     interval = expected.confidence_interval()
     assert (low, high) == pytest.approx((interval.low, interval.high), abs=0.01)
 
@@ -155,65 +152,38 @@ def test_a_p_value_is_never_0_and_the_same_at_each_call() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, None])
-def test_an_interval_that_leaves_0_out_has_a_p_below_5_percent(samples: int | None) -> None:
+def test_an_interval_that_excludes_0_has_a_p_below_5_percent(samples: int | None) -> None:
     for prompts in (3, 5, 6, 12):
         for won in range(prompts + 1):
             after = (np.arange(prompts) < won) * (1.0 if samples else 1.0 + np.arange(prompts) / 9)
-            found = gain(np.zeros(prompts), after, 500, 1, samples)
-            assert found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1] or (found.p or 1) < 0.05
+            paired = gain(np.zeros(prompts), after, 500, 1, samples)
+            assert paired.ci95 is None or paired.ci95[0] <= 0 <= paired.ci95[1] or (paired.p or 1) < 0.05
 
 
 def test_scores_of_0_and_1_are_shares_and_others_means() -> None:
     scores = np.array([[0.0, 1.0], [1.0, np.nan], [np.nan, np.nan], [0.0, 0.0]])
     assert estimate_scores(scores, 100, 1) == estimate_share(np.array([0.5, 1.0, 0.0]), 2)
     assert estimate_scores(scores * 2, 100, 1) == estimate_mean(np.array([1.0, 2.0, 0.0]), 100, 1)
-    assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "nothing tells how far another score can be from 0"
+    assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "equal scores say nothing about the spread"
     assert estimate_scores(scores * np.nan, 100, 1) is None
 
 
-def test_sums_in_another_order_are_no_difference() -> None:
+def test_sums_in_another_order_do_not_differ() -> None:
     before = np.array([[0.1, 0.2, 0.3], [0.7, 0.1, 0.6]]).repeat(10, axis=0)
     after = before[:, ::-1]
-    assert (before.mean(axis=1) != after.mean(axis=1)).any(), "the machine rounds them apart"
-    found = gain(before.mean(axis=1), after.mean(axis=1), 100, 1)
-    assert (found.value, found.p, found.ci95) == (0.0, 1.0, None)
+    assert (before.mean(axis=1) != after.mean(axis=1)).any(), "rounding makes the sums differ"
+    paired = gain(before.mean(axis=1), after.mean(axis=1), 100, 1)
+    assert (paired.value, paired.p, paired.ci95) == (0.0, 1.0, None)
     assert estimate_mean(np.array([0.1 + 0.2, 0.3] * 5), 100, 1).ci95 is None
 
 
 def test_holm_multiplies_the_smallest_by_all_and_each_further_one_by_one_less() -> None:
-    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None, "e": 0.5})
-    assert found == {"a": 0.04, "b": 0.09, "c": 0.09, "d": None, "e": 0.5}
+    corrected = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None, "e": 0.5})
+    assert corrected == {"a": 0.04, "b": 0.09, "c": 0.09, "d": None, "e": 0.5}
     assert holm({"a": 0.4, "b": 0.9}) == {"a": 0.8, "b": 0.9}
 
 
-def test_prompts_that_one_policy_has_no_value_for_are_left_out() -> None:
-    found = gain(np.array([0.0, np.nan, 1.0]), np.array([1.0, 1.0, np.nan]), 100, 1)
-    assert (found.value, found.prompts) == (1.0, 1)
+def test_prompts_without_a_value_for_one_policy_are_left_out() -> None:
+    paired = gain(np.array([0.0, np.nan, 1.0]), np.array([1.0, 1.0, np.nan]), 100, 1)
+    assert (paired.value, paired.prompts) == (1.0, 1)
     assert gain(np.array([np.nan]), np.array([1.0]), 100, 1).value is None
-
-
-def write(run: Path, place: str, began: int, seconds: float, more: str = "", spent: str = "") -> None:
-    log = run / "logs" / f"{place}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    ended = datetime(2026, 11, 1) + timedelta(seconds=began + seconds)
-    log.write_text(f"{more}{ended},000 INFO rloo.time: took {seconds:.1f} s{spent}\n")
-
-
-def test_waiting_is_the_time_in_which_no_job_works(tmp_path: Path) -> None:
-    """Two jobs side by side from 0 to 100 and 50 to 150, and one from 300 to 400: 150 of 400 seconds are empty."""
-    gpu = "2026-11-01 00:00:00,000 INFO rloo.time: used 2 x NVIDIA H100\n"
-    write(tmp_path, "rollout/00001-000", 0, 100, gpu, ", 360.00 s of CPU, 900 MB at most")
-    write(tmp_path, "rollout/00001-001", 50, 100, gpu, ", 180.00 s of CPU, 800 MB at most")
-    write(tmp_path, "update/00001", 300, 100)
-    write(tmp_path, "update/00002", 9000, 100)
-    for place, measured in (("update/00001", "2048.5\t360"), ("rollout/00001-000", "9.5\t0.1")):  # the latter is srun's
-        file = tmp_path / "benchmarks" / f"{place}.tsv"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"s\tmax_rss\tcpu_time\n100\t{measured}\n")
-    jobs = jobs_of(tmp_path, rounds=1)
-    assert spent(jobs).wall == 400
-    assert spent(jobs).waiting == pytest.approx(150 / 400)
-    rollout, update = costs(jobs)
-    assert (rollout.stage, rollout.jobs, rollout.seconds, rollout.cpu_hours) == ("rollout", 2, 200.0, 0.15)
-    assert rollout.gpu_hours == pytest.approx(400 / 3600)
-    assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 2048.5, 0.0)

@@ -1,4 +1,4 @@
-"""What `rloo plan` counts, what it says will not fit, and what would."""
+"""What `rloo plan` counts, what does not fit, and which settings would."""
 
 import io
 import json
@@ -30,7 +30,7 @@ QWEN3_4B = {
 
 @pytest.fixture
 def qwen(tmp_path) -> model_dims.ModelDims:
-    """The sizes of Qwen3-4B, which has 4,022,468,096 parameters."""
+    """The dimensions of Qwen3-4B, which has 4,022,468,096 parameters."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
     return model_dims.read(tmp_path)
 
@@ -39,14 +39,14 @@ def gsm8k(**changes) -> Config:
     return estimate.override(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
 
 
-def test_parameters_are_counted_or_reckoned(qwen, tiny_model) -> None:
+def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
     assert qwen.parameters == pytest.approx(4_022_468_096, rel=1e-4)
     from rloo_pipeline.training import policy_model
 
     model = policy_model.load(tiny_model, "float32", False)
     counted = model_dims.read(tiny_model)
     assert counted.parameters == sum(weights.numel() for weights in model.parameters())
-    assert model_dims._estimate_parameters(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
+    assert model_dims._by_formula(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
 
 
 def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
@@ -60,47 +60,47 @@ def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
     outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", rounds=3)
     planned = dict(re.findall(r"^(\w+) +(\d+)$", outcome.stdout + outcome.stderr, re.MULTILINE))
     del planned["all"], planned["total"]
-    found: dict[str, int] = {}
+    by_stage: dict[str, int] = {}
     for rule, count in planned.items():
         name = "update" if rule.startswith("update") else rule.replace("_", "-")
-        found[name] = found.get(name, 0) + int(count)
-    assert counts == found
+        by_stage[name] = by_stage.get(name, 0) + int(count)
+    assert counts == by_stage
     assert "reference" not in estimate.jobs(Config(**mini(algorithm={"beta": 0})))
 
 
-def test_zero_splits_what_it_says_over_processes(qwen) -> None:
-    """Bytes a parameter of a 16-bit model: 2 of weights, 2 of gradients, 4 of their sum in float32, 12 of optimizer, 20
-    in all as ZeRO's paper has it; without ZeRO it is ZeRO 1.
+def test_zero_splits_memory_over_processes(qwen) -> None:
+    """Bytes per parameter of a 16-bit model: 2 for weights, 2 for gradients, 4 for their sum in float32 and 12 for the
+    optimizer, 20 in total as in ZeRO's paper. Without ZeRO, DeepSpeed uses ZeRO 1.
     """
-    apart = {}
+    bytes_by_stage = {}
     for stage in range(4):
         config = gsm8k(**{"deepspeed.zero_stage": stage, "deepspeed.processes": 8})
         terms = memory.update(config, qwen, "cuda", memory.MicroBatch(0, 0, several=True))
-        apart[stage] = (memory.total(terms) - terms["process"]) / qwen.parameters
-    assert [apart[stage] for stage in range(4)] == pytest.approx([8 + 12 / 8, 8 + 12 / 8, 2 + 18 / 8, 20 / 8])
+        bytes_by_stage[stage] = (memory.total(terms) - terms["process"]) / qwen.parameters
+    assert [bytes_by_stage[stage] for stage in range(4)] == pytest.approx([8 + 12 / 8, 8 + 12 / 8, 2 + 18 / 8, 20 / 8])
 
 
-def test_what_will_not_fit_comes_with_a_setting_that_does(qwen) -> None:
+def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
     card = estimate.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     update = next(estimate.fits(config, qwen, card))
     assert not update.fits
-    said = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
-    changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in said.items()}
-    assert changes["deepspeed.processes"] > 1, "four billion weights and Adam are more than a card"
+    advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
+    changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in advised.items()}
+    assert changes["deepspeed.processes"] > 1, "four billion weights with Adam do not fit on one card"
     assert next(estimate.fits(estimate.override(config, changes), qwen, card)).fits
     fewer = estimate.override(config, changes | {"deepspeed.processes": 1})
     assert not next(estimate.fits(fewer, qwen, card)).fits
 
 
-def test_activations_that_will_not_fit_are_checkpointed_first(qwen) -> None:
+def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
     config = estimate.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
     update = next(estimate.fits(config, qwen._replace(vocabulary=16000), estimate.card_of("h100")))
     assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
 
 
-def test_a_model_that_is_too_large_to_sample_wants_more_cards(qwen) -> None:
+def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     large = qwen._replace(parameters=32_000_000_000, layers=64, hidden=5120)
     config = gsm8k(**{"vllm.tensor_parallel_size": 1})
     rollout = list(estimate.fits(config, large, estimate.card_of("l40s")))[-1]
@@ -108,7 +108,7 @@ def test_a_model_that_is_too_large_to_sample_wants_more_cards(qwen) -> None:
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
 
 
-def said_of(config: Config, gpu: str | None) -> str:
+def printed_for(config: Config, gpu: str | None) -> str:
     console = Console(width=160, file=io.StringIO())
     plan_run(config, gpu, console)
     return console.file.getvalue()
@@ -117,8 +117,8 @@ def said_of(config: Config, gpu: str | None) -> str:
 def test_the_plan_names_its_assumptions(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
     config = gsm8k(**{"model.name_or_path": str(tmp_path)})
-    said = said_of(config, "h100:80")
-    for words in (
+    output = printed_for(config, "h100:80")
+    for text in (
         "GPU-hours",
         "assumed: every completion",
         "policies (",
@@ -126,10 +126,10 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
         "KV cache holds",
         "optimizer",
     ):
-        assert words in said
-    assert "--cluster-gpu" in said_of(config, None)
+        assert text in output
+    assert "--cluster-gpu" in printed_for(config, None)
     with pytest.raises(UserError, match=r"--cluster-gpu h1000: unknown card; name one of v100, .*h100:80"):
-        said_of(config, "h1000")
+        printed_for(config, "h1000")
 
 
 def test_an_unknown_model_is_one_line() -> None:
@@ -148,9 +148,9 @@ def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
 
 
 def test_float16_holds_all_logits_at_once(qwen) -> None:
-    """Its loss needs a scale that the pieces do not know."""
-    halves = [gsm8k(**{"model.dtype": dtype}) for dtype in ("float16", "bfloat16")]
-    whole, pieces = (memory.update(config, qwen, "cpu")["logits"] for config in halves)
+    """Its loss scale is not known to the pieces."""
+    configs = [gsm8k(**{"model.dtype": dtype}) for dtype in ("float16", "bfloat16")]
+    whole, pieces = (memory.update(config, qwen, "cpu")["logits"] for config in configs)
     assert (
-        whole == memory.LOGITS * 4 * memory.micro_batch_of(halves[0]).completion_tokens * qwen.vocabulary > 10 * pieces
+        whole == memory.LOGITS * 4 * memory.micro_batch_of(configs[0]).completion_tokens * qwen.vocabulary > 10 * pieces
     )

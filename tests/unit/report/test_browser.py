@@ -1,4 +1,4 @@
-"""The page in a real headless browser: it draws, its filters work, it says no errors and asks nobody for anything."""
+"""The page in a headless browser: it draws, its filters work, and it makes neither errors nor requests."""
 
 import json
 import os
@@ -21,17 +21,17 @@ if BROWSER is None and os.environ.get("RLOO_REQUIRE_BROWSER"):
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 
 LISTEN = """<script>
-const heard = [];
-addEventListener("error", (event) => heard.push(String(event.message || event.target)), true);
-addEventListener("unhandledrejection", (event) => heard.push(String(event.reason)));
-addEventListener("securitypolicyviolation", (event) => heard.push("blocked " + event.blockedURI));
+const errors = [];
+addEventListener("error", (event) => errors.push(String(event.message || event.target)), true);
+addEventListener("unhandledrejection", (event) => errors.push(String(event.reason)));
+addEventListener("securitypolicyviolation", (event) => errors.push("blocked " + event.blockedURI));
 </script>"""
 ACT = """<script>
 const drawn = () => [...document.querySelectorAll(".plot")].filter((plot) => plot.querySelector("svg.main-svg")).length;
 const look = (list) => ({
   shown: [...document.querySelectorAll(`#${list} [data-kind]:not([hidden])`)].map((item) => item.dataset.kind),
   groups: document.querySelectorAll(`#${list} article:not([hidden])`).length,
-  said: document.querySelector(`.tools[data-list=${list}] output`).value,
+  count: document.querySelector(`.tools[data-list=${list}] output`).value,
 });
 const choose = (list, kind, word) => {
   const tools = document.querySelector(`.tools[data-list=${list}]`);
@@ -45,37 +45,37 @@ const choose = (list, kind, word) => {
 const wait = setInterval(() => {
   if (drawn() < document.querySelectorAll(".plot").length) return;
   clearInterval(wait);
-  const found = {
+  const result = {
     plots: drawn(),
     all: look("cases"), wrong: choose("cases", "wrong", ""), word: choose("cases", "", "14+<b>14</b>"),
     none: choose("cases", "", "no such word"),
     up: choose("groups", "up", ""), last: choose("groups", "right", "round 40"),
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-    asked: performance.getEntriesByType("resource").map((entry) => entry.name),
-    heard,
+    requests: performance.getEntriesByType("resource").map((entry) => entry.name),
+    errors,
   };
   const place = document.createElement("pre");
-  place.id = "found";
-  place.textContent = JSON.stringify(found);
+  place.id = "result";
+  place.textContent = JSON.stringify(result);
   document.body.append(place);
 }, 50);
 </script>"""
 
 
 def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
-    """What the page's own scripts found, and what the browser's console said."""
+    """The result of `ACT` on the page, and the browser's console."""
     file = folder / f"page-{width}.html"
     file.write_text(page.replace("<head>", "<head>" + LISTEN, 1).replace("</body>", ACT + "</body>", 1))
-    words = (
+    options = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=30000"),
         *(f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"),
     )
     done = subprocess.run(
-        [str(BROWSER), *words, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=240, check=True
+        [str(BROWSER), *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=240, check=True
     )
-    [found] = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    [result] = re.findall(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    return json.loads(unescape(found)), console
+    return json.loads(unescape(result)), console
 
 
 @pytest.fixture(scope="module")
@@ -87,25 +87,25 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("width", [1200, 500])
 def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> None:
-    found, console = browse(page, tmp_path, width)
+    result, console = browse(page, tmp_path, width)
     assert console == ""
-    assert (found["heard"], found["asked"]) == ([], [])
-    assert found["plots"] == page.count('class="plot"') >= 14
-    assert found["wide"] <= 0, "nothing sticks out sideways"
-    assert (len(found["all"]["shown"]), found["all"]["said"]) == (20, "20 of 20")
-    wrong = found["wrong"]["shown"]
+    assert (result["errors"], result["requests"]) == ([], [])
+    assert result["plots"] == page.count('class="plot"') >= 14
+    assert result["wide"] <= 0, "nothing sticks out sideways"
+    assert (len(result["all"]["shown"]), result["all"]["count"]) == (20, "20 of 20")
+    wrong = result["wrong"]["shown"]
     assert 0 < len(wrong) < 20
     assert all("wrong" in kind.split() for kind in wrong)
-    assert (len(found["word"]["shown"]), found["none"]["shown"]) == (1, [])
-    assert found["up"]["shown"]
-    assert all("up" in kind.split() for kind in found["up"]["shown"])
-    assert 0 < len(found["last"]["shown"]) < len(found["up"]["shown"])
-    assert found["last"]["groups"] <= 6, "groups without a completion to show are hidden"
+    assert (len(result["word"]["shown"]), result["none"]["shown"]) == (1, [])
+    assert result["up"]["shown"]
+    assert all("up" in kind.split() for kind in result["up"]["shown"])
+    assert 0 < len(result["last"]["shown"]) < len(result["up"]["shown"])
+    assert result["last"]["groups"] <= 6, "groups without a completion to show are hidden"
 
 
-def test_an_error_and_a_request_would_be_heard(page: str, tmp_path: Path) -> None:
+def test_errors_and_requests_are_detected(page: str, tmp_path: Path) -> None:
     broken = page.replace("</main>", '<img src="http://x.invalid/y.png"></main><script>undefined.field</script>', 1)
-    found, console = browse(broken, tmp_path, 1200)
-    assert any("field" in said for said in found["heard"])
-    assert any("x.invalid" in said for said in found["heard"])
+    result, console = browse(broken, tmp_path, 1200)
+    assert any("field" in message for message in result["errors"])
+    assert any("x.invalid" in message for message in result["errors"])
     assert "Content Security Policy" in console

@@ -1,4 +1,4 @@
-"""Runs are laid side by side as they were, and what they do not share is said where it is seen."""
+"""The comparison shows runs unchanged, and names what they do not share where a reader sees it."""
 
 import json
 import shutil
@@ -30,10 +30,10 @@ GRPO = {"advantage": "grpo", "importance_sampling_level": "token", "kl": {"place
 def folders(tmp_path_factory) -> list[Path]:
     """Three finished runs that share everything but the algorithm."""
     results = tmp_path_factory.mktemp("results")
-    made = {FIRST: (0.6, {}), SECOND: (0.58, GRPO), THIRD: (0.2, {"beta": 0.0})}
+    settings = {FIRST: (0.6, {}), SECOND: (0.58, GRPO), THIRD: (0.2, {"beta": 0.0})}
     return [
         finish_run(results / name, configuration(run=name, algorithm=algorithm), learned)
-        for name, (learned, algorithm) in made.items()
+        for name, (learned, algorithm) in settings.items()
     ]
 
 
@@ -56,40 +56,40 @@ def text_of(page: str) -> str:
 
 def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes a JSON file in place."""
-    found = read_json(file)
-    change(found)
-    write_json(file, found)
+    content = read_json(file)
+    change(content)
+    write_json(file, content)
 
 
-def test_the_page_says_what_each_run_used_and_gained(folders, tmp_path) -> None:
-    page, found = page_of(folders, tmp_path)
+def test_the_page_shows_algorithm_and_gain_of_each_run(folders, tmp_path) -> None:
+    page, content = page_of(folders, tmp_path)
     text = text_of(page)
-    for row, folder in zip(found["runs"], folders, strict=True):
+    for row, folder in zip(content["runs"], folders, strict=True):
         summary = read_json(folder / "summary.json")
         assert (row["run"], row["gain"], row["gain_ci95"]) == (folder.name, summary["gain"], summary["gain_ci95"])
         assert f"{summary['final']['accuracy']:.1%}" in text
-    assert (found["runs"][0]["seconds"], found["runs"][0]["tokens"]) == (4700.0, ROUNDS * 1250)
-    assert found["runs"][1]["algorithm"].items() >= {"advantage": "grpo", "kl_placement": "loss"}.items()
-    assert all(words in text for words in ("50,000", "1 h 18 min", "none (beta 0)", "beta 0.05 in loss"))
+    assert (content["runs"][0]["seconds"], content["runs"][0]["tokens"]) == (4700.0, ROUNDS * 1250)
+    assert content["runs"][1]["algorithm"].items() >= {"advantage": "grpo", "kl_placement": "loss"}.items()
+    assert all(value in text for value in ("50,000", "1 h 18 min", "none (beta 0)", "beta 0.05 in loss"))
 
 
 def test_final_policies_are_compared_with_the_first_one_prompt_by_prompt(folders, tmp_path) -> None:
-    _, found = page_of(folders, tmp_path)
+    _, content = page_of(folders, tmp_path)
     runs = [finished.read(folder) for folder in folders]
     columns = [tables.read(f / "evaluation/final/completions.parquet", "completions")["answer"] for f in folders]
     shares = [np.array(column.to_pylist()).reshape(PROMPTS, SAMPLES).mean(axis=1) for column in columns]
     second, third = (gain(shares[0], after, 200, derive(3, "comparison"), SAMPLES) for after in shares[1:])
     assert all((run.accuracy == share).all() for run, share in zip(runs, shares, strict=True))
-    assert [row["difference"] is None for row in found["runs"]] == [True, False, False]
+    assert [row["difference"] is None for row in content["runs"]] == [True, False, False]
     expected = {"value": third.value, "ci95": list(third.ci95 or ()), "p": third.p, "reason": None}
     assert (second.p or 0) > (third.p or 1), "so Holm doubles that of the third and leaves that of the second"
-    assert found["runs"][2]["difference"] == {**expected, "p_holm": 2 * (third.p or 1)}
-    assert found["runs"][1]["difference"]["p_holm"] == second.p
+    assert content["runs"][2]["difference"] == {**expected, "p_holm": 2 * (third.p or 1)}
+    assert content["runs"][1]["difference"]["p_holm"] == second.p
 
 
-def test_the_headline_tells_what_sampling_explains_and_nothing_of_another_seed(folders, tmp_path) -> None:
-    page, found = page_of(folders, tmp_path)
-    best = max(found["runs"], key=lambda row: row["final"]["accuracy"])
+def test_the_headline_names_differences_beyond_sampling_and_claims_nothing_about_seeds(folders, tmp_path) -> None:
+    page, content = page_of(folders, tmp_path)
+    best = max(content["runs"], key=lambda row: row["final"]["accuracy"])
     text = text_of(page)
     assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of its answers to 60" in text
     assert f"{THIRD} (−" in text
@@ -103,7 +103,7 @@ EXPLAINED = "by more than the sampling of these problems and answers explains"
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("differences", "expected"),
     [
         ([(0.15, 0.01)], f"b (+15.0) differs from a (50.0%) {EXPLAINED}. Training seeds"),
         ([(0.05, 0.2)], f"b (+5.0) does not differ from a (50.0%) {EXPLAINED}."),
@@ -114,22 +114,22 @@ EXPLAINED = "by more than the sampling of these problems and answers explains"
         ),
     ],
 )
-def test_a_difference_is_one_whose_corrected_p_is_at_most_5_percent(found, words) -> None:
+def test_a_difference_needs_a_corrected_p_of_at_most_5_percent(differences, expected) -> None:
     final = {"accuracy": 0.5, "ci95": [0.4, 0.6], "prompts": 10}
-    others = [{"value": value, "p": p / 10, "p_holm": p, "reason": None} for value, p in found]
+    others = [{"value": value, "p": p / 10, "p_holm": p, "reason": None} for value, p in differences]
     rows = [
         {"run": name, "final": final, "difference": difference}
         for name, difference in zip("abcd", [None, *others], strict=False)
     ]
-    said = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": True}}})
-    assert words in said
+    text = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": True}}})
+    assert expected in text
     other = comparison_page.headline({"runs": rows, "shared": {"seed": {"same": False}}})
     assert "Each run is one training with a seed of its own" in other
 
 
-def test_runs_that_share_what_they_should_are_said_to(folders, tmp_path) -> None:
-    page, found = page_of(folders, tmp_path)
-    assert all(fact["same"] for fact in found["shared"].values())
+def test_the_page_confirms_that_runs_share_everything(folders, tmp_path) -> None:
+    page, content = page_of(folders, tmp_path)
+    assert all(fact["same"] for fact in content["shared"].values())
     assert "All runs have the same warm start, seed, training prompts, held-out prompts, rewards" in text_of(page)
     assert "do not share" not in text_of(page)
 
@@ -147,15 +147,15 @@ def change_rewards(folder: Path) -> None:
 
 
 def change_warm_start(folder: Path) -> None:
-    edit(folder / "summary.json", lambda found: found["warmstart"].update(policy="another" * 8))
+    edit(folder / "summary.json", lambda summary: summary["warmstart"].update(policy="another" * 8))
 
 
 def change_versions(folder: Path) -> None:
-    edit(folder / "summary.json", lambda found: found["versions"].update(transformers="0.1"))
+    edit(folder / "summary.json", lambda summary: summary["versions"].update(transformers="0.1"))
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (change_seed, "Not the same seed: demo-rloo: 3; demo-grpo: 4. So "),
         (change_rewards, "Not the same rewards: demo-rloo: 1 × exact_answer_reward + 0 × "),
@@ -163,22 +163,22 @@ def change_versions(folder: Path) -> None:
         (change_versions, "Not the same software: demo-rloo; demo-grpo. So "),
     ],
 )
-def test_what_runs_do_not_share_is_said_at_the_top(pair, tmp_path, change, words) -> None:
+def test_differences_between_runs_are_named_at_the_top(pair, tmp_path, change, expected) -> None:
     change(pair[1])
-    page, found = page_of(pair, tmp_path)
+    page, content = page_of(pair, tmp_path)
     text = text_of(page)
-    assert [what for what, fact in found["shared"].items() if not fact["same"]] == [words.split(":")[0][13:]]
+    assert [what for what, fact in content["shared"].items() if not fact["same"]] == [expected.split(":")[0][13:]]
     assert "do not share everything" in text
-    assert text.index(words) < text.index("Reward by round")
-    assert found["runs"][1]["difference"]["value"] is not None
+    assert text.index(expected) < text.index("Reward by round")
+    assert content["runs"][1]["difference"]["value"] is not None
 
 
-def test_accuracies_of_other_prompts_are_not_subtracted(pair, tmp_path) -> None:
+def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> None:
     file = pair[1] / "evaluation" / "final" / "completions.parquet"
     table = tables.read(file, "completions")
     tables.write(file, table.slice(SAMPLES), table.schema, "completions")
-    page, found = page_of(pair, tmp_path)
-    assert found["runs"][1]["difference"] == {
+    page, content = page_of(pair, tmp_path)
+    assert content["runs"][1]["difference"] == {
         "value": None,
         "ci95": None,
         "p": None,
@@ -187,19 +187,19 @@ def test_accuracies_of_other_prompts_are_not_subtracted(pair, tmp_path) -> None:
     }
     assert "– other held-out prompts" in text_of(page)
     assert "cannot all be compared with that of demo-rloo" in text_of(page)
-    assert not found["shared"]["held-out prompts"]["same"]
+    assert not content["shared"]["held-out prompts"]["same"]
 
 
 def test_only_keys_that_differ_are_shown(folders, tmp_path) -> None:
-    page, found = page_of(folders, tmp_path)
-    assert found["differing"] == {
+    page, content = page_of(folders, tmp_path)
+    assert content["differing"] == {
         "algorithm.advantage": {FIRST: "rloo", SECOND: "grpo", THIRD: "rloo"},
         "algorithm.beta": {FIRST: 0.05, SECOND: 0.05, THIRD: 0.0},
         "algorithm.importance_sampling_level": {FIRST: "sequence", SECOND: "token", THIRD: "sequence"},
         "algorithm.kl.estimator": {FIRST: "k1", SECOND: "k3", THIRD: "k1"},
         "algorithm.kl.placement": {FIRST: "reward", SECOND: "loss", THIRD: "reward"},
     }
-    assert all(key in text_of(page) for key in found["differing"])
+    assert all(key in text_of(page) for key in content["differing"])
 
 
 def test_a_section_that_one_run_lacks_is_shown_key_by_key() -> None:
@@ -221,20 +221,20 @@ def test_every_run_has_its_line_in_every_figure() -> None:
         assert len(looks) == len(runs)
 
 
-def test_a_metric_that_one_run_lacks_is_drawn_of_the_others() -> None:
+def test_a_metric_that_one_run_lacks_is_drawn_for_the_others() -> None:
     rounds = [metrics_of(number) for number in range(1, 4)]
-    bare = [found | {"entropy": None} for found in rounds]
+    bare = [metrics | {"entropy": None} for metrics in rounds]
     entropy = next(chart for chart in shared_charts(["answer"]) if chart.title == "Entropy")
     drawn = figure_of_runs(entropy, {"a": rounds, "b": bare})
     assert [any(line["y"]) for line in (drawn or {})["data"]] == [True, False]
     assert figure_of_runs(entropy, {"a": bare, "b": bare}) is None
 
 
-def test_the_page_fetches_nothing_and_takes_names_as_text(folders, tmp_path) -> None:
+def test_the_page_fetches_nothing_and_escapes_names(folders, tmp_path) -> None:
     runs = [finished.read(folder) for folder in folders]
-    found = comparison.compare(runs)
-    found["differing"]["<b>key</b>"] = dict.fromkeys((FIRST, SECOND, THIRD), "</script><img src=x>")
-    read = Reader(comparison_page.render(found, runs))
+    content = comparison.compare(runs)
+    content["differing"]["<b>key</b>"] = dict.fromkeys((FIRST, SECOND, THIRD), "</script><img src=x>")
+    read = Reader(comparison_page.render(content, runs))
     assert "<b>key</b>" in read.text
     assert "</script><img src=x>" in read.text
     assert not {"img", "b"} & {tag for tag, _ in read.elements}
@@ -257,7 +257,7 @@ def more_rounds(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (shutil.rmtree, ["demo-grpo: no such folder"]),
         (remove("config.yaml"), ["demo-grpo: not the folder of a run", "config.yaml"]),
@@ -268,11 +268,11 @@ def more_rounds(folder: Path) -> None:
         (remove("prompts/train/data.arrow"), ["prompts/train: no prompts"]),
     ],
 )
-def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, words) -> None:
+def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, expected) -> None:
     change(pair[1])
     with pytest.raises(UserError) as error:
         page_of(pair, tmp_path)
-    assert all(word in str(error.value) for word in words)
+    assert all(text in str(error.value) for text in expected)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""The live view shows what the files of a run say, whatever of them is there."""
+"""The live view shows the state of a run from its files, even if some are missing."""
 
 import io
 import os
@@ -22,10 +22,10 @@ PACE = 100.0
 
 
 def write_run(folder: Path, rounds: int) -> Path:
-    """A run of 8 rounds with two shards, so many of which are done, each after PACE seconds."""
+    """Writes a run of 8 rounds with two shards, of which `rounds` are done, PACE seconds apart."""
     folder.mkdir(exist_ok=True)
-    made = Config(**mini(rounds=8))
-    (folder / "config.yaml").write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    config = Config(**mini(rounds=8))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     for number in range(1, rounds + 1):
         file = folder / "rounds" / f"{number:05d}" / "metrics.json"
         write_json(file, {"round": number, "reward": number / 8, "kl": 0.6 if number == rounds else 0.01})
@@ -33,10 +33,10 @@ def write_run(folder: Path, rounds: int) -> Path:
     return folder
 
 
-def write_log(run: Path, name: str, said: str, time: float = STARTED) -> None:
+def write_log(run: Path, name: str, text: str, time: float = STARTED) -> None:
     log = run / "logs" / name
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text(said)
+    log.write_text(text)
     os.utime(log, (time, time))
 
 
@@ -56,7 +56,7 @@ def shown(run: Path, stopped: int | None = None) -> str:
         ([None, None], 10, ""),
     ],
 )
-def test_a_sparkline_has_gaps_where_values_have(values, width, line) -> None:
+def test_a_sparkline_has_a_gap_for_a_missing_value(values, width, line) -> None:
     assert sparkline(values, width) == line
 
 
@@ -68,25 +68,25 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
     write_log(run, "rollout/00004-001.log", "x\n2026-01-01 INFO rloo: sampling: 3 of 9, about 4 s left\n")
     write_log(run, "score/00004-000.log", "2026-01-01 ERROR rloo: rloo score: error: it raised\n")
     write_log(run, "evaluate/warmstart.log", "2026-01-01 INFO rloo.time: took 4.0 s, 3.00 s of CPU, 90 MB at most\n")
-    found = progress_of(run_files.read(run), now=STARTED + 10)
-    by_name = {stage.name: stage[1:] for stage in found.stages}
+    progress = progress_of(run_files.read(run), now=STARTED + 10)
+    by_name = {stage.name: stage[1:] for stage in progress.stages}
     assert by_name["rollout"] == (7, 1, 16)
     assert by_name["score"] == (6, 0, 16)
     assert by_name["update"] == (3, 0, 8)
-    assert by_name["evaluate"] == (0, 0, 2), "a log that is at its end is of a job whose output was taken away"
-    working = {job.job.log: job for job in found.working}
+    assert by_name["evaluate"] == (0, 0, 2), "a complete log without output is of a job whose output was deleted"
+    working = {job.job.log: job for job in progress.working}
     assert working["logs/rollout/00004-001.log"].last_line == "sampling: 3 of 9, about 4 s left"
     assert working["logs/score/00004-000.log"].failed
-    assert found.seconds_per_round == PACE
+    assert progress.seconds_per_round == PACE
 
 
 def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     run = write_run(tmp_path / "run", 3)
-    said = shown(run)
-    assert "round 3 of 8" in said
-    assert "0:01:40 per round, about 0:08:20 left" in said
-    assert "0.125 → 0.375" in said
-    assert "KL explosion: KL 0.6 nats per token" in said
+    output = shown(run)
+    assert "round 3 of 8" in output
+    assert "0:01:40 per round, about 0:08:20 left" in output
+    assert "0.125 → 0.375" in output
+    assert "KL explosion: KL 0.6 nats per token" in output
     assert "ended by a gate after round 3" in shown(run, stopped=3)
     assert "ended by a gate" not in shown(run, stopped=2), "the run went on"
 
@@ -103,10 +103,10 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
         tables.write(folder / "rollouts" / "000.parquet", [row], tables.ROLLOUTS, "rollouts")
         score = {**keys, "answer": 1.0, "reward": 0.25, "seconds": 0.0, "error": None}
         tables.write(folder / "scores" / "000.parquet", [score], tables.scores_schema(["answer"]), "scores")
-    said = shown(run)
-    assert "a completion of round 2, reward 0.25" in said
-    assert "[bold]second[/]" in said, "as it is, and not as markup"
-    assert "7+<b>7</b>" in said
+    output = shown(run)
+    assert "a completion of round 2, reward 0.25" in output
+    assert "[bold]second[/]" in output, "as plain text, not as markup"
+    assert "7+<b>7</b>" in output
     (run / "rounds" / "00002" / "scores" / "000.parquet").write_bytes(b"cut off")
     assert "a completion of round 1" in shown(run)
 

@@ -1,4 +1,4 @@
-"""What made a run stands on its page: the image with its digest, and the commit also where the image has no git."""
+"""The page names the image with its digest, and the commit even if the image has no git."""
 
 import hashlib
 import subprocess
@@ -14,41 +14,41 @@ from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize
 
 
-def said_of(run: Path) -> str:
+def page_text(run: Path) -> str:
     config = configuration(rounds=1).only("report")
     make_run(run, config)
     return " ".join(Reader(render(config, run, summarize(config, run))).text.split())
 
 
-def test_the_image_and_its_digest_stand_on_the_page(tmp_path, monkeypatch) -> None:
+def test_the_page_names_the_image_and_its_digest(tmp_path, monkeypatch) -> None:
     image = tmp_path / "rloo-cpu-0.1.0-0123456789ab.sif"
     image.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + bytes(range(256)) * 5000)
     monkeypatch.setenv("APPTAINER_CONTAINER", str(image))
-    text = said_of(tmp_path / "a")
+    text = page_text(tmp_path / "a")
     assert f"{image.name} SHA-256 {hashlib.sha256(image.read_bytes()).hexdigest()}" in text
     assert "--sdm apptainer --configfile results/synthetic/config.yaml" in text
     monkeypatch.setenv("APPTAINER_CONTAINER", str(tmp_path / "gone.sif"))
-    text = said_of(tmp_path / "b")
-    assert "gone.sif" in text, "its name alone, where it cannot be read from inside"
+    text = page_text(tmp_path / "b")
+    assert "gone.sif" in text, "the name alone if the file cannot be read from inside"
     assert "gone.sif SHA-256" not in text
     monkeypatch.delenv("APPTAINER_CONTAINER")
-    assert "none: the stages ran in the local environment" in said_of(tmp_path / "c")
+    assert "none: the stages ran in the local environment" in page_text(tmp_path / "c")
 
 
 @pytest.mark.parametrize(("noted", "differs"), [("c0ffee", False), ("c0ffee changed", True)])
-def test_the_commit_that_the_controller_names_counts(noted, differs, tmp_path, monkeypatch) -> None:
+def test_the_commit_comes_from_the_controller(noted, differs, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(origin.COMMIT, noted)
-    text = said_of(tmp_path / "run")
+    text = page_text(tmp_path / "run")
     assert "git checkout c0ffee && snakemake" in text
     assert ("Sources differed from that commit" in text) == differs
 
 
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@x.invalid", *words]
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@x.invalid", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_controller_names_the_commit_of_its_sources(tmp_path) -> None:
+def test_the_controller_passes_on_the_commit_of_its_sources(tmp_path) -> None:
     project = Project(tmp_path / "project")
     git(project.folder, "init", "-q")
     code = "import os; from rloo_pipeline.report import origin; origin.note_commit(); print(os.environ[origin.COMMIT])"

@@ -1,4 +1,4 @@
-"""The page of a run opens anywhere, shows what was said as it was said, and depends on the run's files alone."""
+"""The page of a run opens anywhere, escapes all text, and depends on the run's files alone."""
 
 import json
 import re
@@ -36,15 +36,15 @@ def page(run: Path, config: Config) -> str:
     return render(config, run, summarize(config, run))
 
 
-def test_completions_stand_on_the_page_as_text(page: str) -> None:
+def test_completions_are_shown_as_text(page: str) -> None:
     read = Reader(page)
-    assert all(said in read.text for said in (NASTY, "<think>", "+<b>", "look at <it>"))
+    assert all(text in read.text for text in (NASTY, "<think>", "+<b>", "look at <it>"))
     assert [tag for tag, _ in read.elements].count("script") == 3
     assert "alert(1)</script>" not in page
     assert not {"img", "b"} & {tag for tag, _ in read.elements}
 
 
-def test_nothing_is_loaded_from_anywhere(page: str) -> None:
+def test_the_page_loads_nothing(page: str) -> None:
     read = Reader(page)
     loaded = [
         value
@@ -71,13 +71,13 @@ def test_a_summary_read_back_from_its_file_gives_the_same_page(run: Path, config
     assert render(config, run, json.loads(json.dumps(summarize(config, run), sort_keys=False))) == page
 
 
-def test_the_headline_says_before_after_and_gain(page: str, run: Path, config: Config) -> None:
+def test_the_headline_has_before_after_and_gain(page: str, run: Path, config: Config) -> None:
     text = " ".join(Reader(page).text.split())
-    found = summarize(config, run)
-    before, after = found["warmstart"]["accuracy"], found["final"]["accuracy"]
+    summary = summarize(config, run)
+    before, after = summary["warmstart"]["accuracy"], summary["final"]["accuracy"]
     assert f"On 60 held-out problems, {after:.1%} of the final policy’s answers are right;" in text
     assert f"before training with RLOO it was {before:.1%}." in text
-    assert f"{points(found['gain_ci95'][0])} to {points(found['gain_ci95'][1])}" in text
+    assert f"{points(summary['gain_ci95'][0])} to {points(summary['gain_ci95'][1])}" in text
     assert "snakemake --cores all --configfile results/synthetic/config.yaml" in text
 
 
@@ -89,23 +89,23 @@ def test_the_verdict_follows_the_interval(interval: tuple[float, float], word: s
     assert word in verdict({"gain_ci95": interval, "gain_p_holm": 0.01})
 
 
-def test_the_verdict_minds_how_many_comparisons_the_page_makes() -> None:
+def test_the_verdict_depends_on_the_number_of_comparisons() -> None:
     assert "that can be chance" in verdict({"gain_ci95": (0.1, 0.2), "gain_p_holm": 0.06})
     assert "contains 0" in verdict({"gain_ci95": (-0.1, 0.2), "gain_p_holm": 0.06})
 
 
-def test_the_p_values_of_the_table_are_corrected_and_it_says_so(page: str, run: Path, config: Config) -> None:
-    found = summarize(config, run)
+def test_the_table_has_corrected_p_values_with_an_explanation(page: str, run: Path, config: Config) -> None:
+    summary = summarize(config, run)
     text = " ".join(Reader(page).text.split())
-    rows = len(found["gains"])
+    rows = len(summary["gains"])
     assert f"The table makes {rows} comparisons, so its p-values are corrected for that many (Holm)" in text
-    smallest = min(found["gains"].values(), key=lambda one: one["p"])
+    smallest = min(summary["gains"].values(), key=lambda one: one["p"])
     assert smallest["p_holm"] == rows * smallest["p"]
-    assert f"{chance(found['gain_p'])} by itself, {chance(found['gain_p_holm'])} corrected" in text
+    assert f"{chance(summary['gain_p'])} by itself, {chance(summary['gain_p_holm'])} corrected" in text
 
 
 def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -> None:
-    """A reward of 0.5 for all tells nothing of how far others may lie from it; 0 right answers are a share."""
+    """A reward of 0.5 everywhere says nothing about its spread; 0 right answers are a share, which has an interval."""
     run = make_run(tmp_path / "run", config)
     for name in ("warmstart", "final"):
         for file, samples in (("completions", SAMPLES), ("greedy", 1)):
@@ -115,12 +115,12 @@ def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -
                 place = table.schema.get_field_index(column)
                 table = table.set_column(place, table.schema.field(column), [[value] * len(table)])
             tables.write(path, table, table.schema, "completions", evaluated=name)
-            found = summarize_evaluation(config, table, samples)
-            assert found["rewards"]["worked"] == {"value": 0.5, "ci95": None}
-            assert (found["accuracy"], found["ci95"][0], round(found["ci95"][1], 3)) == (0.0, 0.0, 0.06)
-            summary = run / "evaluation" / name / "summary.json"
+            evaluation = summarize_evaluation(config, table, samples)
+            assert evaluation["rewards"]["worked"] == {"value": 0.5, "ci95": None}
+            assert (evaluation["accuracy"], evaluation["ci95"][0], round(evaluation["ci95"][1], 3)) == (0.0, 0.0, 0.06)
+            summary_file = run / "evaluation" / name / "summary.json"
             if file == "completions":
-                write_json(summary, read_json(summary) | found)
+                write_json(summary_file, read_json(summary_file) | evaluation)
     summary = summarize(config, run)
     assert summary["gains"]["rewards/worked"] == {"value": 0.0, "ci95": None, "p": 1.0, "prompts": 60, "p_holm": 1.0}
     assert summary["gain_ci95"] == pytest.approx((-0.0596, 0.0596), abs=1e-4)
@@ -128,28 +128,28 @@ def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -
 
 
 def test_the_parts_of_a_gain_add_up_to_it(run: Path, config: Config) -> None:
-    found = summarize(config, run)
-    parts = parts_of_gain(found["warmstart"], found["final"], "worked")
-    assert sum(parts or ()) == pytest.approx(found["gain"])
+    summary = summarize(config, run)
+    parts = parts_of_gain(summary["warmstart"], summary["final"], "worked")
+    assert sum(parts or ()) == pytest.approx(summary["gain"])
 
 
-def test_a_property_that_one_policy_always_has_takes_no_gain_apart() -> None:
+def test_a_property_that_one_policy_always_has_cannot_split_the_gain() -> None:
     some = {"breakdown": {"worked": {"share": 0.5, "accuracy_with": 0.6, "accuracy_without": 0.2}}}
     every = {"breakdown": {"worked": {"share": 1.0, "accuracy_with": 0.6, "accuracy_without": None}}}
     assert parts_of_gain(some, every, "worked") is None
 
 
-def test_every_figure_is_one_that_plotly_knows_and_null_is_a_gap(config: Config) -> None:
+def test_plotly_accepts_every_figure_and_null_is_a_gap(config: Config) -> None:
     rounds = [metrics_of(number) for number in range(1, ROUNDS + 1)]
-    made = {chart.title: figure(chart, rounds) for chart in charts(config.rewards)}
-    for drawn in made.values():
+    figures = {chart.title: figure(chart, rounds) for chart in charts(config.rewards)}
+    for drawn in figures.values():
         go.Figure(drawn)
-    band, line = made["Reward"]["data"]  # type: ignore[index]
+    band, line = figures["Reward"]["data"]  # type: ignore[index]
     assert (line["y"][11:13], line["connectgaps"]) == ([None, None], False)
     assert [number for number in range(1, ROUNDS + 1) if number not in band["x"]] == [12, 13]
 
 
-def test_a_value_between_two_gaps_is_seen_though_no_line_reaches_it(config: Config) -> None:
+def test_a_value_between_two_gaps_has_a_marker(config: Config) -> None:
     rounds = [metrics_of(number) | ({"entropy": None} if number in (20, 22) else {}) for number in range(1, ROUNDS + 1)]
     entropy = next(chart for chart in charts(config.rewards) if chart.title == "Entropy")
     [line] = (figure(entropy, rounds) or {})["data"]
@@ -162,17 +162,17 @@ def titles(config: Config, rounds: list[dict[str, float | None]]) -> set[str]:
 
 def test_a_metric_that_no_round_has_is_not_drawn(config: Config) -> None:
     rounds = [metrics_of(number) for number in range(1, 4)]
-    without = [found | {"kl/sequence_mean": None} for found in rounds]
+    without = [metrics | {"kl/sequence_mean": None} for metrics in rounds]
     assert titles(config, rounds) - titles(config, without) == {"KL from the warm start"}
 
 
-def test_beta_is_drawn_where_it_is_steered(config: Config) -> None:
+def test_beta_is_drawn_if_it_is_adapted(config: Config) -> None:
     rounds = [metrics_of(number) for number in range(1, 4)]
-    steered = [found | {"beta": 0.05 * number} for number, found in enumerate(rounds, 1)]
-    assert titles(config, steered) - titles(config, rounds) == {"KL coefficient"}
+    adapted = [metrics | {"beta": 0.05 * number} for number, metrics in enumerate(rounds, 1)]
+    assert titles(config, adapted) - titles(config, rounds) == {"KL coefficient"}
 
 
-def test_evaluations_of_different_prompts_are_not_put_side_by_side(tmp_path: Path, config: Config) -> None:
+def test_evaluations_of_different_prompts_are_not_compared(tmp_path: Path, config: Config) -> None:
     run = make_run(tmp_path / "run", config)
     summary = summarize(config, run)
     file = run / "evaluation" / "final" / "completions.parquet"
@@ -191,11 +191,11 @@ def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> Non
     write_completions(config, run, "final", 0.5, 0.0)
     text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
     assert "That is a change of 0.0 percentage points" in text
-    assert "95% interval −6.0 to +6.0" in text, "that none of 60 was right says little of others"
+    assert "95% interval −6.0 to +6.0" in text, "0 right answers of 60 say little about other problems"
     assert "Where the gain comes from" not in text
 
 
-def test_numbers_read_well() -> None:
+def test_numbers_are_formatted() -> None:
     assert [figure_of(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, 0)] == [
         "–",
         "pad 0",
@@ -235,15 +235,15 @@ def test_a_trial_before_sft_and_policies_in_between_are_shown(tmp_path: Path) ->
     assert "its checks asked for SFT (pass_at_k)" in text
 
 
-def test_benchmarks_stand_beside_the_held_out_prompts(tmp_path: Path) -> None:
+def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> None:
     harness = {"tasks": ["gsm8k"]}
     config = configuration(rounds=1, evaluation={"num_generations": SAMPLES, "harness": harness}).only("report")
     run = make_run(tmp_path / "run", config)
     for name, value in (("warmstart", 0.125), ("final", 0.625)):
         results = {"gsm8k": {"alias": "gsm8k", "exact_match,strict": value, "exact_match_stderr,strict": 0.03125}}
         counts = {"n-shot": {"gsm8k": 5}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}}}
-        found = {"policy": "p", "lm_eval": "0.4.13", "results": results, **counts}
-        write_json(run / "evaluation" / name / "harness.json", found)
+        harness_json = {"policy": "p", "lm_eval": "0.4.13", "results": results, **counts}
+        write_json(run / "evaluation" / name / "harness.json", harness_json)
     text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
     assert "by lm-eval 0.4.13" in text
     assert "5 examples, 1319 problems" in text

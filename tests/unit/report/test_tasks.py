@@ -1,4 +1,4 @@
-"""Rewards by task: functions that apply to some tasks only are told apart."""
+"""Rewards by task show which functions apply to which tasks."""
 
 from pathlib import Path
 
@@ -27,15 +27,15 @@ def run(tmp_path) -> Path:
     with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     for name, scores in (("warmstart", BEFORE), ("final", AFTER)):
-        made = []
+        rows = []
         for place in range(6):
             row = {"prompt_id": f"p{place // 2}", "sample": place % 2, "prompt_ids": [1], "completion_ids": [2]}
             row |= {"completion": "x", "sampling_logps": [0.0], "finish_reason": "stop", "seed": 0}
             values = {function: column[place] for function, column in scores.items()}
-            known = [value for value in values.values() if value is not None]
-            made.append(row | values | {"reward": sum(known) if known else None, "seconds": 0.0, "error": None})
+            scored = [value for value in values.values() if value is not None]
+            rows.append(row | values | {"reward": sum(scored) if scored else None, "seconds": 0.0, "error": None})
         file = tmp_path / "evaluation" / name / "completions.parquet"
-        tables.write(file, made, tables.completions_schema(["math", "code"]), "completions")
+        tables.write(file, rows, tables.completions_schema(["math", "code"]), "completions")
     return tmp_path
 
 
@@ -44,7 +44,7 @@ def configuration(**report):
     return validate(mini(rewards=rewards, evaluation={"breakdown": []}, report=report), "test").only("report")
 
 
-def test_each_function_is_given_task_by_task_with_its_share_of_none(run) -> None:
+def test_each_function_has_a_mean_and_a_share_of_none_by_task(run) -> None:
     sums, code = of_run(configuration(task_column="task"), run)
     assert (sums.name, sums.prompts, sums.completions) == ("sums", 2, 4)
     assert sums.functions["math"] == (Cell(0.25, 0.0), Cell(0.75, 0.0))
@@ -53,11 +53,11 @@ def test_each_function_is_given_task_by_task_with_its_share_of_none(run) -> None
     assert code.functions["reward"] == code.functions["code"]
 
 
-def test_without_a_task_column_there_is_nothing_to_show(run) -> None:
+def test_without_a_task_column_there_are_no_tasks(run) -> None:
     assert of_run(configuration(), run) == []
 
 
-def test_a_task_column_that_is_not_there_is_a_sentence(run) -> None:
+def test_a_missing_task_column_is_an_error_with_a_suggestion(run) -> None:
     with pytest.raises(UserError, match=r"report.task_column: .* no column 'tsk'; did you mean 'task'"):
         of_run(configuration(task_column="tsk"), run)
 

@@ -38,7 +38,7 @@ def test_the_page_has_seconds_times_gpus_a_stage_and_in_sum(tmp_path: Path) -> N
     assert "rollout11 h 7 min–2.22–" in text
     assert "update112 min–3.11–" in text
     assert "all jobs31 h 18 min–5.33–" in text
-    assert "those of the GPUs that a job could see (NVIDIA H100 80GB HBM3)" in text
+    assert "count every GPU that a job could see (NVIDIA H100 80GB HBM3)" in text
 
 
 def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -> None:

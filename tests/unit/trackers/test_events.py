@@ -1,4 +1,4 @@
-"""TensorBoard reads what is written for it, and finds in it the metrics and nothing else."""
+"""TensorBoard reads the event files and finds exactly the metrics in them."""
 
 import subprocess
 import sys
@@ -15,11 +15,11 @@ METRICS = {"round": 3, "reward": 0.25, "rewards/answer/mean": -1.5, "kl": None, 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Every curve that TensorBoard sees in a folder, as (step, value)."""
-    found = EventAccumulator(str(folder)).Reload()
-    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_every_number_is_a_curve_of_its_name_and_what_does_not_exist_is_none(tmp_path: Path) -> None:
+def test_every_metric_is_a_curve_and_null_is_left_out(tmp_path: Path) -> None:
     write_events(tmp_path / "00003.tfevents", 3, METRICS)
     expected = {name: [(3, float(value))] for name, value in METRICS.items() if value is not None}
     assert read(tmp_path) == expected
@@ -40,7 +40,7 @@ def test_the_same_metrics_give_the_same_bytes_in_any_order_at_any_time(tmp_path:
     assert {event.wall_time for event in EventFileLoader(str(first)).Load()} == {3.0}
 
 
-def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_events(tmp_path / "1.tfevents", 1, {"reward": "much"})  # type: ignore[dict-item]
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""W&B and MLflow hold the numbers of metrics.json, each once, however often and in whatever state they are sent."""
+"""W&B and MLflow hold each number of metrics.json exactly once, however often a run is sent."""
 
 import os
 import shutil
@@ -31,34 +31,34 @@ def _a_home_of_its_own(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def write_run(run: Path, rounds: int, said: str = "", **changes: object) -> History:
-    """A run of 8 rounds, so many of which are done, each a second after the one before."""
+def write_run(run: Path, rounds: int, variant: str = "", **changes: object) -> History:
+    """Writes a run of 8 rounds, of which `rounds` are done, one second apart."""
     run.mkdir(parents=True, exist_ok=True)
     config = Config(**mini(**{"rounds": 8, **changes}))
     (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     for number in range(1, rounds + 1):
         file = trackers.metrics_of(run, number)
-        write_json(file, metrics_of(number, said))
+        write_json(file, metrics_of(number, variant))
         os.utime(file, (1_700_000_000 + number,) * 2)
     return history_of(run, config, 8)
 
 
 def numbers_of(run: Path) -> Curves:
-    """What metrics.json of all rounds say, by name and round."""
-    found: Curves = {}
+    """The numbers in metrics.json of all rounds, by name and round."""
+    curves: Curves = {}
     for file in sorted(run.glob("rounds/*/metrics.json")):
         metrics = read_json(file)
         for name, value in metrics.items():
             if value is not None:
-                found.setdefault(name, {})[metrics["round"]] = value
-    return found
+                curves.setdefault(name, {})[metrics["round"]] = value
+    return curves
 
 
 def records_in(file: Path) -> list:
-    """What W&B wrote, in its own types: a log in LevelDB's format of serialized records behind 7 bytes of its own."""
+    """The records in a W&B file: 7 bytes of header, then a log of serialized records in LevelDB's format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, part, found = file.read_bytes(), 7, b"", []
+    data, place, part, records = file.read_bytes(), 7, b"", []
     while place + 7 <= len(data):
         if BLOCK - place % BLOCK < 7:
             place += BLOCK - place % BLOCK
@@ -67,9 +67,9 @@ def records_in(file: Path) -> list:
         part += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            found.append(Record.FromString(part))
+            records.append(Record.FromString(part))
             part = b""
-    return found
+    return records
 
 
 def name_of(item) -> str:
@@ -77,51 +77,51 @@ def name_of(item) -> str:
 
 
 def wandb_curves(run: Path) -> Curves:
-    """Every point of a run in its folders, as `wandb sync` would send them; one that is there twice fails."""
-    found: Curves = {}
+    """Every point in a run's folders, as `wandb sync` would send them; fails on a point that exists twice."""
+    curves: Curves = {}
     for file in sorted(run.glob("wandb/offline-run-*/*.wandb")):
         for record in records_in(file):
             for item in record.history.item:
                 name = name_of(item)
                 if not name.startswith("_"):
-                    assert record.history.step.num not in found.setdefault(name, {}), "a point stands there twice"
-                    found[name][record.history.step.num] = float(item.value_json)
-    return found
+                    assert record.history.step.num not in curves.setdefault(name, {}), "a point exists twice"
+                    curves[name][record.history.step.num] = float(item.value_json)
+    return curves
 
 
 def mlflow_curves(run: Path) -> Curves:
-    """The same of the one run that MLflow lists."""
+    """Every point of the only run in the MLflow store; fails on a point that exists twice."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
     [experiment] = client.search_experiments(filter_string="name = 'rloo_pipeline'")
-    [found] = client.search_runs([experiment.experiment_id])
+    [stored] = client.search_runs([experiment.experiment_id])
     curves: Curves = {}
-    for name in found.data.metrics:
-        points = client.get_metric_history(found.info.run_id, name)
-        assert len({point.step for point in points}) == len(points), "a point stands there twice"
+    for name in stored.data.metrics:
+        points = client.get_metric_history(stored.info.run_id, name)
+        assert len({point.step for point in points}) == len(points), "a point exists twice"
         curves[name] = {point.step: point.value for point in points}
-    assert found.data.params["algorithm.beta"] == "0.05"
+    assert stored.data.params["algorithm.beta"] == "0.05"
     return curves
 
 
 @pytest.mark.parametrize(("send", "read"), [(wandb_folder.send, wandb_curves), (mlflow_store.send, mlflow_curves)])
-def test_every_number_is_there_once(send, read, tmp_path) -> None:
+def test_every_number_is_stored_once(send, read, tmp_path) -> None:
     run = tmp_path / "run"
     history = write_run(run, 3)
-    for told in (history, history, write_run(run, 5)):  # again, and further
-        send(told, run)
+    for sent in (history, history, write_run(run, 5)):  # repeated, then extended
+        send(sent, run)
         assert read(run) == {
-            name: {number: value for number, value in points.items() if number <= len(told.points)}
+            name: {number: value for number, value in points.items() if number <= len(sent.points)}
             for name, points in numbers_of(run).items()
         }
     shutil.rmtree(run / "rounds" / "00005")
-    send(write_run(run, 4, "made again"), run)
+    send(write_run(run, 4, "repeated"), run)
     assert read(run) == numbers_of(run)
     assert read(run)["reward"].keys() == {1, 2, 3, 4}
 
 
-def test_what_wandb_has_sent_is_not_in_a_folder_that_it_will_send(tmp_path) -> None:
+def test_rounds_that_wandb_has_sent_are_in_no_folder_to_be_sent(tmp_path) -> None:
     run = tmp_path / "run"
     wandb_folder.send(write_run(run, 2), run)
     [first] = run.glob("wandb/offline-run-*")
@@ -133,27 +133,27 @@ def test_what_wandb_has_sent_is_not_in_a_folder_that_it_will_send(tmp_path) -> N
     assert same == first
     steps = [record.history.step.num for file in second.glob("*.wandb") for record in records_in(file)]
     assert sorted({step for step in steps if step}) == [3, 4]
-    history = write_run(run, 4, "made again")
+    history = write_run(run, 4, "repeated")
     wandb_folder.send(history, run)
     [file] = run.glob("wandb/offline-run-*/*.wandb")
     assert file.name == f"run-{history.id}-2.wandb", "the server has other numbers of the first one"
     assert wandb_curves(run) == numbers_of(run)
 
 
-def test_what_a_killed_writer_left_is_written_anew(tmp_path) -> None:
+def test_a_run_of_a_killed_writer_is_rewritten(tmp_path) -> None:
     from mlflow import MlflowClient
 
     run = tmp_path / "run"
     mlflow_store.send(write_run(run, 2), run)
     client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
-    [found] = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    client.set_tag(found.info.run_id, mlflow_store.WRITING, "true")
-    client.log_metric(found.info.run_id, "reward", 7.0, step=3)
+    [stored] = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    client.set_tag(stored.info.run_id, mlflow_store.WRITING, "true")
+    client.log_metric(stored.info.run_id, "reward", 7.0, step=3)
     mlflow_store.send(write_run(run, 3), run)
     assert mlflow_curves(run) == numbers_of(run)
 
 
-def test_wandb_gets_the_configuration_and_nothing_of_the_machine(tmp_path) -> None:
+def test_wandb_gets_the_configuration_and_nothing_about_the_machine(tmp_path) -> None:
     run = tmp_path / "run"
     history = write_run(run, 2)
     assert "wandb sync" in wandb_folder.send(history, run)
@@ -170,16 +170,16 @@ def test_wandb_gets_the_configuration_and_nothing_of_the_machine(tmp_path) -> No
     assert file.name in names.stderr + names.stdout, "wandb sync takes the folder"
 
 
-def test_another_run_is_what_decides_other_numbers(tmp_path) -> None:
+def test_the_id_depends_on_everything_that_decides_the_numbers(tmp_path) -> None:
     first = write_run(tmp_path / "a", 1).id
     assert first.startswith("mini-")
     assert write_run(tmp_path / "b", 1, gates={"memory": {"action": "off"}}, keep_every=2).id == first
     config = Config(**mini(rounds=9))
-    assert trackers.identity(config) == first, "a longer run is the same one"
+    assert trackers.identity(config) == first, "a longer run has the same id"
     assert write_run(tmp_path / "c", 1, update={"learning_rate": 0.5}).id != first
 
 
-def test_rounds_that_are_older_than_those_before_them_are_not_told(tmp_path) -> None:
+def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:
     write_run(tmp_path, 5)
     assert trackers.in_order_of_time(tmp_path, 2, 8) == 5
     os.utime(trackers.metrics_of(tmp_path, 3), (1_800_000_000,) * 2)
@@ -187,18 +187,18 @@ def test_rounds_that_are_older_than_those_before_them_are_not_told(tmp_path) -> 
     assert trackers.in_order_of_time(tmp_path, 4, 8) == 5
 
 
-def test_a_library_that_is_not_there_is_one_sentence(monkeypatch) -> None:
+def test_a_missing_library_is_one_sentence(monkeypatch) -> None:
     trackers.require(["wandb", "mlflow"])
     monkeypatch.setitem(trackers.TRACKERS, "wandb", ("no_such_library", ""))
     with pytest.raises(UserError, match="report_to: this environment has no no_such_library; run `make setup`"):
         trackers.require(["mlflow", "wandb"])
 
 
-def test_a_job_sends_what_is_new_and_a_tracker_that_is_away_ends_no_run(tmp_path, monkeypatch) -> None:
+def test_a_job_sends_new_rounds_and_an_unreachable_tracker_ends_no_run(tmp_path, monkeypatch) -> None:
     run, outputs = tmp_path / "run", [tmp_path / f"run/tracking/0000{number}.json" for number in (1, 2, 3)]
     write_run(run, 2, report_to="mlflow")
-    away = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    done = rloo("track", run, "--round", 1, "--output", outputs[0], **away)
+    unreachable = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = rloo("track", run, "--round", 1, "--output", outputs[0], **unreachable)
     assert done.returncode == 0, done.stderr
     assert "warn: mlflow did not take the metrics: unexpected MlflowException" in done.stderr
     assert read_json(outputs[0]) == {"rounds": 2, "sent": {}}
@@ -207,14 +207,14 @@ def test_a_job_sends_what_is_new_and_a_tracker_that_is_away_ends_no_run(tmp_path
     before = (run / "mlflow" / "mlflow.db").stat().st_mtime_ns
     track(run, None, 2, outputs[1], outputs[2])
     assert read_json(outputs[2]) == read_json(outputs[1])
-    assert (run / "mlflow" / "mlflow.db").stat().st_mtime_ns == before, "what was sent is not sent again"
-    for name, value in away.items():
+    assert (run / "mlflow" / "mlflow.db").stat().st_mtime_ns == before, "nothing is sent twice"
+    for name, value in unreachable.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Exception, match=r"127\.0\.0\.1"):
         track(run, None, None, None, None)
 
 
-def test_a_run_that_names_no_tracker_or_has_no_round_says_so(tmp_path) -> None:
+def test_a_run_without_tracker_or_round_is_an_error(tmp_path) -> None:
     write_run(tmp_path / "run", 0)
     assert "report_to names no tracker; name one with --to" in rloo("track", tmp_path / "run").stderr
     with pytest.raises(UserError, match="no round is done yet"):

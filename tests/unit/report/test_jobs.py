@@ -1,0 +1,38 @@
+"""The cost of jobs comes from their logs and benchmarks."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rloo_pipeline.report.jobs import costs, jobs_of, spent
+
+
+def write(run: Path, place: str, began: int, seconds: float, before: str = "", cost: str = "") -> None:
+    log = run / "logs" / f"{place}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    ended = datetime(2026, 11, 1) + timedelta(seconds=began + seconds)
+    log.write_text(f"{before}{ended},000 INFO rloo.time: took {seconds:.1f} s{cost}\n")
+
+
+def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
+    """Two jobs side by side from 0 to 100 and 50 to 150, and one from 300 to 400: 150 of 400 seconds are empty."""
+    gpu = "2026-11-01 00:00:00,000 INFO rloo.time: used 2 x NVIDIA H100\n"
+    write(tmp_path, "rollout/00001-000", 0, 100, gpu, ", 360.00 s of CPU, 900 MB at most")
+    write(tmp_path, "rollout/00001-001", 50, 100, gpu, ", 180.00 s of CPU, 800 MB at most")
+    write(tmp_path, "update/00001", 300, 100)
+    write(tmp_path, "update/00002", 9000, 100)
+    for place, measured in (
+        ("update/00001", "2048.5\t360"),
+        ("rollout/00001-000", "9.5\t0.1"),
+    ):  # the latter measured srun alone
+        file = tmp_path / "benchmarks" / f"{place}.tsv"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"s\tmax_rss\tcpu_time\n100\t{measured}\n")
+    jobs = jobs_of(tmp_path, rounds=1)
+    assert spent(jobs).wall == 400
+    assert spent(jobs).waiting == pytest.approx(150 / 400)
+    rollout, update = costs(jobs)
+    assert (rollout.stage, rollout.jobs, rollout.seconds, rollout.cpu_hours) == ("rollout", 2, 200.0, 0.15)
+    assert rollout.gpu_hours == pytest.approx(400 / 3600)
+    assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 2048.5, 0.0)
