@@ -71,7 +71,7 @@ def write_prompts(folder: Path) -> Path:
     return folder
 
 
-# Linux counts the memory that a process holds when it starts a child towards the child, so a small process starts it.
+# Linux charges a child with the memory that its parent holds when it starts the child, so a small process starts it.
 MEASURE = """
 import resource, subprocess, sys
 code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
