@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config import Reward, import_string
-from rloo_pipeline.scoring.calls import signature_of
-from rloo_pipeline.scoring.schedule import WorkerPools
-from rloo_pipeline.scoring.scoring import Batch, score_with
+from rloo_pipeline.scoring.dispatch import WorkerPools
+from rloo_pipeline.scoring.reward_call import signature_of
+from rloo_pipeline.scoring.score_batch import RewardBatch, score_with
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
 LIBRARY = f"{Path(__file__).with_name('library_reward.py')}:library_reward"
@@ -132,7 +132,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def completions_of(file: Path, rows: int) -> Batch:
+def completions_of(file: Path, rows: int) -> RewardBatch:
     """So many completions, SAMPLES neighbouring ones a problem: its own solution, another problem's, and so on."""
     problems = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     asked = [problem for problem in islice(cycle(problems), -(-rows // SAMPLES)) for _ in range(SAMPLES)][:rows]
@@ -140,10 +140,10 @@ def completions_of(file: Path, rows: int) -> Batch:
         asked[row]["answer"] if row % 2 == 0 else problems[row * 7919 % len(problems)]["answer"] for row in range(rows)
     ]
     columns = {name: [problem[name] for problem in asked] for name in ("question", "answer")}
-    return Batch(columns["question"], texts, [[0]] * rows, columns)
+    return RewardBatch(columns["question"], texts, [[0]] * rows, columns)
 
 
-def measured(reference: str, batch: Batch, workers: int, repeats: int) -> list[Turn]:
+def measured(reference: str, batch: RewardBatch, workers: int, repeats: int) -> list[Turn]:
     """Both ways in turn."""
     function = import_string.load(reference)
     turns = []
@@ -166,7 +166,7 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def on_bare_cores(function: Callable[..., Any], batch: Batch, processes: int) -> None:
+def on_bare_cores(function: Callable[..., Any], batch: RewardBatch, processes: int) -> None:
     """Calls the function on an equal share of the rows in each of so many forked processes."""
     children = [fork(function, share(batch, part, processes)) for part in range(processes)]
     codes = [os.waitpid(child, 0)[1] for child in children]
@@ -174,15 +174,15 @@ def on_bare_cores(function: Callable[..., Any], batch: Batch, processes: int) ->
         raise SystemExit("the bare function failed")
 
 
-def share(batch: Batch, part: int, parts: int) -> Batch:
+def share(batch: RewardBatch, part: int, parts: int) -> RewardBatch:
     """An equal part of neighbouring rows."""
     rows = len(batch.completions)
     here = slice(rows * part // parts, rows * (part + 1) // parts)
     columns = {name: values[here] for name, values in batch.columns.items()}
-    return Batch(batch.prompts[here], batch.completions[here], batch.completion_ids[here], columns)
+    return RewardBatch(batch.prompts[here], batch.completions[here], batch.completion_ids[here], columns)
 
 
-def fork(function: Callable[..., Any], batch: Batch) -> int:
+def fork(function: Callable[..., Any], batch: RewardBatch) -> int:
     """Starts a process that makes one call and ends; its id."""
     offered = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
     offered["completion_ids"] = batch.completion_ids
@@ -196,7 +196,7 @@ def fork(function: Callable[..., Any], batch: Batch) -> int:
         os._exit(code)
 
 
-def in_workers(reference: str, batch: Batch, workers: int) -> tuple[Time, Time]:
+def in_workers(reference: str, batch: RewardBatch, workers: int) -> tuple[Time, Time]:
     """Starts processes and ends them; then does so again and scores with them. CPU time is known when they have ended:
     that of scoring is what the second time takes more.
     """
@@ -207,9 +207,9 @@ def in_workers(reference: str, batch: Batch, workers: int) -> tuple[Time, Time]:
         pass
     start_cpu = cpu_seconds() - before
     began = time.monotonic()
-    with ready(reference, workers) as crews:
+    with ready(reference, workers) as pools:
         started = time.monotonic()
-        score_with(crews, batch, samples)
+        score_with(pools, batch, samples)
         done = time.monotonic()
     scored_cpu = cpu_seconds() - before - 2 * start_cpu
     return Time(started - began, start_cpu), Time(done - started, scored_cpu)
@@ -218,10 +218,10 @@ def in_workers(reference: str, batch: Batch, workers: int) -> tuple[Time, Time]:
 @contextmanager
 def ready(reference: str, workers: int) -> Iterator[WorkerPools]:
     """Workers that have imported the function."""
-    with WorkerPools([Reward(function=reference)], workers) as crews:
-        for worker in crews.started[0]:
-            wait([worker.line.file])
-        yield crews
+    with WorkerPools([Reward(function=reference)], workers) as pools:
+        for worker in pools.started[0]:
+            wait([worker.channel.file])
+        yield pools
 
 
 if __name__ == "__main__":

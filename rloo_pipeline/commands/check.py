@@ -31,7 +31,7 @@ from rloo_pipeline.runtime import devices
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rloo_pipeline.scoring.scoring import Batch
+    from rloo_pipeline.scoring.score_batch import RewardBatch
 
 PROMPTS, SAMPLES = 4, 2
 """Rows that a reward function is tried on: of so many prompts, so many completions each."""
@@ -233,14 +233,14 @@ def _uncalled(reward: Reward, why: str) -> Finding:
 class Tried(NamedTuple):
     """What reward functions are called with."""
 
-    batch: Batch
+    batch: RewardBatch
     of_data: bool
     """Whether every other completion is the data's own solution."""
 
 
 def _tried(config: Config, part: Part, tokenizer: PreTrainedTokenizerBase | None) -> Tried:
-    from rloo_pipeline.scoring.calls import OWN_ARGUMENTS
-    from rloo_pipeline.scoring.scoring import Batch
+    from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
+    from rloo_pipeline.scoring.score_batch import RewardBatch
 
     rows = [row for row in part.rows[:PROMPTS] for _ in range(SAMPLES)]
     prompts = [prompt for prompt in part.prompts[:PROMPTS] for _ in range(SAMPLES)]
@@ -259,20 +259,22 @@ def _tried(config: Config, part: Part, tokenizer: PreTrainedTokenizerBase | None
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
     taken = {*OWN_ARGUMENTS, "prompt", "prompt_ids"}
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in taken}
-    return Tried(Batch(prompts, completions, ids, columns | {"finish_reason": ["stop"] * len(rows)}), own is not None)
+    return Tried(
+        RewardBatch(prompts, completions, ids, columns | {"finish_reason": ["stop"] * len(rows)}), own is not None
+    )
 
 
 def _of_reward(reward: Reward, key: str, tried: Tried, folder: Path | None) -> Finding:
     """What a function made of some rows."""
-    from rloo_pipeline.scoring.schedule import WorkerPools
-    from rloo_pipeline.scoring.scoring import score_with
+    from rloo_pipeline.scoring.dispatch import WorkerPools
+    from rloo_pipeline.scoring.score_batch import score_with
 
     what = f"reward {reward.column}"
     facts = {} if folder is None else {"tokenizer_path": str(folder)}
     samples = [SAMPLES] * (len(tried.batch.prompts) // SAMPLES)
     try:
-        with WorkerPools([reward], reward.threads) as crews:
-            (scored,) = score_with(crews, tried.batch, samples, facts)
+        with WorkerPools([reward], reward.threads) as pools:
+            (scored,) = score_with(pools, tried.batch, samples, facts)
     except UserError as error:
         return Finding(what, False, f"on rows of {key}: {error}")
     if failed := next(filter(None, [*scored.errors, *scored.notes]), None):

@@ -18,8 +18,9 @@ from rich.table import Table
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.scoring.calls import OWN_ARGUMENTS
-from rloo_pipeline.scoring.scoring import Batch, Scored, score_all, text_of
+from rloo_pipeline.scoring.completion_text import text_of
+from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
 
 SHOWN = 5
 """Rows of each kind that are shown."""
@@ -85,7 +86,7 @@ def reward_test(
         )
 
 
-def batch_of(rows: Sequence[Row], made: Sequence[Row], origin: Path) -> Batch:
+def batch_of(rows: Sequence[Row], made: Sequence[Row], origin: Path) -> RewardBatch:
     """What the function sees: TRL's arguments and every column of the data."""
     if missing := [place for place, row in enumerate(made) if "completion" not in row]:
         near = did_you_mean("completion", made[missing[0]])
@@ -101,7 +102,7 @@ def batch_of(rows: Sequence[Row], made: Sequence[Row], origin: Path) -> Batch:
     columns = {name: [row.get(name) for row in rows] for name in names}
     columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in made])
     with_ids = all(row.get("completion_ids") is not None for row in made)
-    return Batch(prompts, completions, [row["completion_ids"] for row in made] if with_ids else None, columns)
+    return RewardBatch(prompts, completions, [row["completion_ids"] for row in made] if with_ids else None, columns)
 
 
 def _tokenized(completions: Sequence[Any], tokenizer: str) -> list[list[int]]:
@@ -147,7 +148,7 @@ def _labels(verdicts: Verdicts, made: Sequence[Row], origin: Path) -> list[bool]
     return labels
 
 
-def show_agreement(verdicts: Verdicts, labels: Sequence[bool], batch: Batch, scored: Scored) -> None:
+def show_agreement(verdicts: Verdicts, labels: Sequence[bool], batch: RewardBatch, scored: FunctionScores) -> None:
     """How often score and label say the same, with Wilson's interval (1927), and where they do not."""
     from scipy.stats import binomtest
 
@@ -174,7 +175,9 @@ def _console() -> Console:
     return Console(highlight=False, width=None if Console().is_terminal else 120)
 
 
-def show(reward: Reward, batch: Batch, scored: Scored, samples: int, seconds: float, workers: int) -> None:
+def show(
+    reward: Reward, batch: RewardBatch, scored: FunctionScores, samples: int, seconds: float, workers: int
+) -> None:
     """The findings as tables on standard output."""
     console = _console()
     count = len(scored.scores)
@@ -219,7 +222,7 @@ def histogram(values: np.ndarray[Any, Any]) -> Table:
     return table
 
 
-def _rows(title: str, rows: Sequence[int], batch: Batch, scored: Scored) -> Table:
+def _rows(title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> Table:
     from rich.markup import escape
 
     table = Table("row", "seconds", "score", "error", "completion", title=title, title_justify="left")

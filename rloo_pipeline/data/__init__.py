@@ -1,1 +1,1 @@
-"""From a dataset's rows to prompts."""
+"""Dataset rows, prompts made from them, and models that a user's function builds."""

@@ -1,4 +1,4 @@
-"""Models that a function of the configuration makes (`model.build`)."""
+"""Models that a function named in the configuration builds (`model.build`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from rloo_pipeline.seeds import derive
 
 
 def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
-    """Has `model.build` write a model into a folder. A builder that reads files, such as a tokenizer's corpus, takes
-    `data_dir` and looks where the datasets are looked for.
+    """Calls the function `model.build` to write a model into a folder.
+
+    Args:
+        model: the section of the configuration.
+        seed: the run's seed.
+        data_dir: the folder of the datasets, for functions with a parameter `data_dir` that read files from it, such as
+            the corpus of a tokenizer.
+        folder: where the model goes.
 
     Raises:
-        UserError: the function is not there, its options do not fit, or it raised.
+        UserError: the function does not exist, its options do not fit, or it raised an exception.
     """
     name = str(model.build)
     function = import_string.load(name)
-    given = {"data_dir": data_dir} if "data_dir" in inspect.signature(function).parameters else {}
+    optional = {"data_dir": data_dir} if "data_dir" in inspect.signature(function).parameters else {}
     try:
-        function(folder, derive(seed, "model"), **{**given, **model.build_options})
+        function(folder, derive(seed, "model"), **{**optional, **model.build_options})
     except (UserError, ImportError):
         raise
     except Exception as error:
         where = import_string.place(error, name)
         if isinstance(error, TypeError) and not where:
             raise UserError(f"model.build_options do not fit {name}: {error}") from error
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"model.build: {name} raised {said}{where}") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"model.build: {name} raised {message}{where}") from error

@@ -1,8 +1,7 @@
-"""Rows of JSON and JSON Lines as they stand in the file: a column holds one kind of value in all rows, or it is an
-error.
+"""Reads rows of JSON and JSON Lines without guessing types: a column must hold one kind of value in all rows.
 
-Readers that guess types take one number among texts as a reason to make numbers of all of them ("007" is then 7), and
-texts that look like dates to make dates of them. Here nothing is guessed.
+Readers that guess types convert a whole column to numbers because of one number among strings ("007" becomes 7), and
+strings that look like dates to dates.
 """
 
 from __future__ import annotations
@@ -25,56 +24,58 @@ KINDS = {
 }
 
 
-class Found(NamedTuple):
-    """A row and where it stands, such as `line 3`."""
+class LocatedRow(NamedTuple):
+    """A row and its place in the file, such as `line 3`."""
 
     where: str
     row: dict[str, Any]
 
 
 def read(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """Rows with all columns of the file, in the order in which they come up; null where a row has none itself.
+    """All rows, each with all columns of the file in order of appearance; None where a row lacks a column.
+
+    A column with integers and floats becomes one of floats.
 
     Args:
         path: JSON Lines, or one list of objects.
-        most: the first so many rows alone; all where not given.
+        most: read only this many rows.
 
     Raises:
-        UserError: it is empty, not UTF-8 or not JSON, a row is no object, or a column holds values of several kinds.
-            The message names the file, the line (in a list the row, from 0 on) and the column.
+        UserError: the file is empty, not UTF-8 or not JSON, a row is not an object, or a column holds values of several
+            kinds. The message names the file, the line (in a list the row, from 0) and the column.
     """
-    found = list(islice(objects(path), most))
-    if not found:
-        raise UserError(f"{path}: is empty, there is no row in it")
+    located = list(islice(objects(path), most))
+    if not located:
+        raise UserError(f"{path}: is empty; add rows or correct the path")
     first: dict[str, tuple[str, str]] = {}
-    for where, row in found:
+    for where, row in located:
         for name, value in row.items():
-            _compare(value, name, f"{path}, {where}", where, first)
-    names = dict.fromkeys(name for _, row in found for name in row)
-    mixed = {name for name in names if len({type(row.get(name)) for _, row in found} & {int, float}) > 1}
-    for _, row in found:
+            _check_kind(value, name, f"{path}, {where}", where, first)
+    names = dict.fromkeys(name for _, row in located for name in row)
+    mixed = {name for name in names if len({type(row.get(name)) for _, row in located} & {int, float}) > 1}
+    for _, row in located:
         row.update({name: float(row[name]) for name in mixed if isinstance(row.get(name), int)})
-    return [{name: row.get(name) for name in names} for _, row in found]
+    return [{name: row.get(name) for name in names} for _, row in located]
 
 
-def objects(path: Path) -> Iterator[Found]:
-    """The rows one by one, as they are.
+def objects(path: Path) -> Iterator[LocatedRow]:
+    """The rows one by one, unchanged.
 
     Raises:
-        UserError: a line is not UTF-8, not JSON, or no object.
+        UserError: a line is not UTF-8, not JSON, or not an object.
     """
     with path.open("rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"[") and path.suffix != ".jsonl":
-            whole = _parsed(_decoded(file.read(), path, 1), path, 1)
-            for number, row in enumerate(whole):
-                yield Found(f"row {number}", _object(row, f"{path}, row {number}"))
+            rows = _parsed(_decoded(file.read(), path, 1), path, 1)
+            for number, row in enumerate(rows):
+                yield LocatedRow(f"row {number}", _object(row, f"{path}, row {number}"))
             return
-        for number, line in enumerate(file, 1):  # by line feeds alone: strings may hold other ends of lines
+        for number, line in enumerate(file, 1):  # only at line feeds: strings may contain other line separators
             if line.strip():
                 row = _parsed(_decoded(line.rstrip(b"\r\n"), path, number), path, number)
-                yield Found(f"line {number}", _object(row, f"{path}, line {number}"))
+                yield LocatedRow(f"line {number}", _object(row, f"{path}, line {number}"))
 
 
 def _decoded(data: bytes, path: Path, line: int) -> str:
@@ -83,7 +84,7 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
     except UnicodeDecodeError as error:
         line += data[: error.start].count(b"\n")
         byte = f"byte 0x{data[error.start]:02x}"
-        raise UserError(f"{path}, line {line}: not UTF-8 ({byte}); save the file in that encoding") from error
+        raise UserError(f"{path}, line {line}: not UTF-8 ({byte}); save the file as UTF-8") from error
 
 
 def _parsed(text: str, path: Path, line: int) -> Any:
@@ -91,9 +92,10 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         line += error.lineno - 1
-        said = f"{path}, line {line}: not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
-        lines = path.suffix == ".jsonl" or error.msg == "Extra data" or line == 1
-        raise UserError(f"{said}; {'each line must be one whole object' if lines else 'mend it there'}") from error
+        message = f"{path}, line {line}: not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
+        by_line = path.suffix == ".jsonl" or error.msg == "Extra data" or line == 1
+        hint = "each line must be one whole object" if by_line else "correct it there"
+        raise UserError(f"{message}; {hint}") from error
 
 
 def _object(row: Any, where: str) -> dict[str, Any]:
@@ -102,19 +104,20 @@ def _object(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _compare(value: Any, name: str, place: str, where: str, first: dict[str, tuple[str, str]]) -> None:
-    """Holds the kind of a value, and of what is in it, against the kind of the first one of its column."""
+def _check_kind(value: Any, name: str, place: str, where: str, first: dict[str, tuple[str, str]]) -> None:
+    """Compares the kind of a value, and of its items, with the first value of its column."""
     if value is None:
         return
     kind = KINDS[type(value)]
-    before, since = first.setdefault(name, (kind, where))
-    if before != kind:
+    first_kind, first_place = first.setdefault(name, (kind, where))
+    if first_kind != kind:
         raise UserError(
-            f"{place}: column '{name}' holds {kind} ({value!r:.40}) and {before} in {since}; write one kind in all rows"
+            f"{place}: column '{name}' holds {kind} ({value!r:.40}) and {first_kind} in {first_place}; "
+            "write one kind in all rows"
         )
     if type(value) is list:
         for item in value:
-            _compare(item, f"{name}[]", place, where, first)
+            _check_kind(item, f"{name}[]", place, where, first)
     elif type(value) is dict:
         for key, item in value.items():
-            _compare(item, f"{name}.{key}", place, where, first)
+            _check_kind(item, f"{name}.{key}", place, where, first)

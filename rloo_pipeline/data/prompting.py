@@ -1,4 +1,4 @@
-"""From a dataset row to the token ids that a completion continues; the completion of a demonstration."""
+"""From a dataset row to the token ids of its prompt, and the completion of a demonstration."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def template_columns(template: str) -> list[str]:
 
 
 def check_columns(columns: Iterable[str], dataset: Dataset, path: str) -> None:
-    """Whether rows with these columns can become prompts.
+    """Checks that rows with these columns can become prompts.
 
     Raises:
-        UserError: a column that the configuration names is not there.
+        UserError: a column that the configuration names does not exist.
     """
     columns = list(columns)
     if dataset.user_prompt is not None:
-        key, wanted = "dataset.user_prompt names it", template_columns(dataset.user_prompt)
+        key, required = "dataset.user_prompt names it", template_columns(dataset.user_prompt)
     else:
-        key, wanted = "dataset.prompt_column", [dataset.prompt_column]
-    for name in wanted:
+        key, required = "dataset.prompt_column", [dataset.prompt_column]
+    for name in required:
         check_column(name, columns, key, path)
 
 
 def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
-    """Whether all columns can stand in the tables of a run.
+    """Checks that no column has a name that the tables of a run use themselves.
 
     Raises:
-        UserError: one has a name that the tables use themselves.
+        UserError: a column has such a name.
     """
     clash = sorted({*columns} & {*TABLE_COLUMNS} - {dataset.prompt_column, "prompt", "completion"})
     if clash:
@@ -50,38 +50,42 @@ def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
 
 
 def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None:
-    """Whether a column is there.
+    """Checks that a column exists.
 
     Raises:
-        UserError: it is not; the message says which key of the configuration names it, and what is near.
+        UserError: it does not; the message names the key of the configuration, and similar columns.
     """
     columns = list(columns)
     if name not in columns:
-        near = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(columns)}"
-        raise UserError(f"{path}: no column '{name}' ({key}){near}")
+        hint = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(columns)}"
+        raise UserError(f"{path}: no column '{name}' ({key}){hint}")
 
 
 def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
-    """The prompt of a row: messages, or a string that passes through as it is.
+    """The prompt of a row: messages, or an unchanged string.
 
     Args:
-        row: with all its columns.
-        dataset: says how.
-        path: where the row stands, for messages.
+        row: all columns of the row.
+        dataset: section of the configuration.
+        path: file and row, for messages.
 
     Raises:
-        UserError: a column is not there or holds nothing, the template does not fit, or the prompt is neither a text
-            nor a list of messages.
+        UserError: a column is missing or null, the template does not fit, or the prompt is neither a string nor a list
+            of messages.
     """
     check_columns(row, dataset, path)
     if dataset.user_prompt is not None:
         empty = [name for name in template_columns(dataset.user_prompt) if row[name] is None]
         if empty:
-            raise UserError(f"{path}: column '{empty[0]}' is null, and dataset.user_prompt names it")
+            raise UserError(
+                f"{path}: column '{empty[0]}' is null, but dataset.user_prompt needs it; fill it or drop the row"
+            )
         try:
             prompt: Any = [{"role": "user", "content": dataset.user_prompt.format_map(row)}]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: dataset.user_prompt does not fit the row ({error})") from error
+            raise UserError(
+                f"{path}: dataset.user_prompt does not fit the row ({error}); correct one of them"
+            ) from error
     else:
         prompt = row[dataset.prompt_column]
         if not isinstance(prompt, str) and not _are_messages(prompt):
@@ -100,10 +104,10 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def completion_text(row: Row, column: str, place: str) -> str:
-    """The completion of a demonstration, given as text or as one assistant message.
+    """The completion of a demonstration: a string, or the content of the last message of a list.
 
     Raises:
-        UserError: it is neither.
+        UserError: the column holds neither.
     """
     completion = row[column]
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
@@ -117,7 +121,7 @@ def completion_text(row: Row, column: str, place: str) -> str:
 
 
 def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:
-    """Token ids of a prompt up to where the completion begins.
+    """Token ids of a prompt, up to the start of the completion.
 
     Raises:
         UserError: the chat template fails or is missing, the prompt is empty, or it would begin with two BOS tokens.
@@ -135,15 +139,15 @@ def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, pa
                     f"{path}: the prompt is messages and the model's tokenizer has no chat template; add "
                     "chat_template.jinja to the model's folder, or give prompts of plain text (dataset.prompt_column)"
                 ) from error
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise UserError(f"{path}: the chat template failed on {str(prompt)[:80]} ({said})") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise UserError(f"{path}: the chat template failed on {str(prompt)[:80]} ({reason})") from error
         ids = list(tokenizer(str(text), add_special_tokens=False)["input_ids"])
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise UserError(
             f"{path}: a prompt begins with two BOS tokens, the row's own and the tokenizer's; "
-            f"take '{tokenizer.bos_token}' out of the text"
+            f"remove '{tokenizer.bos_token}' from the text"
         )
     if not ids:
-        raise UserError(f"{path}: a prompt is empty, so there is nothing to complete")
+        raise UserError(f"{path}: a prompt has no tokens; give the row a text, or drop it")
     return ids

@@ -1,4 +1,4 @@
-"""Rows of a dataset source, as plain dictionaries, read offline from what stage-assets put in place."""
+"""Reads the rows of a dataset source as plain dictionaries, offline, from the files that stage-assets placed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def read_rows(source: Source, path: str) -> list[Row]:
     """All rows of a source.
 
     Args:
-        source: as configured.
-        path: where assets.json says it lies.
+        source: section of the configuration.
+        path: place of the source according to assets.json.
 
     Raises:
-        UserError: it cannot be read, or has no rows; the message names the file, and where it is known the line and
-            the column.
+        UserError: the source cannot be read, or has no rows; the message names the file and, where possible, line and
+            column.
     """
     rows = _generated(source) if source.generator is not None else _loaded(source, Path(path))
     if not rows:
-        raise UserError(f"{path}: the dataset is empty")
+        raise UserError(f"{path}: the dataset is empty; give another source")
     return rows[: source.max_rows]
 
 
@@ -45,7 +45,9 @@ def _generated(source: Source) -> list[Row]:
         raise UserError(f"the generator {name} raised {type(error).__name__}: {error}{where}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(f"the generator {name} gave a {type(row).__name__} as row {number}, not a dict of columns")
+            raise UserError(
+                f"the generator {name} gave a {type(row).__name__} as row {number}; it must give dicts of columns"
+            )
     return rows
 
 
@@ -56,42 +58,42 @@ def _loaded(source: Source, path: Path) -> list[Row]:
             return json_rows.read(path, source.max_rows)
         return _by_datasets(path, "parquet", data_files=str(path), split="train")
     for file in sorted(path.rglob("*.jsonl")):
-        json_rows.read(file)  # what `datasets` would guess at is an error
+        json_rows.read(file)  # raises where `datasets` would guess types
     return _by_datasets(path, str(path), name=source.config_name, split=source.split)
 
 
 def check_file(path: Path) -> None:
-    """Looks at a file's name and size.
+    """Checks a file's format and size.
 
     Raises:
-        UserError: it is of no known format, or empty.
+        UserError: the format is unknown, or the file is empty.
     """
     if path.suffix not in FORMATS:
         raise UserError(
-            f"{path}: known dataset files are {', '.join(FORMATS)}; make one of them of it, or read it with a generator"
+            f"{path}: known dataset files are {', '.join(FORMATS)}; convert it to one of them or use a generator"
         )
     if not path.stat().st_size:
-        raise UserError(f"{path}: is empty, there is no row in it")
+        raise UserError(f"{path}: is empty; add rows or correct the path")
 
 
-def _by_datasets(path: Path, *words: str, **options: Any) -> list[Row]:
-    """What `datasets.load_dataset` reads, so that whatever it reads on a Hub is read here."""
+def _by_datasets(path: Path, *args: str, **kwargs: Any) -> list[Row]:
+    """The rows that `datasets.load_dataset` reads, so every dataset of the Hub is supported."""
     import datasets
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
     try:
-        rows: list[Row] = datasets.load_dataset(*words, **options).to_list()
+        rows: list[Row] = datasets.load_dataset(*args, **kwargs).to_list()
     except Exception as error:
         damaged = _damaged(path)
         cause = _root(error)
-        said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:160]}"
-        cure = "" if path.is_file() else "; see its files, and config_name and split of the source"
-        raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({said}){cure}") from error
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:160]}"
+        hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
+        raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
     return rows
 
 
 def _damaged(place: Path) -> str | None:
-    """The first damaged file of a place that could not be read, where one is."""
+    """The first damaged file in a folder, or the file itself, for a message; None where no file is damaged."""
     import csv
 
     import pyarrow.parquet
@@ -107,11 +109,11 @@ def _damaged(place: Path) -> str | None:
                         widths.add(len(line))
                         if len(widths - {0}) > 1:
                             return f"{file}, line {reader.line_num}: {len(line)} fields, unlike the lines before"
-        except (OSError, ValueError):  # Arrow's errors are of these two
+        except (OSError, ValueError):  # Arrow's exceptions derive from these
             return f"{file}: truncated or damaged"
     return None
 
 
 def _root(error: BaseException) -> BaseException:
-    """What an exception came of."""
+    """The exception at the end of the chain of causes."""
     return error if error.__cause__ is None else _root(error.__cause__)

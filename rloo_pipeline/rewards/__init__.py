@@ -1,4 +1,4 @@
-"""Reward functions, one a file, and the loader that finds them and anyone's own.
+"""Reward functions, one file per task: `f(prompts, completions, completion_ids, **columns) -> list[float | None]`.
 
-A reward is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async: TRL's convention.
+They are sync or async and follow TRL's convention. `scoring/` calls them, and users' own functions likewise.
 """

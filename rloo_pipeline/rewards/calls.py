@@ -1,5 +1,5 @@
-"""Where reward functions of users import `unscored` from; it is `rloo_pipeline.scoring.calls.unscored`."""
+"""Import path of `unscored` for the reward functions of users."""
 
-from rloo_pipeline.scoring.calls import unscored
+from rloo_pipeline.scoring.reward_call import unscored
 
 __all__ = ["unscored"]

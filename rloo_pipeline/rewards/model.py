@@ -1,9 +1,9 @@
-"""A learned reward: any Hugging Face model for sequence classification, asked about the conversation in its own chat
+"""A learned reward: any Hugging Face model for sequence classification, applied to the conversation in its own chat
 template.
 
-The model is loaded once a process, from a folder or from the Hub's cache and never from the network. Conversations are
-batched with others of about their length, padded on the right: what stands beside a conversation does not change its
-score. bfloat16 on a GPU, float32 on a CPU. In the configuration:
+The model is loaded once per process, from a folder or the Hub's cache and never from the network. Conversations of
+similar length share a batch, padded on the right; padding does not change a score. Weights are bfloat16 on a GPU and
+float32 on a CPU. In the configuration:
 
     - function: rloo_pipeline.rewards.model:reward_model
       batch: all      # one process, one model, batches from the whole table
@@ -18,18 +18,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.calls import unscored
-from rloo_pipeline.scoring.scoring import text_of
+from rloo_pipeline.scoring.completion_text import after_thinking, text_of
+from rloo_pipeline.scoring.reward_call import unscored
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WHO = "reward_model"
+REWARD = "reward_model"
 
 
-class Loaded(NamedTuple):
-    """A reward model in a process."""
+class LoadedModel(NamedTuple):
+    """A reward model on its device."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class Loaded(NamedTuple):
     limit: int
     """Longest conversation in tokens."""
     pad: int | None
-    """What to pad with; a model that knows no such token gets one conversation at a time."""
+    """The padding token; a model without one gets one conversation at a time."""
 
 
 def reward_model(
@@ -55,25 +55,25 @@ def reward_model(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[float | None]:
-    """The model's score of each completion; None where prompt and completion are longer than it can read.
+    """The model's score of each completion; None where prompt and completion exceed the model's context length.
 
     Args:
-        prompts: messages, or strings, which the completion continues without a chat template.
-        completions: text, or messages of which the last one counts.
-        model: folder of the model, or its Hub id once fetched.
+        prompts: messages, or strings that the completion continues without a chat template.
+        completions: strings, or lists of messages of which the last one counts.
+        model: folder of the model, or the Hub id of a model in the cache.
         revision: commit, tag or branch of a Hub model.
-        output: which of the model's outputs is the score, from 0 on; the only one where not given.
-        probability: the score's sigmoid (one output) or its share in the softmax (several) instead of the logit.
-        strip_thinking: show only what follows `</think>`.
+        output: index of the output that is the score; may be omitted where the model has one output.
+        probability: return the sigmoid (one output) or the softmax (several) instead of the logit.
+        strip_thinking: show the model only the text after `</think>`.
         chat_template_kwargs: passed to the model's chat template.
-        max_length: longest conversation in tokens; what the model's configuration says where not given.
+        max_length: longest conversation in tokens; by default from the model's configuration.
         max_tokens_per_batch: tokens of a batch, padding included; a longer conversation is a batch of its own.
-        dtype: number format of the weights; bfloat16 on a GPU and float32 on a CPU where not given.
-        device: `cuda`, `cuda:1`, `cpu`; a GPU where there is one, where not given.
-        trust_remote_code: run Python code that comes with the model. Off unless you have read that code.
+        dtype: number format of the weights; by default bfloat16 on a GPU and float32 on a CPU.
+        device: `cuda`, `cuda:1`, `cpu`; by default a GPU where there is one.
+        trust_remote_code: run the Python code that comes with the model. Leave it off unless you have read that code.
 
     Raises:
-        UserError: the model is not there or is no such model, or it cannot read these conversations.
+        UserError: the model cannot be loaded, is not a reward model, or cannot read these conversations.
     """
     import torch
 
@@ -99,76 +99,82 @@ def reward_model(
 
 
 @cache
-def _load(path: str, revision: str | None, dtype: str | None, device: str | None, trust_remote_code: bool) -> Loaded:
+def _load(
+    path: str, revision: str | None, dtype: str | None, device: str | None, trust_remote_code: bool
+) -> LoadedModel:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    number_format = dtype or ("bfloat16" if where.type == "cuda" else "float32")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    number_format = dtype or ("bfloat16" if place.type == "cuda" else "float32")
     if number_format not in ("bfloat16", "float16", "float32"):
-        raise UserError(f"{WHO}: dtype must be bfloat16, float16 or float32, not '{number_format}'")
+        raise UserError(f"{REWARD}: dtype must be bfloat16, float16 or float32, not '{number_format}'")
     options: dict[str, Any] = {
         "revision": revision,
         "trust_remote_code": trust_remote_code,
-        "local_files_only": True,  # nodes that score have no internet
+        "local_files_only": True,  # compute nodes have no internet
     }
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, **options)
         model: PreTrainedModel
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=getattr(torch, number_format), use_safetensors=True, output_loading_info=True, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
-            f"{WHO}: '{path}' cannot be loaded as a model for sequence classification "
-            f"({' '.join(str(error).split())[:200]}); give a folder, or fetch it first where there is internet: "
+            f"{REWARD}: '{path}' cannot be loaded as a model for sequence classification "
+            f"({' '.join(str(error).split())[:200]}); give a folder, or download it first where there is internet: "
             f"hf download {path}"
         ) from error
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise UserError(
-            f"{WHO}: '{path}' has no weights for {missing[0]}, so it would score at random; take a reward model"
+            f"{REWARD}: '{path}' has no weights for {missing[0]}, so it would score at random; use a reward model"
         )
     settings = model.config.get_text_config()
     settings.use_cache = False
     if settings.pad_token_id is None:
         settings.pad_token_id = tokenizer.pad_token_id
     limit = min(tokenizer.model_max_length, getattr(settings, "max_position_embeddings", None) or sys.maxsize)
-    return Loaded(model.to(where).eval(), tokenizer, where, limit, settings.pad_token_id)  # type: ignore[arg-type]
+    return LoadedModel(model.to(place).eval(), tokenizer, place, limit, settings.pad_token_id)  # type: ignore[arg-type]
 
 
 def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
-    """Which of the model's outputs is the score."""
+    """The index of the output that is the score."""
     count = int(model.config.num_labels or 1)
     if output is None and count != 1:
-        raise UserError(f"{WHO}: '{path}' has {count} outputs; say which is the score by the option output, from 0 on")
+        raise UserError(
+            f"{REWARD}: '{path}' has {count} outputs; set the option output to the index of the score, from 0"
+        )
     if not 0 <= (output or 0) < count:
-        raise UserError(f"{WHO}: output {output} is none of the {count} outputs of '{path}', which count from 0")
+        raise UserError(
+            f"{REWARD}: output {output} is none of the {count} outputs of '{path}'; give an index from 0 to {count - 1}"
+        )
     return output or 0
 
 
 def _shown(completion: Any, strip_thinking: bool) -> str:
     text = text_of(completion)
-    return text.rpartition("</think>")[2].strip() if strip_thinking else text
+    return after_thinking(text).strip() if strip_thinking else text
 
 
-def _encoded(tokenizer: Any, prompt: Any, completion: str, path: str, template: dict[str, Any]) -> list[int]:
-    """Token ids of a conversation in the model's own template."""
+def _encoded(tokenizer: Any, prompt: Any, completion: str, path: str, template_kwargs: dict[str, Any]) -> list[int]:
+    """Token ids of a conversation in the model's chat template."""
     if isinstance(prompt, str):
         return list(tokenizer(prompt + completion)["input_ids"])
     messages = [*prompt, {"role": "assistant", "content": completion}]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **template)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs)
     except Exception as error:
         raise UserError(
-            f"{WHO}: the chat template of '{path}' failed ({type(error).__name__}: {error}); a reward model for "
+            f"{REWARD}: the chat template of '{path}' failed ({type(error).__name__}: {error}); a reward model for "
             "conversations must come with one"
         ) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _batches(rows: list[int], lengths: list[int], most: int) -> Iterator[list[int]]:
-    """Rows of neighbouring lengths, the longest first (so that too little memory shows at once), of at most `most`
-    padded tokens.
+    """Batches of rows of similar length with at most `most` padded tokens; the longest come first, so that a lack of
+    memory shows at once.
     """
     batch: list[int] = []
     for row in sorted(rows, key=lambda row: -lengths[row]):
@@ -180,8 +186,8 @@ def _batches(rows: list[int], lengths: list[int], most: int) -> Iterator[list[in
         yield batch
 
 
-def _logits(loaded: Loaded, ids: list[list[int]]) -> torch.Tensor:
-    """Outputs of the model, [conversations, outputs]."""
+def _logits(loaded: LoadedModel, ids: list[list[int]]) -> torch.Tensor:
+    """Runs the model on token ids of conversations. Returns logits, shape (conversations, outputs)."""
     import torch
 
     longest = max(len(row) for row in ids)

@@ -1,9 +1,9 @@
 """Rewards from an HTTP endpoint.
 
-One request carries a few completions: `POST {"prompts": […], "completions": […], COLUMN: […]}`, each list as reward
-functions get it. The answer is `{"rewards": […]}` (or `scores`, or the list alone) with one number or null a
-completion. Requests that fail in a way that may pass (no connection, too slow, 408, 425, 429, 5xx) are sent again with
-growing waits. The reward's own `timeout` in the configuration counts all tries together.
+A request carries several completions: `POST {"prompts": […], "completions": […], COLUMN: […]}`, with each list as
+reward functions get it. The answer is `{"rewards": […]}` (or `scores`, or the list alone) with one number or null per
+completion. Transient failures (no connection, timeout, 408, 425, 429, 5xx) are retried with growing waits. The
+`timeout` of the reward in the configuration covers all attempts together.
 """
 
 from __future__ import annotations
@@ -11,22 +11,34 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.rewards import endpoint
+from rloo_pipeline.scoring import http_service
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
 
-WHO = "remote_reward"
-PASSING = (408, 425, 429)
+REWARD = "remote_reward"
+TRANSIENT_STATUS = (408, 425, 429)
 LONGEST_WAIT = 60.0
-"""Seconds between two tries, at most."""
+"""Most seconds between two attempts."""
 
 
-class PassingError(Exception):
-    """A failure that may pass."""
+class TransientError(Exception):
+    """A failure that a retry may overcome."""
+
+
+class Target(NamedTuple):
+    """Where and how requests are sent."""
+
+    url: str
+    shown_url: str
+    """The URL as messages show it."""
+    secret: str | None
+    timeout: float
+    attempts: int
+    backoff: float
 
 
 async def remote_reward(
@@ -44,116 +56,115 @@ async def remote_reward(
     auth_scheme: str = "Bearer",
     **row_columns: Any,
 ) -> list[float | None]:
-    """The scores that the endpoint gives; null is None.
+    """The scores that the endpoint returns; null becomes None.
 
     Args:
         prompts: messages or strings, as in the dataset.
-        completions: text, or messages of which the last one counts.
-        url: where to POST to.
-        columns: names of dataset columns to send along.
-        batch_size: completions in a request.
-        concurrency: requests under way at once, of all calls in a process.
-        timeout: seconds until a request counts as failed.
-        attempts: tries of a request, the first one included.
-        backoff: seconds before the second try, about; they double from try to try, with some chance added.
-        auth_env: name of the environment variable with the secret; it is never logged.
-        auth_header: header that carries it.
-        auth_scheme: word before it in the header; empty for none.
+        completions: strings, or lists of messages of which the last one counts.
+        url: URL to POST to.
+        columns: names of dataset columns to send as well.
+        batch_size: completions per request.
+        concurrency: most concurrent requests of all calls in a process.
+        timeout: seconds after which a request fails.
+        attempts: attempts per request, including the first.
+        backoff: approximate seconds before the second attempt; the wait doubles each time, with random jitter.
+        auth_env: name of the environment variable with the secret; the secret is never logged.
+        auth_header: header that carries the secret.
+        auth_scheme: word before the secret in the header; empty for none.
         row_columns: every column of the dataset.
 
     Raises:
-        UserError: the endpoint cannot be reached, refuses, or gives something else than one number or null each.
+        UserError: the endpoint cannot be reached, refuses, or does not return one number or null per completion.
     """
     import httpx2
 
-    shown = endpoint.checked_url(WHO, url)
-    secret = endpoint.secret_of(WHO, "auth_env", auth_env)
+    shown_url = http_service.checked_url(REWARD, url)
+    secret = http_service.secret_of(REWARD, "auth_env", auth_env)
     for name in columns or []:
         if name not in row_columns:
-            raise UserError(f"{WHO}: the dataset has no column '{name}' (columns){did_you_mean(name, row_columns)}")
+            hint = did_you_mean(name, row_columns)
+            raise UserError(f"{REWARD}: the dataset has no column '{name}' (columns){hint}")
     headers = {auth_header: f"{auth_scheme} {secret}".strip()} if secret else {}
     rows = {"prompts": prompts, "completions": completions} | {name: row_columns[name] for name in columns or []}
-    endpoint.quiet()
-    key = (WHO, url, auth_header, auth_scheme, auth_env, timeout, concurrency)
+    target = Target(url, shown_url, secret, timeout, attempts, backoff)
+    http_service.quiet_clients()
+    key = (REWARD, url, auth_header, auth_scheme, auth_env, timeout, concurrency)
     make = partial(httpx2.AsyncClient, headers=headers, timeout=timeout)
-    async with endpoint.line(key, concurrency, make, "aclose") as line:
+    async with http_service.shared_client(key, concurrency, make, "aclose") as shared:
 
-        async def scored(start: int) -> list[float | None]:
-            part = {name: values[start : start + batch_size] for name, values in rows.items()}
-            async with line.at_once:
-                answer = await _asked(line.client, url, part, timeout, attempts, backoff, shown, secret)
-            return _scores(answer, len(part["completions"]), start, shown, secret)
+        async def score_from(start: int) -> list[float | None]:
+            body = {name: values[start : start + batch_size] for name, values in rows.items()}
+            async with shared.limit:
+                answer = await _post_with_retries(shared.client, body, target)
+            return _scores(answer, len(body["completions"]), start, target)
 
-        parts = await endpoint.all_of([scored(start) for start in range(0, len(completions), batch_size)])
+        parts = await http_service.gather([score_from(start) for start in range(0, len(completions), batch_size)])
     return [score for part in parts for score in part]
 
 
-async def _asked(
-    client: AsyncClient,
-    url: str,
-    part: dict[str, list[Any]],
-    timeout: float,
-    attempts: int,
-    backoff: float,
-    shown: str,
-    secret: str | None,
-) -> Any:
-    """What the endpoint answers to one request, tried again where a failure may pass."""
+async def _post_with_retries(client: AsyncClient, body: dict[str, list[Any]], target: Target) -> Any:
     import tenacity
 
     retrying = tenacity.AsyncRetrying(
-        stop=tenacity.stop_after_attempt(attempts),
-        wait=tenacity.wait_exponential_jitter(multiplier=backoff, max=LONGEST_WAIT, jitter=backoff),
-        retry=tenacity.retry_if_exception_type(PassingError),
+        stop=tenacity.stop_after_attempt(target.attempts),
+        wait=tenacity.wait_exponential_jitter(multiplier=target.backoff, max=LONGEST_WAIT, jitter=target.backoff),
+        retry=tenacity.retry_if_exception_type(TransientError),
         reraise=True,
     )
     try:
         async for attempt in retrying:
             with attempt:
-                return await _once(client, url, part, timeout, shown, secret)
-    except PassingError as error:
+                return await _post(client, body, target)
+    except TransientError as error:
         raise UserError(
-            f"{WHO}: {shown} failed {attempts} times, last with {error}; see that the server is up, or raise timeout "
-            "or attempts"
+            f"{REWARD}: {target.shown_url} failed {target.attempts} times, last with {error}; check that the server "
+            "runs, or raise timeout or attempts"
         ) from None
-    raise AssertionError("tenacity ends by a result or an error")
+    raise AssertionError("tenacity ends with a result or an error")
 
 
-async def _once(
-    client: AsyncClient, url: str, part: dict[str, list[Any]], timeout: float, shown: str, secret: str | None
-) -> Any:
+async def _post(client: AsyncClient, body: dict[str, list[Any]], target: Target) -> Any:
     import httpx2
 
+    secret = target.secret
     try:
-        async with asyncio.timeout(timeout):  # httpx counts each read; a server that drips would take for ever
-            response = await client.post(url, json=part)
+        async with asyncio.timeout(target.timeout):  # httpx limits each read, so a slow trickle would never time out
+            response = await client.post(target.url, json=body)
     except TimeoutError:
-        raise PassingError(f"no answer within {timeout:g} s") from None
+        raise TransientError(f"no answer within {target.timeout:g} s") from None
     except httpx2.TransportError as error:
-        raise PassingError(f"{type(error).__name__} {endpoint.without(secret, error)}".strip()) from None
-    if response.status_code in PASSING or response.status_code >= 500:
-        raise PassingError(f"status {response.status_code}")
+        raise TransientError(f"{type(error).__name__} {http_service.without(secret, error)}".strip()) from None
+    if response.status_code in TRANSIENT_STATUS or response.status_code >= 500:
+        raise TransientError(f"status {response.status_code}")
     if response.status_code != 200:
         raise UserError(
-            f"{WHO}: {shown} refused with status {response.status_code} ({endpoint.without(secret, response.text)}); "
-            "see url and auth_env"
+            f"{REWARD}: {target.shown_url} refused with status {response.status_code} "
+            f"({http_service.without(secret, response.text)}); check url and auth_env"
         )
     try:
         return response.json()
     except ValueError:
-        text = endpoint.without(secret, response.text)
-        raise UserError(f"{WHO}: {shown} answered something else than JSON ({text})") from None
+        text = http_service.without(secret, response.text)
+        raise UserError(
+            f"{REWARD}: {target.shown_url} did not answer with JSON ({text}); check url and the server"
+        ) from None
 
 
-def _scores(answer: Any, count: int, start: int, shown: str, secret: str | None) -> list[float | None]:
-    """The scores in an answer, once there is one finite number or null a completion."""
-    given = answer.get("rewards", answer.get("scores")) if isinstance(answer, dict) else answer
-    if not isinstance(given, list) or len(given) != count:
-        what = f"{len(given)} scores" if isinstance(given, list) else endpoint.without(secret, answer)
-        raise UserError(f"{WHO}: {shown} answered {what} for {count} completions; it must be a list of one number each")
-    for place, value in enumerate(given):
+def _scores(answer: Any, count: int, start: int, target: Target) -> list[float | None]:
+    """The scores in an answer, after a check for one finite number or null per completion."""
+    values = answer.get("rewards", answer.get("scores")) if isinstance(answer, dict) else answer
+    if not isinstance(values, list) or len(values) != count:
+        what = f"{len(values)} scores" if isinstance(values, list) else http_service.without(target.secret, answer)
+        raise UserError(
+            f"{REWARD}: {target.shown_url} answered {what} for {count} completions; it must return a list with one "
+            "number or null each"
+        )
+    for place, value in enumerate(values):
         number = isinstance(value, int | float) and math.isfinite(value)
         if not (value is None or number):
-            what = endpoint.without(secret, repr(value))
-            raise UserError(f"{WHO}: {shown} gave {what} for row {start + place}, not a finite number or null")
-    return [None if value is None else float(value) for value in given]
+            what = http_service.without(target.secret, repr(value))
+            raise UserError(
+                f"{REWARD}: {target.shown_url} returned {what} for row {start + place}; it must return a finite number "
+                "or null"
+            )
+    return [None if value is None else float(value) for value in values]

@@ -1,7 +1,7 @@
-"""Thinking, measured in the tokens that were sampled: nothing is tokenized a second time.
+"""A reward for thinking, measured in the sampled tokens; text is not tokenized a second time.
 
-The thinking of a completion is what comes before its first end-of-think token, less a start-of-think token that leads
-it. Ids of both are looked up in the tokenizer (`</think>` is 151668 in Qwen3, 248069 in Qwen3.5) or given as options.
+The thinking of a completion is everything before its first end-of-think token, without a leading start-of-think token.
+Both ids are looked up in the tokenizer or given as options (`</think>` is 151668 in Qwen3, 248069 in Qwen3.5).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-START, END = "<think>", "</think>"
-STARTS = {151668: 151667, 248069: 248068}
-"""The start-of-think token of a known end-of-think token: Qwen3's, Qwen3.5's."""
+START_OF_END = {151668: 151667, 248069: 248068}
+"""The start-of-think token for the end-of-think token of Qwen3 and of Qwen3.5."""
 QUESTION_MARKS = "?？؟"
 
 
@@ -35,25 +35,24 @@ def thinking_reward(
     long_reward: float = 1.0,
     question_bonus: float = 0.1,
 ) -> list[float]:
-    """A grade for how much a completion thinks before it answers, and a bonus for asking itself something.
+    """A score for the length of the thinking before the answer, and a bonus for a question in it.
 
     Args:
-        completion_ids: tokens of each completion.
-        tokenizer_path: folder with the policy's tokenizer.json; needed for what the ids below leave open.
-        end_think_id: the end-of-think token; the tokenizer's `</think>` where not given.
-        start_think_id: the start-of-think token; the tokenizer's `<think>` where not given.
-        question_ids: tokens that hold a question mark; without them the tokenizer decodes the thinking to look for one.
-        short: thinking of fewer tokens is short.
-        long: thinking of at least so many tokens is long.
-        none_reward: for no thinking: none that ends, or nothing (as far as a tokenizer can tell: nothing but white
-            space) in it.
-        short_reward: for fewer than `short` tokens.
-        medium_reward: from `short` tokens on.
-        long_reward: from `long` tokens on.
-        question_bonus: added from `short` tokens on where there is a question mark in the thinking.
+        completion_ids: token ids of each completion.
+        tokenizer_path: folder with the policy's tokenizer.json; needed where the ids below are not given.
+        end_think_id: the end-of-think token; by default the tokenizer's `</think>`.
+        start_think_id: the start-of-think token; by default the tokenizer's `<think>`.
+        question_ids: tokens with a question mark; by default the tokenizer decodes the thinking to find one.
+        short: thinking with fewer tokens is short.
+        long: thinking with at least this many tokens is long.
+        none_reward: score without thinking: it does not end, it is empty, or (with a tokenizer) it is white space.
+        short_reward: score below `short` tokens.
+        medium_reward: score from `short` tokens.
+        long_reward: score from `long` tokens.
+        question_bonus: added from `short` tokens where the thinking has a question mark.
 
     Raises:
-        UserError: an id is neither given nor to be found.
+        UserError: an id is not given and cannot be found, or `short` is not from 1 to `long`.
     """
     if not 1 <= short <= long:
         raise UserError(f"thinking_reward: short ({short}) must be from 1 to long ({long})")
@@ -63,53 +62,51 @@ def thinking_reward(
             "thinking_reward: without tokenizer_path (a folder with tokenizer.json) no question mark can be found; "
             "give tokenizer_path or question_ids, or set question_bonus to 0"
         )
-    end = _end(end_think_id, tokenizer, tokenizer_path)
+    end = _end_token(tokenizer, tokenizer_path) if end_think_id is None else end_think_id
     start = start_think_id
     if start is None:
-        start = tokenizer.token_to_id(START) if tokenizer is not None else STARTS.get(end)
+        start = tokenizer.token_to_id(THINK_START) if tokenizer is not None else START_OF_END.get(end)
     marks = None if question_ids is None else frozenset(question_ids)
 
-    def grade(ids: list[int]) -> float:
-        thought = _thought(ids, start, end)
-        text = None if tokenizer is None else tokenizer.decode(thought, skip_special_tokens=False)
-        if not thought or (text is not None and not text.strip()):
+    def score(ids: list[int]) -> float:
+        thinking = _thinking(ids, start, end)
+        text = None if tokenizer is None else tokenizer.decode(thinking, skip_special_tokens=False)
+        if not thinking or (text is not None and not text.strip()):
             return none_reward
-        if len(thought) < short:
+        if len(thinking) < short:
             return short_reward
-        asks = not marks.isdisjoint(thought) if marks is not None else any(m in (text or "") for m in QUESTION_MARKS)
-        grade = long_reward if len(thought) >= long else medium_reward
-        return round(grade + question_bonus, 9) if asks else grade  # 0.8, and not 0.7999999999999999
+        asks = not marks.isdisjoint(thinking) if marks is not None else any(m in (text or "") for m in QUESTION_MARKS)
+        by_length = long_reward if len(thinking) >= long else medium_reward
+        return round(by_length + question_bonus, 9) if asks else by_length  # 0.8, and not 0.7999999999999999
 
-    return [grade(ids) for ids in completion_ids]
+    return [score(ids) for ids in completion_ids]
 
 
-def _thought(ids: list[int], start: int | None, end: int) -> list[int]:
-    """The tokens of the thinking; none where it does not end."""
+def _thinking(ids: list[int], start: int | None, end: int) -> list[int]:
+    """The tokens of the thinking; empty where it does not end."""
     if end not in ids:
         return []
-    thought = ids[: ids.index(end)]
-    return thought[1:] if thought[:1] == [start] else thought
+    thinking = ids[: ids.index(end)]
+    return thinking[1:] if thinking[:1] == [start] else thinking
 
 
-def _end(given: int | None, tokenizer: Tokenizer | None, path: str | None) -> int:
-    if given is not None:
-        return given
+def _end_token(tokenizer: Tokenizer | None, path: str | None) -> int:
     if tokenizer is None:
         raise UserError(
             "thinking_reward: no end-of-think token is known; give the option end_think_id or tokenizer_path"
         )
-    found = tokenizer.token_to_id(END)
-    if found is None:
+    token = tokenizer.token_to_id(THINK_END)
+    if token is None:
         raise UserError(
-            f"{path}: the tokenizer has no single token {END}; give thinking_reward the option end_think_id, the token "
-            "that ends this model's thinking"
+            f"{path}: the tokenizer has no single token {THINK_END}; give thinking_reward the option end_think_id, the "
+            "token that ends this model's thinking"
         )
-    return found
+    return token
 
 
 @cache
 def _tokenizer(path: str) -> Tokenizer:
-    """A policy's tokenizer; that of its base where the policy is an adapter."""
+    """The tokenizer of a policy, or of its base model where the policy is an adapter."""
     from tokenizers import Tokenizer
 
     from rloo_pipeline.artifacts.policy import base_of

@@ -1,1 +1,1 @@
-"""Where untrusted programs run."""
+"""Runs untrusted programs: confinement of processes, and programs against tests."""

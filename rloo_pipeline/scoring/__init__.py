@@ -1,1 +1,1 @@
-"""How reward functions are called: worker processes, what they say to each other, who calls what when."""
+"""Calls reward functions in worker processes, and what several reward functions share: text, numbers, HTTP."""

@@ -1,8 +1,7 @@
-"""What a worker and the process that started it say to each other, and the socket that they say it through.
+"""Messages between a worker process and its parent, and the socket and shared memory that carry them.
 
-Only references, data and plain results cross. What is said for every call stands in lists, for many calls at once: a
-function may take no longer for a row than an object takes to cross. The worker imports this, so it imports next to
-nothing.
+Only import strings, data and plain results cross. A message covers many calls at once, in parallel lists: scoring a
+row may take less time than pickling an object. The worker imports this module, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -13,33 +12,34 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-from rloo_pipeline.scoring.calls import Scores, Signature
+from rloo_pipeline.scoring.reward_call import Scores, Signature
 
 
 class Start(NamedTuple):
-    """What a worker is for."""
+    """Parent to worker: the function to load."""
 
     function: str
     options: dict[str, Any]
     parent: int
+    """Process id of the parent."""
 
 
 class Ready(NamedTuple):
-    """The function is loaded."""
+    """Worker to parent: the function is loaded."""
 
     signature: Signature
 
 
 class Broken(NamedTuple):
-    """The function cannot be loaded."""
+    """Worker to parent: the function cannot be loaded."""
 
     message: str
 
 
-class Work(NamedTuple):
-    """Calls to make: one after the other, or those of an async function `at_once` at a time.
+class CallBatch(NamedTuple):
+    """Parent to worker: calls to make, one after the other, or `at_once` at a time for an async function.
 
-    They have consecutive numbers, from `number` on, and neighbouring rows of the table, from `first` on.
+    Calls have consecutive numbers from `number`, and neighbouring rows of the table from `first`.
     """
 
     number: int
@@ -47,68 +47,64 @@ class Work(NamedTuple):
     counts: list[int]
     """Rows of each call."""
     deadlines: list[float]
-    """Seconds for each call. An async call stops itself there; any other one is killed from outside."""
+    """Seconds for each call. An async call stops itself then; a worker with any other call is killed by the parent."""
     columns: dict[str, list[Any]]
-    """Arguments, with the rows of all calls."""
-    facts: dict[str, Any]
-    """Arguments that are the same for all rows; options win."""
+    """Arguments with one entry per row, for the rows of all calls."""
+    constants: dict[str, Any]
+    """Arguments that are the same for all rows; options override them."""
     at_once: int
 
 
 class Began(NamedTuple):
-    """An async call is under way."""
+    """Worker to parent: an async call began."""
 
     number: int
 
 
 class Done(NamedTuple):
-    """Calls that gave scores, in lists of equal length."""
+    """Worker to parent: calls that returned scores, in lists of equal length."""
 
     numbers: list[int]
     seconds: list[float]
     scores: list[Scores]
     notes: dict[int, str]
-    """Why rows of the table have no score, where the function said so (`calls.unscored`)."""
+    """Why rows of the table have no score, as reported by `reward_call.unscored`."""
 
 
 class Failed(NamedTuple):
-    """A call that gave no scores; one of three things went wrong."""
+    """Worker to parent: a call without scores, for one of three reasons: `raised`, `bad` or `late`."""
 
     number: int
     seconds: float
     raised: str | None = None
-    """What the function did, to be read after its name: raised an exception, ended its process."""
+    """How the function failed, phrased to follow its name: raised an exception, ended its process."""
     bad: str | None = None
-    """What is wrong with the output, or with what the function was told: no other row can do better."""
+    """Invalid output or a UserError: no retry row by row can help."""
     late: bool = False
-    """An async call was over its deadline."""
+    """An async call exceeded its deadline."""
     traceback: str = ""
 
 
 Message = Ready | Broken | Began | Done | Failed
 
 
-class Line:
-    """One end of a socket, for whole messages: their length in bytes, then their pickle."""
+class MessageSocket:
+    """One end of a socket that carries whole messages: a length in bytes, then a pickle."""
 
     LENGTH = struct.Struct("=Q")
 
     def __init__(self, file: int) -> None:
         self.file = file
 
-    def fileno(self) -> int:
-        """The descriptor, to wait on."""
-        return self.file
-
     def send(self, message: object) -> None:
-        """Sends a message; waits while the other end does not read."""
-        said = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        left = memoryview(self.LENGTH.pack(len(said)) + said)
-        while left:
-            left = left[os.write(self.file, left) :]
+        """Sends a message; blocks while the other end does not read."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        unsent = memoryview(self.LENGTH.pack(len(data)) + data)
+        while unsent:
+            unsent = unsent[os.write(self.file, unsent) :]
 
     def receive(self) -> Any:
-        """The next message; waits for it.
+        """Waits for the next message.
 
         Raises:
             EOFError: the other end is closed.
@@ -118,33 +114,33 @@ class Line:
 
     def _read(self, length: int) -> bytearray:
         data = bytearray(length)
-        view, have = memoryview(data), 0
-        while have < length:
-            got = os.readv(self.file, [view[have:]])
-            if not got:
+        view, filled = memoryview(data), 0
+        while filled < length:
+            count = os.readv(self.file, [view[filled:]])
+            if not count:
                 raise EOFError
-            have += got
+            filled += count
         return data
 
     def close(self) -> None:
-        """Closes this end; once is enough."""
+        """Closes this end; a second call does nothing."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
 
 
-def lay(desk: int, work: Work) -> int:
-    """Lays work into a file in memory; how long it is there."""
-    data = pickle.dumps(work, pickle.HIGHEST_PROTOCOL)
-    left, place = memoryview(data), 0
-    while left:
-        written = os.pwrite(desk, left, place)
-        left, place = left[written:], place + written
+def write_batch(memory_file: int, batch: CallBatch) -> int:
+    """Pickles a batch into a file in memory. Returns its length in bytes."""
+    data = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
+    unwritten, offset = memoryview(data), 0
+    while unwritten:
+        written = os.pwrite(memory_file, unwritten, offset)
+        unwritten, offset = unwritten[written:], offset + written
     return len(data)
 
 
-def pick_up(desk: int, length: int) -> Work:
-    """The work that lies in a file in memory."""
-    with mmap.mmap(desk, length, prot=mmap.PROT_READ) as data:
-        work: Work = pickle.loads(data)
-    return work
+def read_batch(memory_file: int, length: int) -> CallBatch:
+    """The batch that `write_batch` wrote."""
+    with mmap.mmap(memory_file, length, prot=mmap.PROT_READ) as data:
+        batch: CallBatch = pickle.loads(data)
+    return batch

@@ -1,11 +1,14 @@
-"""A worker process: loads one reward function by its reference and calls it, always on the main thread.
+"""The worker process: loads one reward function by its import string and calls it on the main thread.
 
-It is started by `pool.Worker` and speaks through one socket: `Start` in, `Ready` (or `Broken`) out; then the length
-of the `Work` that lies in shared memory in, and out what came of each call, of several at a time where they are short;
-at the end of the stream it leaves. Only
-references, data and plain results cross, so a function need not be picklable, and libraries that use SIGALRM work. The
-call that it is at stands on a board in shared memory, where it can be read when it hangs. It dies with the process that
-started it.
+`worker_process.WorkerProcess` starts it with three file descriptors:
+
+- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming number is the length of a `CallBatch`,
+  and messages with results go out, several short calls in one message. At the end of the stream the process exits.
+- a file in memory with the pickled `CallBatch`;
+- a file in memory, the `StatusBoard`: the call under way, which the parent reads when a call hangs.
+
+Only import strings, data and plain results cross, so functions need not be picklable. Functions run on the main thread,
+so libraries that use SIGALRM work. The process dies with its parent.
 """
 
 from __future__ import annotations
@@ -25,8 +28,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.config import import_string
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring import calls
-from rloo_pipeline.scoring.messages import Began, Broken, Done, Failed, Line, Ready, Start, Work, pick_up
+from rloo_pipeline.scoring import reward_call
+from rloo_pipeline.scoring.messages import (
+    Began,
+    Broken,
+    CallBatch,
+    Done,
+    Failed,
+    MessageSocket,
+    Ready,
+    Start,
+    read_batch,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,12 +47,12 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 """Linux, prctl(2): the signal that a process gets when its parent dies."""
 
-TELL_SECONDS = 0.05
-"""What is done is told at least so often, as long as calls end."""
+REPORT_SECONDS = 0.05
+"""Results are sent at least this often, as long as calls end."""
 
 
-class Board:
-    """The number of the call that a worker is at and when it began (time.monotonic, the same clock everywhere)."""
+class StatusBoard:
+    """The number of the call under way and its start on time.monotonic, which all processes share."""
 
     FORM = struct.Struct("=qd")
 
@@ -47,17 +60,17 @@ class Board:
         self.memory = mmap.mmap(file, self.FORM.size)
 
     def write(self, number: int, began: float) -> None:
-        """Notes that a call begins."""
+        """Records that a call begins."""
         self.FORM.pack_into(self.memory, 0, number, began)
 
     def read(self) -> tuple[int, float]:
-        """The call and its beginning; 0 before the first."""
+        """The number of the call and its start; number 0 before the first call."""
         number, began = self.FORM.unpack_from(self.memory)
         return number, began
 
 
 class Call(NamedTuple):
-    """Some rows to score at once."""
+    """One call of the function."""
 
     number: int
     rows: range
@@ -65,45 +78,47 @@ class Call(NamedTuple):
     deadline: float
 
 
-def main(socket: int, desk: int, board: int) -> None:
-    """The life of a worker, given the file descriptors of its socket, of the desk where its work lies, and of its
-    board.
+def main(socket: int, batch_file: int, board_file: int) -> None:
+    """Runs a worker.
+
+    Args:
+        socket: file descriptor of the worker's end of the socket.
+        batch_file: file descriptor of the memory with the calls to make.
+        board_file: file descriptor of the memory of the status board.
     """
-    for file in (socket, desk, board):
+    for file in (socket, batch_file, board_file):
         os.set_inheritable(file, False)
-    line = Line(socket)
-    start: Start = line.receive()
+    channel = MessageSocket(socket)
+    start: Start = channel.receive()
     _die_with(start.parent)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the other end wants no more
-        _serve(line, desk, Board(board), start)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent closed its end
+        _serve(channel, batch_file, StatusBoard(board_file), start)
 
 
-def _serve(line: Line, desk: int, board: Board, start: Start) -> None:
+def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: Start) -> None:
     try:
         function = import_string.load(start.function)
-        signature = calls.signature_of(function)
+        signature = reward_call.signature_of(function)
     except (UserError, ValueError, TypeError) as error:
-        line.send([Broken(str(error))])
+        channel.send([Broken(str(error))])
         return
-    line.send([Ready(signature)])
+    channel.send([Ready(signature)])
     gc.collect()
-    gc.freeze()  # what is loaded stays: no need to look through it again and again
-    make = _Calls(function, start, line, board)
+    gc.freeze()  # the loaded modules stay: the collector need not scan them again
+    caller = _Caller(function, start, channel, board)
     while True:
-        work = pick_up(desk, line.receive())
-        _speak_where(start.parent)
-        facts = {name: value for name, value in work.facts.items() if name in signature.named}
-        todo = _calls(work, facts | start.options)
+        batch = read_batch(batch_file, channel.receive())
+        _redirect_output(start.parent)
+        constants = {name: value for name, value in batch.constants.items() if name in signature.named}
+        calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
-            make.loop.run(make.beside_each_other(list(todo), work.at_once))
+            caller.loop.run(caller.call_concurrently(list(calls), batch.at_once))
         else:
-            make.in_turn(todo)
+            caller.call_in_turn(calls)
 
 
-def _speak_where(parent: int) -> None:
-    """Sends what is printed where the parent's words go, which is another log than before if it started this process
-    ahead of the stage.
-    """
+def _redirect_output(parent: int) -> None:
+    """Points stdout and stderr at the parent's stderr, which may have changed since the parent started this process."""
     with suppress(OSError):
         file = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
         for number in (1, 2):
@@ -111,82 +126,80 @@ def _speak_where(parent: int) -> None:
         os.close(file)
 
 
-def _calls(work: Work, constants: dict[str, Any]) -> Iterator[Call]:
-    number, place, columns = work.number, 0, list(work.columns.items())
-    for count, deadline in zip(work.counts, work.deadlines, strict=True):
+def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
+    number, place, columns = batch.number, 0, list(batch.columns.items())
+    for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
         end = place + count
         arguments = {name: values[place:end] for name, values in columns}
         arguments.update(constants)
-        yield Call(number, range(work.first + place, work.first + end), arguments, deadline)
+        yield Call(number, range(batch.first + place, batch.first + end), arguments, deadline)
         number, place = number + 1, end
 
 
 def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies, however that happens: a worker in an endless loop would
-    never notice by itself.
-    """
+    """Has the kernel kill this process when its parent dies: a worker in an endless loop would not notice."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-class _Calls:
-    """Calls of one function."""
+class _Caller:
+    """Makes the calls of one function and sends their results."""
 
-    def __init__(self, function: Callable[..., Any], start: Start, line: Line, board: Board) -> None:
-        self.function, self.reference, self.line, self.board = function, start.function, line, board
+    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
+        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
 
     @cached_property
     def loop(self) -> asyncio.Runner:
-        """One event loop for all calls, since clients of services hold on to theirs."""
+        """One event loop for all calls: clients of services are bound to the loop in which they were created."""
         import asyncio
 
         return asyncio.Runner()
 
-    def in_turn(self, todo: Iterator[Call]) -> None:
-        """One call after the other, on this thread."""
-        said: list[Done | Failed] = []
-        told = time.monotonic()
-        for call in todo:
+    def call_in_turn(self, calls: Iterator[Call]) -> None:
+        """Makes one call after the other on this thread."""
+        results: list[Done | Failed] = []
+        last_report = time.monotonic()
+        for call in calls:
             began = time.monotonic()
-            if said and began - told > TELL_SECONDS:
-                self.line.send(said)
-                said, told = [], began
+            if results and began - last_report > REPORT_SECONDS:
+                self.channel.send(results)
+                results, last_report = [], began
             self.board.write(call.number, began)
             try:
-                notes = calls.fresh_notes()
-                given = self.function(**call.arguments)
-                if type(given) is not list and inspect.isawaitable(given):
-                    given = self.loop.run(_await(given))
-                scores = calls.checked(given, call.rows)
-                _add(said, call, time.monotonic() - began, scores, notes)
+                notes = reward_call.collect_notes()
+                returned = self.function(**call.arguments)
+                if type(returned) is not list and inspect.isawaitable(returned):
+                    returned = self.loop.run(_await(returned))
+                scores = reward_call.checked_scores(returned, call.rows)
+                _add(results, call, time.monotonic() - began, scores, notes)
             except Exception as error:
-                said.append(self._failed(call, began, error))
-        self.line.send(said)
+                results.append(self._failed(call, began, error))
+        self.channel.send(results)
 
-    async def beside_each_other(self, todo: list[Call], at_once: int) -> None:
-        """Async calls in one loop, each with its own deadline."""
+    async def call_concurrently(self, calls: list[Call], at_once: int) -> None:
+        """Makes async calls in one loop, at most `at_once` at a time, each with its own deadline."""
         import asyncio
 
         free = asyncio.Semaphore(at_once)
 
         async def one(call: Call) -> None:
             async with free:
-                self.line.send([Began(call.number)])
-                self.line.send([await self._one_async(call)])
+                self.channel.send([Began(call.number)])
+                self.channel.send([await self._call_async(call)])
 
-        await asyncio.gather(*(one(call) for call in todo))
+        await asyncio.gather(*(one(call) for call in calls))
 
-    async def _one_async(self, call: Call) -> Done | Failed:
+    async def _call_async(self, call: Call) -> Done | Failed:
         import asyncio
 
         began = time.monotonic()
         limit = asyncio.timeout(call.deadline)
         try:
-            notes = calls.fresh_notes()  # each call is a task, with a context of its own
+            notes = reward_call.collect_notes()  # each call is a task, with a context of its own
             async with limit:
-                given = await self.function(**call.arguments)
-            scores = calls.checked(given, call.rows)
+                returned = await self.function(**call.arguments)
+            scores = reward_call.checked_scores(returned, call.rows)
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed(call.number, time.monotonic() - began, late=True)
@@ -197,20 +210,22 @@ class _Calls:
         import traceback
 
         seconds = time.monotonic() - began
-        if isinstance(error, calls.BadOutputError):
+        if isinstance(error, reward_call.BadOutputError):
             return Failed(call.number, seconds, bad=str(error))
         if isinstance(error, UserError):
-            return Failed(call.number, seconds, bad=f"cannot go on: {error}")
-        what = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
-        what += import_string.place(error, self.reference)
-        return Failed(call.number, seconds, raised=what, traceback="".join(traceback.format_exception(error)))
+            return Failed(call.number, seconds, bad=f"cannot continue: {error}")
+        message = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
+        message += import_string.place(error, self.reference)
+        return Failed(call.number, seconds, raised=message, traceback="".join(traceback.format_exception(error)))
 
 
-def _add(said: list[Done | Failed], call: Call, seconds: float, scores: calls.Scores, notes: dict[int, str]) -> Done:
-    """Adds a call that gave scores to what is to be said; the message that it is in."""
-    if not said or not isinstance(said[-1], Done):
-        said.append(Done([], [], [], {}))
-    done = said[-1]
+def _add(
+    results: list[Done | Failed], call: Call, seconds: float, scores: reward_call.Scores, notes: dict[int, str]
+) -> Done:
+    """Adds a call with scores to the last message of `results`, or to a new one; returns that message."""
+    if not results or not isinstance(results[-1], Done):
+        results.append(Done([], [], [], {}))
+    done = results[-1]
     assert isinstance(done, Done)
     done.numbers.append(call.number)
     done.seconds.append(seconds)

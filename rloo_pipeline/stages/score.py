@@ -17,8 +17,8 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.scoring.schedule import WorkerPools
-from rloo_pipeline.scoring.score_table import Column, as_table, join, score_columns
+from rloo_pipeline.scoring.dispatch import WorkerPools
+from rloo_pipeline.scoring.score_table import ScoreColumn, as_table, join, score_columns
 
 
 def score(
@@ -51,12 +51,12 @@ def score(
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
     devices.note_subprocess_gpus(sum(reward.gpus for reward in todo))
-    with WorkerPools(todo, config.scoring.workers) as crews:  # they start while tables are read
+    with WorkerPools(todo, config.scoring.workers) as pools:  # they start while tables are read
         rolled = tables.read(rollouts, "rollouts")
         about = _about(rolled)
         for name, part in given.items():
             tables.check_aligned(rolled, part, f"the scores of {name} alone")
-        columns = score_columns(crews, rolled, PromptSet(prompts / "train"), policy_folder)
+        columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder)
     if only is not None:
         made = as_table(rolled, tables.part_schema(only), {only: columns[only].scores}, [columns[only]])
         tables.write(output, made, made.schema, "part", **about)
@@ -85,5 +85,5 @@ def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
     return name, table
 
 
-def _read(part: pa.Table, name: str) -> Column:
-    return Column(*(part[column].to_pylist() for column in (name, "seconds", "error")))
+def _read(part: pa.Table, name: str) -> ScoreColumn:
+    return ScoreColumn(*(part[column].to_pylist() for column in (name, "seconds", "error")))

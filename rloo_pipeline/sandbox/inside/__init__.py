@@ -1,1 +1,1 @@
-"""What runs inside of a sandbox; imports the standard library alone."""
+"""Modules whose source is copied into a sandbox: they import only the standard library and each other."""

@@ -1,8 +1,8 @@
-"""The examiner's side: runs the tests, in a sandbox of its own, and reports what passed on its standard error.
+"""The examiner's process: runs the tests in a sandbox of its own and reports results on its standard error.
 
-Names that the tests neither define nor find among Python's builtins are the program's. The program lives in another
-sandbox and is asked through the wire: its functions give back plain data, which are compared here, by this Python's own
-`==`. An object of the program's own classes stays with the program and is stood for by `Remote`, which is equal to no
+Names that are neither defined by the tests nor Python builtins belong to the program. The program runs in another
+sandbox and is reached through the wire: its functions return plain data, which this Python compares with its own `==`.
+An object of the program's classes stays in the program's process; here a `RemoteObject` represents it, which equals no
 plain data.
 """
 
@@ -21,12 +21,12 @@ from rloo_pipeline.sandbox.inside.limits import READY, apply, begin
 from rloo_pipeline.sandbox.inside.wire import Wire, decode, encode
 
 
-class Gone(BaseException):
-    """The program's process is no more, or talks nonsense; no `except Exception` of a test shall catch it."""
+class ProgramGone(BaseException):
+    """The program's process died or sent an invalid message. No Exception, so that no test catches it by accident."""
 
 
-class Unsupported(BaseException):
-    """The tests need something that the wire does not carry."""
+class UnsupportedValue(BaseException):
+    """The tests pass a value that the wire cannot carry."""
 
 
 def main(bounds: dict[str, int]) -> None:
@@ -38,20 +38,26 @@ def main(bounds: dict[str, int]) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.write(report.fileno(), READY)
-    given = wire.receive()
+    job = wire.receive()
     begin()
-    for line in examine(Program(wire, given["program"]), given["units"], given["all"]):
-        report.write(json.dumps(line) + "\n")
+    for result in examine(ProgramProxy(wire, job["program"]), job["units"], job["all"]):
+        report.write(json.dumps(result) + "\n")
         report.flush()
 
 
-def examine(program: Program, units: list[tuple[str, bool]], every: bool) -> Iterator[dict[str, Any]]:
-    """{"passed": …} for each unit that is a test; {"unsupported": why} where the tests cannot be run here.
+def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -> Iterator[dict[str, Any]]:
+    """Runs units of tests. Stops at a failed preparation, and at the first failed test unless `every` is true.
 
-    A unit that only prepares and fails ends it; so does the first failed test, unless `every` is true.
+    Args:
+        program: the program under test.
+        units: pieces of code, each with whether it is a test.
+        every: run all tests.
+
+    Yields:
+        {"passed": …} for each test; {"unsupported": reason} where the tests cannot be run here.
     """
-    names = Names(program, [text for text, _ in units])
-    for text, counts in units:
+    names = TestNamespace(program, [text for text, _ in units])
+    for text, is_test in units:
         try:
             exec(compile(text, "tests.py", "exec"), names)
             passed = not program.gone
@@ -62,22 +68,22 @@ def examine(program: Program, units: list[tuple[str, bool]], every: bool) -> Ite
         if program.unsupported:
             yield {"unsupported": program.unsupported}
             return
-        if counts:
+        if is_test:
             yield {"passed": passed}
-        if not passed and (program.gone or not counts or not every):
+        if not passed and (program.gone or not is_test or not every):
             return
 
 
-class Names(dict[str, Any]):
-    """The tests' namespace: a name that they do not define is asked of the program at each use."""
+class TestNamespace(dict[str, Any]):
+    """The tests' namespace: each use of a name that they do not define is looked up in the program."""
 
-    def __init__(self, program: Program, texts: list[str]) -> None:
+    def __init__(self, program: ProgramProxy, texts: list[str]) -> None:
         super().__init__(__name__="tests")
         self._program = program
         self._modules = _modules("\n".join(texts))
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):  # never the program's: it could make `abs` say 0
+        if hasattr(builtins, name):  # never the program's: its `abs` could return 0
             raise KeyError(name)
         if name in self._modules:
             return importlib.import_module(name)
@@ -85,22 +91,22 @@ class Names(dict[str, Any]):
 
 
 def _modules(text: str) -> set[str]:
-    """Names that the tests use as modules of the standard library: `math.isclose` must not be the program's either."""
+    """Standard modules that the tests use by name: `math.isclose` must not come from the program either."""
     nodes = list(ast.walk(ast.parse(text)))
     owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return (owners - called) & set(getattr(sys, "stdlib_module_names", ("math", "itertools", "collections")))
 
 
-class Program:
-    """The program, asked over the wire."""
+class ProgramProxy:
+    """The program, reached over the wire."""
 
     def __init__(self, wire: Wire, text: str) -> None:
         self.gone = False
         self.unsupported: str | None = None
         self.raised: BaseException | None = None
         self._wire = wire
-        self._lent: list[Any] = []
+        self._callbacks: list[Any] = []
         self._classes: dict[tuple[str, str], type[Exception]] = {}
         try:
             wire.send({"ready": None})
@@ -111,132 +117,132 @@ class Program:
             self.gone = True
 
     def name(self, name: str) -> Any:
-        """What the program calls by this name; KeyError where it has none."""
+        """The object of this name in the program; raises KeyError where there is none."""
         return self._exchange({"do": "name", "name": name}, [])
 
-    def ask(self, do: str, on: int, *args: Any, **named: Any) -> Any:
-        """Does something with an object of the program; its exceptions are raised here."""
+    def request(self, do: str, on: int, *args: Any, **kwargs: Any) -> Any:
+        """Performs an operation on an object of the program; its exceptions are raised here."""
         request = {
             "do": do,
             "on": on,
             "args": [encode(arg, self._refer) for arg in args],
-            "named": {name: encode(arg, self._refer) for name, arg in named.items()},
+            "named": {name: encode(arg, self._refer) for name, arg in kwargs.items()},
         }
         return self._exchange(request, list(args))
 
     def _exchange(self, request: dict[str, Any], args: list[Any]) -> Any:
         if self.gone:
-            raise Gone
+            raise ProgramGone
         try:
             self._wire.send(request)
             while "call" in (reply := self._wire.receive()):
-                self._wire.send(self._called(reply))
+                self._wire.send(self._call_back(reply))
             if "raise" not in reply:
                 for row, after in reply.get("changed", {}).items():
-                    _become(args[int(row)], decode(after, self._resolve))
+                    _replace_content(args[int(row)], decode(after, self._resolve))
                 return decode(reply["value"], self._resolve)
-            name, known, words = reply["raise"]
-            self.raised = self._class(str(name), str(known))(str(words))
-        except Unsupported:
+            name, base_name, message = reply["raise"]
+            self.raised = self._class(str(name), str(base_name))(str(message))
+        except UnsupportedValue:
             raise
-        except Exception as error:  # whatever can be wrong with a message
+        except Exception as error:  # an invalid message can raise anything
             self.gone = True
-            raise Gone from error
+            raise ProgramGone from error
         raise self.raised
 
-    def _called(self, reply: dict[str, Any]) -> dict[str, Any]:
+    def _call_back(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Calls a function of the tests for the program."""
-        function = self._lent[reply["call"]]
+        function = self._callbacks[reply["call"]]
         args = [decode(arg, self._resolve) for arg in reply["args"]]
         try:
             return {"value": encode(function(*args), self._refer)}
         except Exception as error:
-            known = (base.__name__ for base in type(error).__mro__ if hasattr(builtins, base.__name__))
-            return {"raise": next(known)}
+            base_names = (base.__name__ for base in type(error).__mro__ if hasattr(builtins, base.__name__))
+            return {"raise": next(base_names)}
 
     def _refer(self, value: Any) -> Any:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["h", value._number]
         if not callable(value):
-            self.unsupported = f"a value of type {type(value).__name__} cannot be given to the program"
-            raise Unsupported(self.unsupported)
-        self._lent.append(value)
-        return ["k", len(self._lent) - 1]
+            self.unsupported = f"a value of type {type(value).__name__} cannot be passed to the program"
+            raise UnsupportedValue(self.unsupported)
+        self._callbacks.append(value)
+        return ["k", len(self._callbacks) - 1]
 
     def _resolve(self, tag: str, content: Any) -> Any:
         if tag == "k":
-            return self._lent[content]
-        number, name, *known = content
-        return self._class(name, known[0]) if known else Remote(self, int(number))
+            return self._callbacks[content]
+        number, name, *base_names = content
+        return self._class(name, base_names[0]) if base_names else RemoteObject(self, int(number))
 
-    def _class(self, name: str, known: str) -> type[Exception]:
-        """An exception's class: Python's own, or one of the name that the program's has, below Python's nearest."""
-        base = getattr(builtins, known, None)
+    def _class(self, name: str, base_name: str) -> type[Exception]:
+        """The class of an exception: a builtin one, or a new subclass of the nearest builtin one, of the same name."""
+        base = getattr(builtins, base_name, None)
         base = base if isinstance(base, type) and issubclass(base, Exception) else Exception
         if base.__name__ == name:
             return base
-        return self._classes.setdefault((name, known), type(name, (base,), {}))
+        return self._classes.setdefault((name, base_name), type(name, (base,), {}))
 
 
-class Remote:
-    """An object that lives in the program's process. It compares with others of its kind only, and has no order."""
+class RemoteObject:
+    """An object in the program's process. It can equal only another RemoteObject, and has no order."""
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: ProgramProxy, number: int) -> None:
         self.__dict__.update(_program=program, _number=number)
 
-    def _ask(self, do: str, *args: Any, **named: Any) -> Any:
-        return self._program.ask(do, self._number, *args, **named)
+    def _request(self, do: str, *args: Any, **kwargs: Any) -> Any:
+        return self._program.request(do, self._number, *args, **kwargs)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:  # noqa: D102
-        return self._ask("call", *args, **named)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._request("call", *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return self._ask("getattr", name)
+        return self._request("getattr", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("setattr", name, value)
+        self._request("setattr", name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._ask("getitem", key)
+        return self._request("getitem", key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._ask("setitem", key, value)
+        self._request("setitem", key, value)
 
     def __delitem__(self, key: Any) -> None:
-        self._ask("delitem", key)
+        self._request("delitem", key)
 
     def __len__(self) -> int:
-        return int(self._ask("len"))
+        return int(self._request("len"))
 
     def __bool__(self) -> bool:
-        return bool(self._ask("bool"))
+        return bool(self._request("bool"))
 
     def __str__(self) -> str:
-        return str(self._ask("str"))
+        return str(self._request("str"))
 
     def __repr__(self) -> str:
-        return str(self._ask("repr"))
+        return str(self._request("repr"))
 
     def __iter__(self) -> Iterator[Any]:
-        items = self._ask("iter")
+        items = self._request("iter")
         while True:
             try:
-                yield items._ask("next")
+                yield items._request("next")
             except StopIteration:
                 return
 
     def __next__(self) -> Any:
-        return self._ask("next")
+        return self._request("next")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and bool(self._ask("equal", other))
+        return isinstance(other, RemoteObject) and bool(self._request("equal", other))
 
     def __hash__(self) -> int:
         return int(self._number)
 
 
-def _become(target: Any, after: Any) -> None:
-    """Makes the tests' own list, dict or set what the program made of its copy."""
+def _replace_content(target: Any, after: Any) -> None:
+    """Applies the program's in-place changes of its copy to the tests' own list, dict or set."""
     if isinstance(target, list) and isinstance(after, list):
         target[:] = after
     elif isinstance(target, (dict, set)) and type(target) is type(after):

@@ -1,12 +1,12 @@
-"""The last steps of confinement, taken by the sandboxed process itself before it looks at any program.
+"""The last steps of confinement, which the sandboxed process takes itself before it reads a program.
 
-Resource limits, a uid of its own where it began as the real root (the kernel exempts root from the limit on
-processes), and a filter of system calls. The filter refuses what no solution of a task needs and what namespaces do not
-cover: sockets (vsock passes a network namespace), keyrings, memory that no limit counts (memfd, System V), and the
-calls that most holes in kernels were found behind (user namespaces, mounts, io_uring, bpf, ptrace).
+It sets resource limits, switches to an unused uid where it began as the real root (the kernel exempts root from the
+limit on processes), and installs a filter of system calls. The filter denies calls that no solution of a task needs and
+that namespaces do not cover: sockets (vsock crosses a network namespace), keyrings, memory that no limit counts (memfd,
+System V), and the calls behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace).
 
-A process that was started by one which died at once has nobody to kill it. So each says `READY` when its sandbox is
-complete, which is when it dies with its parent, is given a program only then, and does not wait for one for ever.
+A process whose parent dies right after starting it has nobody to kill it. So each process writes `READY` once it dies
+with its parent, gets a program only after that, and waits for the program for a limited time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import struct
 from pathlib import Path
 
-# x86-64's numbers.
+# system call numbers of x86-64
 PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312)
 SOCKET = (41,)
 NAMESPACES_AND_MOUNTS = (155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442)
@@ -44,7 +44,7 @@ WAITING_SECONDS = 60
 
 
 def apply(limits: dict[str, int]) -> None:
-    """Takes the limits on; what cannot be limited is an exception, so that nothing runs unlimited."""
+    """Sets all limits; raises where one cannot be set, so that nothing runs unlimited."""
     signal.alarm(WAITING_SECONDS)
     if limits["uid"]:
         Path("/tmp").chmod(0o1777)
@@ -70,7 +70,7 @@ def apply(limits: dict[str, int]) -> None:
 
 
 def begin() -> None:
-    """To be called when the program has come: from here on its deadline is kept from outside."""
+    """Ends the wait for the program: from here on the parent enforces the deadline."""
     signal.alarm(0)
 
 
@@ -83,11 +83,11 @@ def _refuse_system_calls() -> None:
     if libc.prctl(PR_SET_NO_NEW_PRIVS, one, none, none, none) or libc.prctl(
         PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), none, none
     ):
-        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
+        raise OSError(ctypes.get_errno(), "the kernel accepts no filter of system calls")
 
 
 def _filter() -> bytes:
-    """The filter in the kernel's own form (struct sock_filter): each line an operation, two jumps and a number."""
+    """The filter as an array of struct sock_filter: each entry an operation, two jumps and a number."""
     allow = 5 + len(DENIED) + 3
     refuse, unknown = allow + 1, allow + 2
 
@@ -97,8 +97,8 @@ def _filter() -> bytes:
     lines = [
         step(0, LOAD, 4),  # the architecture
         step(1, EQUALS, X86_64, other=refuse),
-        step(2, LOAD, 0),  # the call's number
-        step(3, AT_LEAST, 0x40000000, then=refuse),  # x32's numbers
+        step(2, LOAD, 0),  # the system call's number
+        step(3, AT_LEAST, 0x40000000, then=refuse),  # numbers of the x32 ABI
         step(4, EQUALS, CLONE3, then=unknown),
         *(step(5 + row, EQUALS, number, then=refuse) for row, number in enumerate(DENIED)),
         step(allow - 3, EQUALS, CLONE, other=allow),

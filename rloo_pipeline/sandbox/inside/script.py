@@ -1,4 +1,4 @@
-"""Runs a program as a script: standard input holds the program's length in a line, the program, and then its input."""
+"""Runs a program as a script. Standard input holds a line with the program's length, the program, and its input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rloo_pipeline.sandbox.inside.limits import READY, apply, begin
 
 
 def main(bounds: dict[str, int]) -> None:
-    """Reads the program byte by byte off the descriptor, so that its input is left for itself."""
+    """Reads exactly the program from the descriptor, without buffering, and leaves the input to it."""
     apply(bounds)
     os.write(1, READY)
     length = b""
@@ -28,5 +28,5 @@ def main(bounds: dict[str, int]) -> None:
 def _read(most: int) -> bytes:
     part = os.read(0, most)
     if not part:
-        raise EOFError("whoever started this is gone")
+        raise EOFError("the parent process died")
     return part

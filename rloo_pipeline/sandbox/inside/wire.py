@@ -1,9 +1,8 @@
-"""What the examiner and the program say to each other: a line of JSON a message, values as plain data.
+"""Messages between the examiner and the program: one line of JSON each, with values as plain data.
 
 Plain data are None, bool, int, float, str, complex, bytes, Decimal, Fraction, dates, range, and lists, tuples, sets and
-dicts of them; they arrive as exactly these types, whatever subclass was sent. Everything else is referred to: the
-sender keeps it and sends its number. Nothing that arrives is code and nothing is unpickled, so a message can be wrong
-but do no harm.
+dicts of them. They arrive as exactly these types, also where a subclass was sent. Every other object stays with the
+sender, which sends a reference, its number. Messages contain no code and no pickles, so a wrong message does no harm.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class Wire:
         self._writer.flush()
 
     def receive(self) -> Any:
-        """The next message.
+        """Waits for the next message.
 
         Raises:
-            EOFError: the other side is gone.
-            ValueError: it is no message.
+            EOFError: the other process died.
+            ValueError: the line is not JSON.
         """
         line = self._reader.readline()
         if not line.endswith(b"\n"):
-            raise EOFError("the other side is gone")
+            raise EOFError("the other process died")
         return json.loads(line)
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """A value as JSON; `refer` gives the reference to what is no plain data."""
+    """A value as JSON; `refer` makes the reference for an object that is not plain data."""
     plain: Any
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
@@ -72,13 +71,13 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return ["r", [value.start, value.stop, value.step]]
     if isinstance(value, datetime.timedelta):
         return ["y", [value.days, value.seconds, value.microseconds]]
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of NumPy's
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy scalar
         return encode(value.item(), refer)
     return refer(value)
 
 
 def decode(message: Any, resolve: Callable[[str, Any], Any]) -> Any:
-    """The value that `encode` was given; `resolve` finds what a reference means."""
+    """The value that was encoded; `resolve` returns the object for a reference."""
     if not isinstance(message, list):
         return message
     tag, content = message

@@ -154,8 +154,8 @@ def test_the_longest_prompt_is_held_against_the_context(case, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; mend the function"),
-        ("texts", "returned '0.5' for row 0, a text and not a number or None; return float(…) of it"),
+        ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; fix the function"),
+        ("texts", "returned '0.5' for row 0, which is a string and not a number or None; return float(…) of it"),
         ("wants", "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, question"),
         ("rihgt", "has no function rihgt; did you mean 'right'?"),
     ],

@@ -1,4 +1,4 @@
-"""GSM8K: a model made for its text, rewards that read its answers, and configurations that fit it."""
+"""GSM8K: a model built for its text, rewards that read its answers, and its configurations."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def test_a_corpus_gives_the_same_bytes_in_another_process_with_other_threads(tmp
     environment = os.environ | {
         "RAYON_NUM_THREADS": "1",
         "PYTHONHASHSEED": "7",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
     }
     subprocess.run([sys.executable, "-c", code, tmp_path / "there", corpus], env=environment, check=True, cwd=ROOT)
     files = sorted(path.name for path in (tmp_path / "here").iterdir())
@@ -57,9 +57,7 @@ def test_a_corpus_gives_the_same_bytes_in_another_process_with_other_threads(tmp
     assert all((tmp_path / "here" / f).read_bytes() == (tmp_path / "there" / f).read_bytes() for f in files)
 
 
-def test_the_text_model_loads_like_any_other_and_its_tokenizer_keeps_every_character(
-    tmp_path: Path, corpus: Path
-) -> None:
+def test_the_text_model_loads_with_transformers_and_its_tokenizer_is_lossless(tmp_path: Path, corpus: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     small(tmp_path / "model", corpus)
@@ -86,7 +84,7 @@ def test_the_round_trip_is_exact_on_all_of_gsm8k() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "sentence"),
+    ("text", "options", "message"),
     [
         (None, {}, "train.jsonl: the corpus .* cannot be read"),
         ('{"question": "q", "answr": "a"}', {}, "line 1 has no column 'answer'.*did you mean 'answr'"),
@@ -94,32 +92,36 @@ def test_the_round_trip_is_exact_on_all_of_gsm8k() -> None:
         ('{"question": "q", "answer": "a"}', {"vocab_size": 200}, "vocab_size 200 is below the 261"),
     ],
 )
-def test_a_corpus_that_cannot_be_used_is_a_sentence(
-    tmp_path: Path, corpus: Path, text: str | None, options: dict[str, Any], sentence: str
+def test_an_unusable_corpus_is_an_error(
+    tmp_path: Path, corpus: Path, text: str | None, options: dict[str, Any], message: str
 ) -> None:
     corpus.unlink() if text is None else corpus.write_text(text)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         small(tmp_path / "model", corpus, **options)
     assert not (tmp_path / "model").exists()
 
 
 BUILDERS = """
-def asks(folder, seed, *, data_dir=None):
+def with_data_dir(folder, seed, *, data_dir=None):
     folder.mkdir()
-    (folder / "told").write_text(str(data_dir))
+    (folder / "written").write_text(str(data_dir))
 
-def asks_not(folder, seed, **options):
+def without_data_dir(folder, seed, **options):
     folder.mkdir()
-    (folder / "told").write_text(str(options))
+    (folder / "written").write_text(str(options))
 """
 
 
 @pytest.mark.parametrize(
-    ("builder", "options", "told"),
-    [("asks", {}, "{data}"), ("asks", {"data_dir": "own"}, "own"), ("asks_not", {"a": 1}, "{{'a': 1}}")],
+    ("builder", "options", "written"),
+    [
+        ("with_data_dir", {}, "{data}"),
+        ("with_data_dir", {"data_dir": "own"}, "own"),
+        ("without_data_dir", {"a": 1}, "{{'a': 1}}"),
+    ],
 )
-def test_only_a_builder_that_asks_is_told_the_data_dir(
-    tmp_path: Path, corpus: Path, builder: str, options: dict[str, Any], told: str
+def test_only_a_builder_with_the_parameter_gets_data_dir(
+    tmp_path: Path, corpus: Path, builder: str, options: dict[str, Any], written: str
 ) -> None:
     from rloo_pipeline.config import Model
     from rloo_pipeline.data.building import build
@@ -127,24 +129,29 @@ def test_only_a_builder_that_asks_is_told_the_data_dir(
     (tmp_path / "builders.py").write_text(BUILDERS)
     model = Model(build=f"{tmp_path / 'builders.py'}:{builder}", build_options=options)
     build(model, 0, str(corpus.parent), tmp_path / "model")
-    assert (tmp_path / "model/told").read_text() == told.format(data=corpus.parent)
+    assert (tmp_path / "model/written").read_text() == written.format(data=corpus.parent)
 
 
-def test_a_builder_that_fails_is_a_sentence(tmp_path: Path) -> None:
+def test_a_failing_builder_is_an_error(tmp_path: Path) -> None:
     from rloo_pipeline.config import Model
     from rloo_pipeline.data.building import build
 
     (tmp_path / "builders.py").write_text(BUILDERS)
-    for options, said in (
-        ({"size": 3}, r"model\.build_options do not fit .*builders\.py:asks: .*size"),
-        ({}, r"model\.build: .*builders\.py:asks raised FileNotFoundError: .* \(builders\.py, line 3\)"),
+    for options, message in (
+        ({"size": 3}, r"model\.build_options do not fit .*builders\.py:with_data_dir: .*size"),
+        ({}, r"model\.build: .*builders\.py:with_data_dir raised FileNotFoundError: .* \(builders\.py, line 3\)"),
     ):
-        with pytest.raises(UserError, match=said):
-            build(Model(build=f"{tmp_path / 'builders.py'}:asks", build_options=options), 0, None, tmp_path / "a" / "b")
+        with pytest.raises(UserError, match=message):
+            build(
+                Model(build=f"{tmp_path / 'builders.py'}:with_data_dir", build_options=options),
+                0,
+                None,
+                tmp_path / "a" / "b",
+            )
 
 
 @needs_gsm8k
-def test_every_gold_answer_of_gsm8k_is_read_and_no_other_number_passes_for_it() -> None:
+def test_every_gold_answer_of_gsm8k_matches_itself_and_no_other_number() -> None:
     gold = [row["answer"] for name in ("train.jsonl", "test.jsonl") for row in gsm8k_rows(name)]
     assert len(gold) == 8792
     numbers = [float(answer.rpartition("####")[2].replace(",", "")) for answer in gold]
@@ -169,12 +176,12 @@ def test_every_gold_answer_of_gsm8k_is_read_and_no_other_number_passes_for_it() 
         ("", 0),
     ],
 )
-def test_math_reward_reads_what_is_said_after_the_thinking(completion: str, reward: float) -> None:
+def test_math_reward_reads_the_answer_after_the_thinking(completion: str, reward: float) -> None:
     assert math_reward([completion], ["500+734 = 1234\n#### 1,234"]) == [reward]
     assert math_reward([[{"role": "assistant", "content": completion}]], ["1234"]) == [reward]
 
 
-def test_math_verify_is_silent_about_timeouts_and_about_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_timeout_warning_of_math_verify_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     math_reward(["#### 1"], ["#### 1"])
     logging.getLogger("math_verify.parser").warning("something else")
     assert [record.getMessage() for record in caplog.records] == ["something else"]
@@ -205,7 +212,7 @@ def test_the_tiny_run_samples_every_problem() -> None:
     assert config.uses_reference
 
 
-def test_the_qwen_run_reads_the_hub_s_files_and_asks_in_its_own_words(tmp_path: Path) -> None:
+def test_the_qwen_configuration_reads_files_of_the_hub_and_uses_its_prompt_template(tmp_path: Path) -> None:
     import datasets
 
     from rloo_pipeline.data.prompting import prompt_of

@@ -1,4 +1,4 @@
-"""Data that cannot be read is one sentence with file, line and column; data that can be is as it stands in the file."""
+"""Unreadable data raises one sentence with file, line and column; readable data is unchanged."""
 
 import json
 
@@ -63,8 +63,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_a_sentence(name, tmp_path) -> None:
-    file, content, said = BROKEN[name]
+def test_a_broken_file_is_an_error_with_its_place(name, tmp_path) -> None:
+    file, content, message = BROKEN[name]
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -72,11 +72,11 @@ def test_a_broken_file_is_a_sentence(name, tmp_path) -> None:
     with pytest.raises(UserError) as error:
         read_rows(Source(name="x") if place.is_dir() else Source(path="x"), str(place))
     assert str(error.value).startswith(str(place))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_texts_that_look_like_numbers_or_dates_stay_texts(tmp_path) -> None:
+def test_strings_that_look_like_numbers_or_dates_stay_strings(tmp_path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(lines(DATES))
     assert read_rows(Source(path="x"), str(file)) == DATES
@@ -85,7 +85,7 @@ def test_texts_that_look_like_numbers_or_dates_stay_texts(tmp_path) -> None:
     assert read_rows(Source(path="x"), str(file)) == DATES
 
 
-def test_rows_have_all_columns_and_no_more_are_read_than_asked_for(tmp_path) -> None:
+def test_rows_have_all_columns_and_max_rows_limits_reading(tmp_path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"a": 1}\r\n\r\n{"a": 2.5, "b": "\u2028"}\nbroken')
     rows = read_rows(Source(path="x", max_rows=2), str(file))
@@ -108,12 +108,12 @@ def test_a_damaged_parquet_file_is_named(tmp_path) -> None:
 def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
     file = tmp_path / "data.py"
     file.write_text("def made(count):\n    rows = ['a'] * count\n    return rows if count else rows[0]\n")
-    for options, said in (
+    for options, message in (
         ({"size": 1}, "options of the generator .* do not fit it"),
         ({"count": 0}, r"raised IndexError: list index out of range \(data.py, line 3\)"),
-        ({"count": 1}, "gave a str as row 0, not a dict"),
+        ({"count": 1}, "gave a str as row 0; it must give dicts"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             read_rows(Source(generator=f"{file}:made", options=options), "")
 
 
@@ -122,7 +122,7 @@ def dataset(**changes) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("changes", "row", "said"),
+    ("changes", "row", "message"),
     [
         (
             {"user_prompt": "{qestion}"},
@@ -138,12 +138,12 @@ def dataset(**changes) -> Dataset:
         ({}, {"prompt": []}, "a prompt is a text"),
     ],
 )
-def test_a_row_that_is_no_prompt_is_a_sentence(changes, row, said) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:
+    with pytest.raises(UserError, match=message):
         prompt_of(row, dataset(**changes), "train.jsonl, row 3")
 
 
-def test_columns_of_the_tables_own_names_are_refused() -> None:
+def test_reserved_column_names_are_refused() -> None:
     check_columns(["prompt", "seconds"], dataset(), "x")
     with pytest.raises(UserError, match="column 'seconds' has a name that the pipeline uses itself"):
         check_names(["prompt", "seconds"], dataset(), "x")

@@ -26,7 +26,7 @@ from rloo_pipeline.rewards.length import medium_length_reward, overlong_reward, 
         ("", 0, 0),
     ],
 )
-def test_thinking_comes_once_and_first_and_then_an_answer(text: str, form: float, work: float) -> None:
+def test_the_format_is_thinking_once_and_then_an_answer(text: str, form: float, work: float) -> None:
     assert think_format_reward([text, [{"role": "assistant", "content": text}]]) == [form, form]
     assert shows_work([text]) == [work]
 
@@ -36,9 +36,9 @@ def test_a_template_may_have_opened_the_thinking() -> None:
     assert shows_work(["a</think>b", "</think>b"], opened=True) == [1, 0]
 
 
-def test_a_pattern_covers_the_whole_completion() -> None:
+def test_a_pattern_must_match_the_whole_completion() -> None:
     assert format_reward(["so\n#### 12\n", "#### 12 or so", "x\n\n#### -1"], pattern=r".*#### -?\d+\s*") == [1, 0, 1]
-    with pytest.raises(UserError, match=r"option pattern '\(' is no regular expression"):
+    with pytest.raises(UserError, match=r"option pattern '\(' is not a regular expression"):
         format_reward(["a"], pattern="(")
 
 
@@ -47,7 +47,7 @@ LENGTHS = torch.tensor([len(ids) for ids in IDS])
 
 
 @pytest.mark.parametrize(("longest", "cache"), [(200, 100), (200, 7), (200, 200), (1000, 333)])
-def test_the_soft_limit_has_the_numbers_of_the_update_s_own(longest: int, cache: int) -> None:
+def test_the_soft_limit_equals_that_of_the_update(longest: int, cache: int) -> None:
     assert overlong_reward(IDS, longest, cache) == shaping.overlong(LENGTHS, longest, cache).tolist()
 
 
@@ -64,12 +64,12 @@ def test_the_soft_limit_falls_over_its_last_tokens() -> None:
 
 
 @pytest.mark.parametrize("target", [1, 64, 150])
-def test_the_target_length_has_the_numbers_of_the_update_s_own(target: int) -> None:
+def test_the_target_length_equals_that_of_the_update(target: int) -> None:
     assert target_length_reward(IDS, target) == shaping.off_target(LENGTHS, target).tolist()
     assert target_length_reward(IDS, [target] * len(IDS)) == target_length_reward(IDS, target)
 
 
-def test_a_target_below_one_token_is_a_sentence() -> None:
+def test_a_target_below_one_token_is_an_error() -> None:
     with pytest.raises(UserError, match="at least 1 token, not 0"):
         target_length_reward([[1], [1]], [5, 0])
 
@@ -94,7 +94,7 @@ def test_medium_length_and_full_sentences(text: str, length: int, score: float) 
     assert medium_length_reward([text], [[1] * length]) == [score]
 
 
-def test_the_share_of_the_length_is_an_option() -> None:
+def test_length_share_is_an_option() -> None:
     assert medium_length_reward(["It is."], [[1] * 3], length_share=0.25) == [0.75]
     assert medium_length_reward(["it is."], [[1] * 3], shortest=1, longest=3, length_share=0.25) == [0.25]
     with pytest.raises(UserError, match="shortest"):

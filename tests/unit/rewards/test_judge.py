@@ -1,4 +1,4 @@
-"""judge_reward against a server on this machine that speaks OpenAI's protocol."""
+"""judge_reward against a local server that implements OpenAI's API."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.judge import judge_reward
-from rloo_pipeline.scoring import calls
+from rloo_pipeline.scoring import reward_call
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
 
@@ -43,16 +43,14 @@ def ask(address: str, texts: list[str], **options: Any) -> list[float | None]:
         (None, None),
     ],
 )
-def test_the_last_score_of_the_reply_counts_and_none_where_there_is_none(
-    reply: str | None, score: float | None
-) -> None:
-    said = calls.fresh_notes()
+def test_the_last_score_in_the_reply_counts(reply: str | None, score: float | None) -> None:
+    notes = reward_call.collect_notes()
     with serving(saying(reply)) as server:
         assert ask(server.address, ["7"]) == [score]
-    assert said == ({} if score is not None else {0: "got a reply of judge without a score from 0 to 10"})
+    assert notes == ({} if score is not None else {0: "got a reply of judge without a score from 0 to 10"})
 
 
-def test_the_judge_is_asked_at_temperature_0_about_the_answer_alone() -> None:
+def test_the_judge_gets_only_the_answer_at_temperature_0() -> None:
     with serving(saying("Score: 5")) as server:
         assert ask(server.address, ["<think>hm {x}</think>It is {7}."], extra_body={"top_k": 1}) == [0.5]
         [request] = server.requests
@@ -82,7 +80,7 @@ def test_each_row_gets_the_score_of_its_own_reply() -> None:
         assert server.most_under_way <= 3
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_a_sentence_without_the_key(
+def test_a_busy_server_is_retried_and_a_refusal_raises_an_error_without_the_key(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "s3cret-key")
@@ -107,8 +105,8 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_a_sentence_without_the_ke
 
 
 @pytest.mark.parametrize("body", [b"<html>", {"hello": 1}, [1], 1, {"choices": [{}]}, {"choices": [1]}])
-def test_an_answer_that_is_no_chat_completion_is_a_sentence(body: Any) -> None:
-    sentence = r"something else than a chat completion .*see base_url"
+def test_an_answer_that_is_not_a_chat_completion_is_an_error(body: Any) -> None:
+    sentence = r"did not answer with a chat completion .*check base_url"
     with serving(lambda r, n: (200, body)) as server, pytest.raises(UserError, match=sentence):
         ask(server.address, ["7"])
 
@@ -121,15 +119,15 @@ def test_a_reply_without_a_choice_has_no_score() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"template": "{anwser}", "answer": ["7"]}, "names 'anwser', which is no column; did you mean 'answer'"),
+        ({"template": "{anwser}", "answer": ["7"]}, "names 'anwser', which is not a column; did you mean 'answer'"),
         ({"template": "{"}, "template is malformed"),
         ({"template": "{}"}, "template"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a regular expression"),
         ({"pattern": "score"}, "must have one group"),
         ({"lowest": 1, "highest": 1}, "must be below"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, r"NOT_SET_ANYWHERE \(api_key_env\) is not set"),
     ],
 )
-def test_options_that_cannot_work_are_sentences(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_errors(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ask("http://127.0.0.1:9", ["7"], **options)

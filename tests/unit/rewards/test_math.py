@@ -1,4 +1,4 @@
-"""math_reward on answers as models write them."""
+"""math_reward on answers in the forms that models write."""
 
 import json
 import threading
@@ -12,9 +12,9 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.math import math_reward
 
 
-def score(said: str, gold: Any, **options: Any) -> float | None:
-    [given] = math_reward([said], [gold], **options)
-    return given
+def score(completion: str, gold: Any, **options: Any) -> float | None:
+    [value] = math_reward([completion], [gold], **options)
+    return value
 
 
 RIGHT = [
@@ -108,17 +108,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("said", "gold"), RIGHT)
-def test_right_answers_in_many_dresses(said: str, gold: str) -> None:
-    assert score(said, gold) == 1.0
+@pytest.mark.parametrize(("completion", "gold"), RIGHT)
+def test_right_answers_in_many_forms(completion: str, gold: str) -> None:
+    assert score(completion, gold) == 1.0
 
 
-@pytest.mark.parametrize(("said", "gold"), WRONG)
-def test_wrong_answers_and_none_at_all(said: str, gold: str) -> None:
-    assert score(said, gold) == 0.0
+@pytest.mark.parametrize(("completion", "gold"), WRONG)
+def test_wrong_and_missing_answers(completion: str, gold: str) -> None:
+    assert score(completion, gold) == 0.0
 
 
-def test_only_what_follows_the_thinking_counts() -> None:
+def test_only_the_text_after_the_thinking_counts() -> None:
     assert score("<think>It is 42.</think>It is 42.", "42") == 1.0
     assert score("<think>It is 42.</think>", "42") == 0.0
     assert score("<think>It is 42.", "42") == 0.0
@@ -129,7 +129,7 @@ def test_only_what_follows_the_thinking_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "completion",
     [
         *("9**9**9", "#### 9**9**9", r"\boxed{9^{9^9}}", "#### 9**99999999", r"\boxed{(9^9)^{99999}}"),
         *("#### " + "9" * 5000, "9" * 5000, r"\boxed{99999!}", r"\boxed{" + "(" * 3000, "-" * 5000, "1/" * 3000),
@@ -152,30 +152,30 @@ def test_only_what_follows_the_thinking_counts() -> None:
         ),
     ],
 )
-def test_nothing_hangs(said: str) -> None:
+def test_nothing_hangs(completion: str) -> None:
     began = time.process_time()
-    assert score(said, "42") == 0.0
+    assert score(completion, "42") == 0.0
     assert time.process_time() - began < 30, "milliseconds of CPU"
 
 
 @pytest.mark.parametrize("gold", ["", "   ", None, "unknown", "no idea at all", "???", "#### ", "9" * 500, "9**9**9"])
-def test_a_gold_answer_that_cannot_be_read_is_none(gold: Any) -> None:
+def test_an_unreadable_gold_answer_gives_none(gold: Any) -> None:
     assert math_reward(["18", "19"], [gold, "19"]) == [None, 1.0]
 
 
-def test_gold_answers_are_in_answer_or_in_solution() -> None:
+def test_gold_answers_come_from_the_column_answer_or_solution() -> None:
     assert math_reward(["18"], solution=[r"\boxed{18}"]) == [1.0]
     assert math_reward(["18"], answer=[18]) == [1.0]
     with pytest.raises(UserError, match="needs a column 'answer' or 'solution'"):
         math_reward(["18"])
 
 
-def test_another_thread_may_call_it() -> None:
-    given: list[float | None] = []
-    thread = threading.Thread(target=lambda: given.extend(math_reward([r"\boxed{2\pi}"], [r"\pi + \pi"])))
+def test_math_reward_works_in_another_thread() -> None:
+    scores: list[float | None] = []
+    thread = threading.Thread(target=lambda: scores.extend(math_reward([r"\boxed{2\pi}"], [r"\pi + \pi"])))
     thread.start()
     thread.join()
-    assert given == [1.0]
+    assert scores == [1.0]
 
 
 @needs_gsm8k
@@ -193,7 +193,7 @@ def test_the_answers_of_gsm8k_are_read_in_every_form(form: str) -> None:
     with (GSM8K / "test.jsonl").open(encoding="utf-8") as lines:
         golds = [json.loads(line)["answer"] for line in lines]
     parts = [gold.rpartition("####") for gold in golds]
-    said = [form.format(work=work.strip(), number=number.strip()) for work, _, number in parts]
-    other = [form.format(work=work.strip(), number=f"{number.strip()}1") for work, _, number in parts]
-    assert math_reward(said, golds) == [1.0] * len(golds)
-    assert math_reward(other, golds) == [0.0] * len(golds)
+    completions = [form.format(work=work.strip(), number=number.strip()) for work, _, number in parts]
+    wrong = [form.format(work=work.strip(), number=f"{number.strip()}1") for work, _, number in parts]
+    assert math_reward(completions, golds) == [1.0] * len(golds)
+    assert math_reward(wrong, golds) == [0.0] * len(golds)

@@ -1,4 +1,4 @@
-"""reward_model gives what transformers gives, one conversation at a time."""
+"""reward_model returns the scores that transformers gives for one conversation at a time."""
 
 import random
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards import model as rewards
 from rloo_pipeline.rewards.model import reward_model
-from rloo_pipeline.scoring import calls
+from rloo_pipeline.scoring import reward_call
 
 
 def write(folder: Path, labels: int = 1, **settings: Any) -> Path:
@@ -72,7 +72,7 @@ def test_batches_change_no_score(folder: str, tokens: int) -> None:
     assert reward_model(prompts, completions, folder, max_tokens_per_batch=tokens) == pytest.approx(expected, abs=1e-5)
 
 
-def test_batches_hold_neighbours_and_no_more_than_allowed() -> None:
+def test_batches_have_similar_lengths_and_stay_below_the_limit() -> None:
     lengths = [3, 50, 4, 49, 5, 200]
     batches = list(rewards._batches([0, 1, 2, 3, 4], lengths, 100))
     assert batches == [[1, 3], [4, 2, 0]]
@@ -80,14 +80,14 @@ def test_batches_hold_neighbours_and_no_more_than_allowed() -> None:
     assert list(rewards._batches([], lengths, 100)) == []
 
 
-def test_the_model_is_loaded_once_a_process(folder: str) -> None:
+def test_the_model_is_loaded_once_per_process(folder: str) -> None:
     rewards._load.cache_clear()
     for _ in range(3):
         reward_model(*conversations(2), folder)
     assert rewards._load.cache_info().misses == 1
 
 
-def test_strings_are_continued_and_the_thinking_can_be_left_out(folder: str) -> None:
+def test_strings_are_continued_and_thinking_can_be_stripped(folder: str) -> None:
     prompts, completions = ["1+2=", "7+"], ["<think>1</think>3", "8=15"]
     expected = one_by_one(folder, ["1+2=<think>1</think>3", "7+8=15"])[:, 0].tolist()
     assert reward_model(prompts, completions, folder) == pytest.approx(expected, abs=1e-5)
@@ -95,26 +95,26 @@ def test_strings_are_continued_and_the_thinking_can_be_left_out(folder: str) -> 
     assert reward_model(prompts, completions, folder, strip_thinking=True) == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_too_long_has_no_score(folder: str) -> None:
+def test_a_conversation_over_the_limit_has_no_score(folder: str) -> None:
     prompts = [[{"role": "user", "content": "1"}]] * 3
     completions = ["2", "3" * 300, "4"]
     scores = reward_model(prompts, completions, folder)
     assert scores[1] is None
     assert None not in (scores[0], scores[2])
-    said = calls.fresh_notes()
+    notes = reward_call.collect_notes()
     assert reward_model(prompts, completions, folder, max_length=3) == [None] * 3
-    assert sorted(said) == [0, 1, 2]
-    assert "its limit is 3" in said[0]
+    assert sorted(notes) == [0, 1, 2]
+    assert "its limit is 3" in notes[0]
 
 
-def test_of_several_outputs_one_is_the_score(tmp_path: Path) -> None:
+def test_the_option_output_selects_one_of_several_outputs(tmp_path: Path) -> None:
     path = str(write(tmp_path / "two", labels=2))
     prompts, completions = conversations(4)
     expected = one_by_one(path, texts_of(path, prompts, completions))
     assert reward_model(prompts, completions, path, output=1) == pytest.approx(expected[:, 1].tolist(), abs=1e-5)
     shares = expected.softmax(dim=1)[:, 0].tolist()
     assert reward_model(prompts, completions, path, output=0, probability=True) == pytest.approx(shares, abs=1e-5)
-    with pytest.raises(UserError, match="has 2 outputs; say which is the score by the option output"):
+    with pytest.raises(UserError, match="has 2 outputs; set the option output to the index of the score"):
         reward_model(prompts, completions, path)
     with pytest.raises(UserError, match="output 2 is none of the 2 outputs"):
         reward_model(prompts, completions, path, output=2)
@@ -126,7 +126,7 @@ def test_probability_of_one_output_is_its_sigmoid(folder: str) -> None:
     assert reward_model(prompts, completions, folder, probability=True) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_without_a_pad_token_takes_one_at_a_time(tmp_path: Path) -> None:
+def test_a_model_without_a_padding_token_gets_one_conversation_at_a_time(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     path = write(tmp_path / "model", pad_token_id=None)
@@ -138,7 +138,7 @@ def test_a_model_without_a_pad_token_takes_one_at_a_time(tmp_path: Path) -> None
     assert reward_model(prompts, completions, str(path)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_no_reward_model_is_a_sentence_and_nothing_is_fetched(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_model_that_cannot_score_is_an_error_and_nothing_is_downloaded(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(UserError, match=r"'nobody/no-such-model' cannot be loaded .* hf download nobody/no-such-model"):
         reward_model(["1"], ["2"], "nobody/no-such-model")
     with pytest.raises(UserError, match=r"has no weights for score.weight, so it would score at random"):

@@ -1,4 +1,4 @@
-"""remote_reward against a server on this machine: what it sends, when it tries again, what it never tells."""
+"""remote_reward against a local server: what it sends, when it retries, what it never shows."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ def ask(url: str, texts: list[str], **options: Any) -> list[float | None]:
 TEXTS = ["a" * n for n in range(50)]
 
 
-def test_each_row_gets_its_own_score_in_order_and_columns_go_along() -> None:
+def test_scores_are_in_row_order_and_columns_are_sent() -> None:
     with serving(lengths) as server:
         columns = {"columns": ["answer"], "answer": [str(n) for n in range(50)], "other": [0] * 50}
         assert ask(server.address + "/score", TEXTS, batch_size=7, **columns) == [float(n) for n in range(50)]
@@ -36,38 +36,38 @@ def test_each_row_gets_its_own_score_in_order_and_columns_go_along() -> None:
 
 
 def test_messages_arrive_as_messages() -> None:
-    seen = [[{"role": "user", "content": "1+1"}]], [[{"role": "assistant", "content": "2"}]]
+    conversation = [[{"role": "user", "content": "1+1"}]], [[{"role": "assistant", "content": "2"}]]
     with serving(lambda request, number: (200, [0.5])) as server:
-        assert asyncio.run(remote_reward(*seen, server.address)) == [0.5]
-        assert server.requests[0].body == {"prompts": seen[0], "completions": seen[1]}
+        assert asyncio.run(remote_reward(*conversation, server.address)) == [0.5]
+        assert server.requests[0].body == {"prompts": conversation[0], "completions": conversation[1]}
 
 
-def test_no_more_requests_are_under_way_than_allowed_whoever_calls() -> None:
+def test_concurrent_calls_share_one_limit_of_requests() -> None:
     async def three_calls(url: str) -> None:
         calls = [remote_reward(["p"] * 9, TEXTS[:9], url, batch_size=1, concurrency=4) for _ in range(3)]
         await asyncio.gather(*calls)
 
     two = threading.Barrier(2)
 
-    def first_ones_meet(request: Request, number: int) -> tuple[int, Any]:
+    def first_two_wait_for_each_other(request: Request, number: int) -> tuple[int, Any]:
         if number < 2:
             two.wait(timeout=300)
         return lengths(request, number)
 
-    with serving(first_ones_meet) as server:
+    with serving(first_two_wait_for_each_other) as server:
         asyncio.run(three_calls(server.address))
         assert len(server.requests) == 27
         assert 2 <= server.most_under_way <= 4
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_failure_that_may_pass_is_tried_again(status: int) -> None:
+def test_a_transient_failure_is_retried(status: int) -> None:
     with serving(lambda r, number: lengths(r, number) if number == 2 else (status, b"busy")) as server:
         assert ask(server.address, ["abc"]) == [3.0]
         assert len(server.requests) == 3
 
 
-def test_a_server_that_is_too_slow_is_tried_again() -> None:
+def test_a_timeout_is_retried() -> None:
     over = threading.Event()
 
     def first_is_slow(request: Request, number: int) -> tuple[int, Any]:
@@ -81,9 +81,9 @@ def test_a_server_that_is_too_slow_is_tried_again() -> None:
         over.set()
 
 
-def test_a_server_that_fails_for_good_is_a_sentence() -> None:
+def test_a_permanent_failure_is_an_error() -> None:
     with serving(lambda r, n: (500, b"")) as server:
-        with pytest.raises(UserError, match=r"127.0.0.1:\d+ failed 3 times, last with status 500; see"):
+        with pytest.raises(UserError, match=r"127.0.0.1:\d+ failed 3 times, last with status 500; check"):
             ask(server.address, ["abc"], attempts=3)
         assert len(server.requests) == 3
         address = server.address
@@ -96,7 +96,7 @@ def test_a_server_that_fails_for_good_is_a_sentence() -> None:
         over.set()
 
 
-def test_a_refusal_is_not_tried_again() -> None:
+def test_a_refusal_is_not_retried() -> None:
     with serving(lambda r, n: (403, b"no such user")) as server:
         with pytest.raises(UserError, match=r"refused with status 403 \(no such user\)"):
             ask(server.address, ["abc"])
@@ -108,14 +108,14 @@ def test_a_refusal_is_not_tried_again() -> None:
     [
         ({"rewards": [1.0]}, "answered 1 scores for 2 completions"),
         ({"reward": [1.0, 2.0]}, r"answered \{'reward': \[1.0, 2.0\]\} for 2"),
-        ([1.0, "high"], "gave 'high' for row 1"),
-        (b"[1.0, NaN]", "gave nan for row 1"),
-        (b"[1.0, Infinity]", "gave inf for row 1"),
-        (b"<html>", r"something else than JSON \(<html>\)"),
+        ([1.0, "high"], "returned 'high' for row 1"),
+        (b"[1.0, NaN]", "returned nan for row 1"),
+        (b"[1.0, Infinity]", "returned inf for row 1"),
+        (b"<html>", r"did not answer with JSON \(<html>\)"),
         (3, "answered 3 for 2 completions"),
     ],
 )
-def test_an_answer_of_another_shape_is_a_sentence(answer: Any, sentence: str) -> None:
+def test_an_invalid_answer_is_an_error(answer: Any, sentence: str) -> None:
     with serving(lambda r, n: (200, answer)) as server, pytest.raises(UserError, match=sentence):
         ask(server.address, ["a", "b"])
 
@@ -125,7 +125,7 @@ def test_null_is_none() -> None:
         assert ask(server.address, ["a", "b", "c"]) == [None, 1.0, 1.0]
 
 
-def test_the_secret_goes_to_the_server_and_nowhere_else(
+def test_the_secret_is_sent_to_the_server_and_never_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -149,7 +149,7 @@ def test_the_secret_goes_to_the_server_and_nowhere_else(
 
 
 @pytest.mark.parametrize("value", ["", "two\nlines", "schlüssel"])
-def test_a_secret_that_cannot_be_sent_is_a_sentence_without_it(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_invalid_secret_is_an_error_that_does_not_show_it(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MY_TOKEN", value)
     with pytest.raises(UserError, match=r"MY_TOKEN \(auth_env\)") as caught:
         ask("http://127.0.0.1:9", ["a"], auth_env="MY_TOKEN")
@@ -158,14 +158,14 @@ def test_a_secret_that_cannot_be_sent_is_a_sentence_without_it(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
-    [("ftp://x/y", "must begin with http"), ("http://me:pass@host/x", "take it out"), ("host:80", "must begin with")],
+    [("ftp://x/y", "must begin with http"), ("http://me:pass@host/x", "remove it"), ("host:80", "must begin with")],
 )
-def test_an_address_that_cannot_be_is_a_sentence(url: str, sentence: str) -> None:
+def test_an_invalid_url_is_an_error(url: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as caught:
         ask(url, ["a"])
     assert "pass@" not in str(caught.value)
 
 
-def test_a_column_that_is_not_there_is_a_sentence() -> None:
+def test_a_missing_column_is_an_error() -> None:
     with pytest.raises(UserError, match=r"no column 'anwser'.*did you mean 'answer'"):
         ask("http://127.0.0.1:9", ["a"], columns=["anwser"], answer=["1"])

@@ -1,4 +1,4 @@
-"""thinking_reward counts the tokens that were sampled."""
+"""thinking_reward counts sampled tokens."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ GRADES = [(0, -1.0), (1, 0.3), (9, 0.3), (10, 0.7), (29, 0.7), (30, 1.0), (1000,
 
 
 @pytest.mark.parametrize(("count", "grade"), GRADES)
-def test_the_grade_goes_by_the_tokens_before_the_end_of_thinking(count: int, grade: float) -> None:
+def test_the_score_depends_on_the_tokens_before_the_end_of_thinking(count: int, grade: float) -> None:
     ids = [*range(1000, 1000 + count), END, 5, 5, 5]
     assert thinking_reward([ids], end_think_id=END, question_bonus=0) == [grade]
     assert thinking_reward([[151667, *ids]], end_think_id=END, question_bonus=0) == [grade]
@@ -22,13 +22,13 @@ def test_the_grade_goes_by_the_tokens_before_the_end_of_thinking(count: int, gra
     assert thinking_reward([[7, *ids]], end_think_id=END, start_think_id=7, question_bonus=0) == [grade]
 
 
-def test_thinking_that_never_ends_is_none_and_a_second_end_adds_nothing() -> None:
+def test_unfinished_thinking_counts_as_none_and_a_second_end_is_ignored() -> None:
     assert thinking_reward([[1] * 50, []], end_think_id=END, question_bonus=0) == [-1.0, -1.0]
     assert thinking_reward([[1] * 9 + [END] + [1] * 50 + [END]], end_think_id=END, question_bonus=0) == [0.3]
 
 
 @pytest.mark.parametrize(("count", "grade"), [(9, 0.3), (10, 0.8), (29, 0.8), (30, 1.1)])
-def test_a_question_in_the_thinking_is_a_bonus_from_ten_tokens_on(count: int, grade: float) -> None:
+def test_a_question_in_the_thinking_adds_a_bonus_from_ten_tokens(count: int, grade: float) -> None:
     asking = [[30, *[1] * (count - 1), END, 2]]
     assert thinking_reward(asking, end_think_id=END, question_ids=[30, 31]) == [grade]
     after = [[*[1] * count, END, 30]]
@@ -61,7 +61,7 @@ def tokenizer_folder(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def test_the_tokenizer_knows_the_tags_and_reads_what_was_sampled(tokenizer_folder: Path) -> None:
+def test_tags_come_from_the_tokenizer_and_only_sampled_tokens_count(tokenizer_folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -82,14 +82,14 @@ def test_the_tokenizer_knows_the_tags_and_reads_what_was_sampled(tokenizer_folde
     assert thinking_reward([[*merged, end]], tokenizer_path=path) == [0.3]
 
 
-def test_the_tokenizer_of_an_adapter_is_that_of_its_base(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_uses_the_tokenizer_of_its_base(tokenizer_folder: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tokenizer_folder)}))
     assert thinking_reward([[]], tokenizer_path=str(adapter)) == [-1.0]
 
 
-def test_what_cannot_be_known_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_token_ids_are_errors(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 
     with pytest.raises(UserError, match="no end-of-think token is known; give the option end_think_id"):

@@ -8,13 +8,13 @@ from programs import IMAGE, LIMITS
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.code import code_reward
-from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox import command_line, sandbox
 from rloo_pipeline.sandbox.inside import script
 from rloo_pipeline.sandbox.inside.limits import READY
 
 
 @pytest.fixture(scope="module")
-def found():
+def confinement():
     """The sandbox of this machine. In .ci/run a machine without one is a failure."""
     try:
         return sandbox.find(image=IMAGE)
@@ -25,34 +25,34 @@ def found():
 
 
 @pytest.fixture
-def says(found):
-    """Runs a program in the sandbox and gives what it printed."""
+def run_confined(confinement):
+    """Runs a program in the sandbox and returns its output."""
 
     def run(program, limits=LIMITS):
         pipe = subprocess.PIPE
-        with sandbox.confined(script, found, limits, stdin=pipe, stdout=pipe) as process:
-            said, _ = process.communicate(b"%d\n" % len(program.encode()) + program.encode(), timeout=limits.seconds)
-        assert said.startswith(READY)
-        return said[len(READY) :].decode()
+        with sandbox.confined(script, confinement, limits, stdin=pipe, stdout=pipe) as process:
+            output, _ = process.communicate(b"%d\n" % len(program.encode()) + program.encode(), timeout=limits.seconds)
+        assert output.startswith(READY)
+        return output[len(READY) :].decode()
 
     return run
 
 
 @pytest.fixture
-def walls(found):
-    """Runs a program behind the sandbox's walls alone: without the limits and the filter that it takes on inside."""
+def run_without_limits(confinement):
+    """Runs a program in the sandbox's namespaces alone, without the limits and the filter that are set inside."""
 
     def run(program):
-        command = [*sandbox.words(found, LIMITS), "-s", "-S", "-c", program]
+        command = [*command_line.interpreter_argv(confinement, LIMITS), "-s", "-S", "-c", program]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=False, env=sandbox.ENVIRONMENT
+            command, capture_output=True, text=True, timeout=20, check=False, env=command_line.ENVIRONMENT
         ).stdout
 
     return run
 
 
 @pytest.fixture
-def reward(found):
+def reward(confinement):
     """The reward of one program."""
 
     def run(program, tests, **options):

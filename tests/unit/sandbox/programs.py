@@ -1,12 +1,12 @@
-"""What the tests of code_reward share: the sandbox's settings, a program, a look at the processes of this machine."""
+"""Shared by the tests of code_reward: the sandbox's limits, a program, a search among the machine's processes."""
 
 import os
 from pathlib import Path
 
-from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox.command_line import SandboxLimits
 
 IMAGE = os.environ.get("RLOO_TEST_IMAGE", "")  # with no bwrap on PATH, the same tests go through Apptainer
-LIMITS = sandbox.Limits(20, 512, 8, 8)
+LIMITS = SandboxLimits(20, 512, 8, 8)
 
 
 def alive(marker: str) -> list[str]:

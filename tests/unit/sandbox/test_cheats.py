@@ -1,4 +1,4 @@
-"""No program passes a test by anything but the right answer."""
+"""A program passes a test only with the right answer."""
 
 import pytest
 
@@ -6,7 +6,7 @@ CHEATS = {
     "leaves early": "import sys\nsys.exit(0)",
     "leaves early, at once": "import os\nos._exit(0)",
     "leaves in the call": "import os\ndef f(x): os._exit(0)",
-    "answers everything in the harness's place": """
+    "sends replies in place of the harness": """
 import os
 for n in range(64):
     for line in (b'{"passed": true}', b'{"value": null}', b'{"value": 42}', b'{"value": true, "changed": {}}'):
@@ -72,15 +72,15 @@ def f(x): return 0
     "looks for the expected value": """
 import gc, os, re, sys
 def f(x):
-    seen = []
+    texts = []
     frame = sys._getframe()
     while frame:
-        seen.append(repr(frame.f_locals) + repr(frame.f_globals))
+        texts.append(repr(frame.f_locals) + repr(frame.f_globals))
         frame = frame.f_back
-    seen += [repr(o) for o in gc.get_objects() if isinstance(o, (str, bytes, list, dict, tuple))]
+    texts += [repr(o) for o in gc.get_objects() if isinstance(o, (str, bytes, list, dict, tuple))]
     for folder, _, files in os.walk("/tmp"):
-        seen += [open(os.path.join(folder, name)).read() for name in files]
-    numbers = [int(n) for s in seen for n in re.findall(r"98765\\d{4}", s)]
+        texts += [open(os.path.join(folder, name)).read() for name in files]
+    numbers = [int(n) for s in texts for n in re.findall(r"98765\\d{4}", s)]
     return numbers[0] if numbers else 0
 """,
     "changes the harness": """
@@ -89,8 +89,8 @@ for module in list(sys.modules.values()):
     for name in list(vars(module)):
         if name in ("encode", "answer", "failure"):
             setattr(module, name, lambda *a: True)
-        if name == "Served":
-            module.Served.answer = lambda *a: {"value": True}
+        if name == "ProgramServer":
+            module.ProgramServer.answer = lambda *a: {"value": True}
 def f(x): return 0
 """,
     "raises what a test may catch": "def f(x): raise SystemExit(0)",
@@ -109,5 +109,5 @@ TESTS_OF_CHEATS = [
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_passes_not_one_assert(reward, cheat):
+def test_a_cheat_passes_no_assert(reward, cheat):
     assert reward(CHEATS[cheat], TESTS_OF_CHEATS, partial=True, timeout=5) == 0

@@ -16,15 +16,16 @@ from programs import ADD, IMAGE, LIMITS, alive
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.code import code_reward
 from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox.command_line import OWN_PROCESSES
 from rloo_pipeline.sandbox.inside import script
 from rloo_pipeline.sandbox.inside.limits import READY
 
 
-@pytest.mark.parametrize("run", ["says", "walls"])
-def test_there_is_no_network(request, run):
+@pytest.mark.parametrize("run", ["run_confined", "run_without_limits"])
+def test_programs_have_no_network(request, run):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
-        said = request.getfixturevalue(run)(
+        output = request.getfixturevalue(run)(
             f"""
 import socket
 def attempt(do):
@@ -38,18 +39,18 @@ attempt(lambda: socket.create_connection(("1.1.1.1", 53), 2))
 attempt(lambda: socket.getaddrinfo("example.com", 80))
 """
         )
-        assert said.split() == ["refused"] * 3
+        assert output.split() == ["refused"] * 3
         with pytest.raises(TimeoutError):
             server.accept()
 
 
-@pytest.mark.parametrize("run", ["says", "walls"])
+@pytest.mark.parametrize("run", ["run_confined", "run_without_limits"])
 def test_home_and_other_files_cannot_be_read(request, run, tmp_path):
     secrets = [Path.home() / f".rloo-test-{os.getpid()}", tmp_path / "secret", Path("/etc/passwd")]
     for path in secrets[:2]:
         path.write_text("hush")
     try:
-        said = request.getfixturevalue(run)(
+        output = request.getfixturevalue(run)(
             f"""
 import os
 for path in {[str(path) for path in [*secrets, __file__]]}:
@@ -64,13 +65,13 @@ for folder, _, files in os.walk("/"):
         )
     finally:
         secrets[0].unlink()
-    assert [line for line in said.splitlines() if line != "hidden" and not (IMAGE and "/etc/passwd" in line)] == []
+    assert [line for line in output.splitlines() if line != "hidden" and not (IMAGE and "/etc/passwd" in line)] == []
 
 
-@pytest.mark.parametrize("run", ["says", "walls"])
+@pytest.mark.parametrize("run", ["run_confined", "run_without_limits"])
 def test_the_environment_of_this_process_is_not_passed(request, run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hush-hush")
-    said = request.getfixturevalue(run)(
+    output = request.getfixturevalue(run)(
         """
 import glob, os
 print(dict(os.environ))
@@ -81,13 +82,13 @@ for file in glob.glob("/proc/*/environ"):
         pass
 """
     )
-    assert "PATH" in said
-    assert "hush-hush" not in said
+    assert "PATH" in output
+    assert "hush-hush" not in output
 
 
-def test_a_fork_bomb_stops_at_the_limit_and_is_gone_afterwards(says, found):
+def test_a_fork_bomb_stops_at_the_limit_and_is_killed(run_confined, confinement):
     limits = LIMITS._replace(memory_mb=511)
-    said = says(
+    output = run_confined(
         """
 import os, time
 n = 0
@@ -102,7 +103,7 @@ except OSError:
 """,
         limits,
     )
-    assert 1 <= int(said) <= LIMITS.processes + sandbox.OWN_PROCESSES[found.kind]
+    assert 1 <= int(output) <= LIMITS.processes + OWN_PROCESSES[confinement.kind]
     until(lambda: alive(str(511 << 20)) == [])
 
 
@@ -115,8 +116,8 @@ except OSError:
         "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
     ],
 )
-def test_memory_is_limited(says, hog):
-    assert says(f"try:\n    {hog}\n    print('had')\nexcept Exception:\n    print('refused')") == "refused\n"
+def test_memory_is_limited(run_confined, hog):
+    assert run_confined(f"try:\n    {hog}\n    print('had')\nexcept Exception:\n    print('refused')") == "refused\n"
 
 
 @pytest.mark.parametrize("tests", ["assert f() == 1", [{"input": "", "output": "1"}]])
@@ -146,15 +147,15 @@ def test_a_flood_of_output_ends_a_program_before_its_deadline(reward):
     assert time.monotonic() - began < 300
 
 
-def test_a_program_that_reads_no_input_holds_nobody_up(reward):
+def test_a_program_that_reads_no_input_does_not_block_scoring(reward):
     flood = [{"input": "x" * 10_000_000, "output": "1"}]
     assert reward("print(1)", flood) == 1
     assert reward("import time; time.sleep(60)", flood, timeout=1) == 0
 
 
-@pytest.mark.parametrize("run", ["says", "walls"])
+@pytest.mark.parametrize("run", ["run_confined", "run_without_limits"])
 def test_nothing_outside_the_scratch_folder_can_be_written(request, run, tmp_path):
-    said = request.getfixturevalue(run)(
+    output = request.getfixturevalue(run)(
         f"""
 import os
 for folder, _, files in os.walk("/"):
@@ -178,15 +179,15 @@ except OSError:
     pass
 """
     )
-    written = {line for line in said.split() if not line.startswith("/dev/")}
+    written = {line for line in output.split() if not line.startswith("/dev/")}
     assert "/tmp" in written
     assert all(line == "/tmp" or line.startswith("/tmp/") or IMAGE for line in written)
-    assert "/dev/shm" not in said.split() or IMAGE
+    assert "/dev/shm" not in output.split() or IMAGE
     assert not list(tmp_path.iterdir())
 
 
-def test_files_are_limited_one_by_one_and_together(says):
-    said = says(
+def test_files_are_limited_one_by_one_and_together(run_confined):
+    output = run_confined(
         """
 def write(name, size):
     try:
@@ -204,11 +205,11 @@ for n in range(20):
     write(str(n), 7)
 """
     ).split()
-    assert said[:2] == ["written", "refused"]
-    assert IMAGE or said[2:].count("written") <= 1
+    assert output[:2] == ["written", "refused"]
+    assert IMAGE or output[2:].count("written") <= 1
 
 
-def test_other_processes_cannot_be_killed(says, reward):
+def test_other_processes_cannot_be_killed(run_confined, reward):
     program = f"""
 import os, signal
 for pid in [os.getppid(), {os.getpid()}, {os.getppid()}, -1, *range(2, 5000)]:
@@ -221,7 +222,7 @@ def f(): return 1
 print(1)
 """
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as neighbour:
-        says(program)
+        run_confined(program)
         reward(program, "assert f() == 1")
         assert neighbour.poll() is None
         assert neighbour.stdin is not None
@@ -230,7 +231,7 @@ print(1)
 
 
 @pytest.mark.parametrize("ending", ["", "while True: pass", "os._exit(0)"])
-def test_what_a_program_leaves_behind_dies_with_it(reward, ending):
+def test_child_processes_die_with_their_program(reward, ending):
     program = f"""
 import os, time
 for _ in range(2):
@@ -249,7 +250,7 @@ print(1)
     until(lambda: alive(str(marker << 20)) == [])
 
 
-def test_a_program_dies_with_the_process_that_scores_it(found):
+def test_a_program_dies_with_the_process_that_scores_it(confinement):
     call = (
         "from rloo_pipeline.rewards.code import code_reward\n"
         "tests = ['assert f()', [{'input': '', 'output': ''}]]\n"
@@ -259,13 +260,13 @@ def test_a_program_dies_with_the_process_that_scores_it(found):
     marker = str(506 << 20)
     with subprocess.Popen([sys.executable, "-c", call]) as scorer:
         until(lambda: len(alive(marker)) >= 3)
-        time.sleep(1.5)  # so that the programs are at work, as a rule; they must die before that, too
+        time.sleep(1.5)  # so that the programs usually run by then; they must also die if they do not
         scorer.kill()
     until(lambda: alive(marker) == [])
 
 
-def test_the_filter_refuses_new_namespaces_keyrings_and_odd_sockets(says):
-    said = says(
+def test_the_filter_denies_new_namespaces_keyrings_and_unusual_sockets(run_confined):
+    output = run_confined(
         """
 import ctypes, os, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -277,11 +278,11 @@ thread = threading.Thread(target=print, args=("threads work",))
 thread.start(); thread.join()
 """
     )
-    assert said.splitlines() == ["-1 1"] * 7 + ["-1", "threads work"]
+    assert output.splitlines() == ["-1 1"] * 7 + ["-1", "threads work"]
 
 
-def test_the_program_is_no_root_and_has_no_capability(says):
-    said = says(
+def test_the_program_is_not_root_and_has_no_capabilities(run_confined):
+    output = run_confined(
         """
 import ctypes, os
 header = (ctypes.c_uint32 * 2)(0x20080522, 0)
@@ -294,28 +295,28 @@ except OSError:
     print("no root")
 """
     ).splitlines()
-    assert said[0] == "0 [0, 0] [0, 0]"
-    assert said[1] == "no root" or os.getuid() == 0  # in a user namespace a mapped root has no power outside of it
+    assert output[0] == "0 [0, 0] [0, 0]"
+    assert output[1] == "no root" or os.getuid() == 0  # root within a user namespace has no rights outside it
 
 
-def test_nothing_of_the_sandbox_itself_outlives_the_program(found):
-    """What serves Apptainer's image has a process group of its own."""
-    with sandbox.confined(script, found, LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def test_no_process_of_the_sandbox_outlives_the_program(confinement):
+    """The process that serves Apptainer's image has a process group of its own."""
+    with sandbox.confined(script, confinement, LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.read(len(READY)) == READY
     until(lambda: not [stat for stat in stats() if stat.rpartition(") ")[2].split()[3] == str(process.pid)])
 
 
 def stats() -> Iterator[str]:
-    """Of all processes of the machine."""
+    """The stat lines of all processes of the machine."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             yield path.read_text()
 
 
-def test_further_paths_can_be_read_and_imported(tmp_path, found):
+def test_further_paths_can_be_read_and_imported(tmp_path, confinement):
     tmp_path.chmod(0o755)  # where root runs this, the program is another user
     (tmp_path / "helper.py").write_text("def twice(x): return 2 * x")
     options = {"read_only": [str(tmp_path)], "image": IMAGE}
     assert code_reward(["from helper import twice as f"], tests=["assert f(2) == 4"], **options) == [1]
-    with pytest.raises(UserError, match="not there"):
+    with pytest.raises(UserError, match="does not exist"):
         code_reward(["x"], tests=["assert x"], read_only=["/no/such/folder"])

@@ -1,13 +1,13 @@
-"""Right programs pass their tests and wrong ones do not; without a sandbox nothing runs."""
+"""Correct programs pass their tests, wrong ones fail; without a sandbox nothing runs."""
 
 import pytest
 from programs import ADD, IMAGE
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.code import code_reward, program_of
-from rloo_pipeline.rewards.code_tests import UnusableError, read_tests
 from rloo_pipeline.sandbox import sandbox
-from rloo_pipeline.scoring import calls
+from rloo_pipeline.sandbox.code_tests import UnusableTestsError, read_tests
+from rloo_pipeline.scoring import reward_call
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_program_gets_1_where_all_tests_of_its_row_pass(reward, program, tests
     assert reward(program, tests) == expected
 
 
-def test_a_share_is_given_where_the_option_says_so(reward):
+def test_partial_gives_the_share_of_passed_tests(reward):
     tests = ["assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add(0, 0) == 0", "assert add() == 1"]
     assert reward(ADD, tests, partial=True) == 0.5
     assert reward(ADD, "\n".join(tests), partial=True) == 0.5
@@ -41,7 +41,7 @@ def test_a_share_is_given_where_the_option_says_so(reward):
     assert reward("print(input())", cases, partial=True) == 0.75
 
 
-def test_a_test_that_follows_a_program_which_stopped_counts_as_failed(reward):
+def test_tests_after_the_programs_exit_count_as_failed(reward):
     program = "import os\ndef f(n):\n    if n == 2: os._exit(0)\n    return n"
     assert reward(program, [f"assert f({n}) == {n}" for n in range(4)], partial=True) == 0.5
 
@@ -74,7 +74,7 @@ def test_a_test_that_follows_a_program_which_stopped_counts_as_failed(reward):
         ("if __name__ == '__main__':\n    input()\ndef f(): return 1", "assert f() == 1"),
     ],
 )  # fmt: skip
-def test_what_tests_do_with_functions_works_through_the_pipe(reward, program, tests):
+def test_values_and_calls_work_through_the_pipe(reward, program, tests):
     assert reward(program, tests) == 1
 
 
@@ -85,22 +85,22 @@ def test_check_is_called_with_the_entry_point(reward):
     assert reward(ADD, check + "check(add)") == 1
 
 
-def test_rows_are_independent_and_run_several_at_a_time(found):
+def test_rows_are_independent_and_run_several_at_a_time(confinement):
     programs = [ADD, "def add(a, b): return 0", "while True: pass", ADD]
     tests = ["assert add(1, 2) == 3"] * 3 + [None]
     assert code_reward(programs, tests=tests, image=IMAGE, timeout=3, workers=3) == [1, 0, 0, None]
 
 
-def test_tests_that_nothing_could_pass_or_fail_are_none_and_said(found):
-    said = calls.fresh_notes()
+def test_unusable_tests_give_none_and_a_note(confinement):
+    notes = reward_call.collect_notes()
     tests = ["def check(c):\n    assert c(1) == 1", "assert (", "x = 1", "import no_such_module\nassert add(1, 2) == 3",
              "class T: pass\nassert add(T(), 2)"]  # fmt: skip
     assert code_reward([ADD] * 6, tests=[*tests, None], image=IMAGE) == [None] * 6
-    assert sorted(said) == [0, 1, 2, 3, 4], "the last has no tests"
-    assert all(why.startswith("cannot run the tests: ") for why in said.values())
+    assert sorted(notes) == [0, 1, 2, 3, 4], "the last has no tests"
+    assert all(why.startswith("cannot run the tests: ") for why in notes.values())
 
 
-def test_the_program_is_the_last_fence_of_python_after_the_thinking():
+def test_the_program_is_the_last_python_code_block_after_the_thinking():
     assert program_of("x = 1") == "x = 1"
     assert program_of("<think>\n```python\nno\n```\n</think>A:\n```python\na\n```\nor\n```Python\nb\n```\n") == "b\n"
     assert program_of("```\nplain\n```\n```json\n{}\n```\nwords") == "plain\n"
@@ -108,12 +108,12 @@ def test_the_program_is_the_last_fence_of_python_after_the_thinking():
     assert program_of("<think>\n```python\nnever ends\n```") is None
 
 
-def test_tests_of_no_known_form_are_an_error_that_names_the_row():
+def test_tests_of_an_unknown_form_raise_an_error_that_names_the_row():
     with pytest.raises(UserError, match="tests of row 7"):
         read_tests([1, 2], None, "row 7")
     with pytest.raises(UserError, match="tests_column"):
         code_reward(["x"], tests_column="tets", tests=["assert x"])
-    with pytest.raises(UnusableError):
+    with pytest.raises(UnusableTestsError):
         read_tests("print(add(1, 2))", None, "row 0")
 
 
@@ -125,7 +125,7 @@ def nothing_installed(monkeypatch):
     sandbox.find.cache_clear()
 
 
-def test_without_a_sandbox_nothing_runs_unless_the_option_says_so(nothing_installed):
+def test_without_a_sandbox_nothing_runs_unless_allow_unconfined_is_set(nothing_installed):
     with pytest.raises(UserError, match=r"bubblewrap is not installed.*allow_unconfined: true"):
         code_reward([ADD], tests=["assert add(1, 2) == 3"])
     assert code_reward([ADD] * 2, tests=["assert add(1, 2) == 3", "assert add(1, 2) == 4"], allow_unconfined=True) == [

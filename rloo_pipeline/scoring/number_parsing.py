@@ -1,7 +1,7 @@
 """Numbers as people and models write them: `$1,234.50`, `1 1/2`, `3/4 of a cup`, `50%`, `1.5 million`, `\\frac{3}{4}`.
 
-Values are exact fractions, so that 0.75 is 3/4 and a huge number costs nothing. What is no plain number (`2x`, `3, 4`,
-`9**9`) is left to whoever asks.
+Values are exact fractions, so 0.75 equals 3/4. Expressions that are not one plain number (`2x`, `3, 4`, `9**9`) are
+the caller's to handle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 LONGEST = 60
-"""Digits of the longest number that is read: more is a model that repeats itself, and slow to reckon with."""
+"""Most digits of a number that is read; a longer one comes from a model that repeats itself, and is slow to compute."""
 
 _CURRENCY = r"(?:US|[CA])?[$€£¥₹]|\b(?:USD|EUR|GBP|INR|Rs\.?)"
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+"
@@ -37,54 +37,52 @@ _PLAIN = (
     (re.compile("[−–‐‑](?=[\\s$€£¥₹]*[\\d.])"), "-"),
     (re.compile(rf"-\s?(?:{_CURRENCY})\s*(?=[\d.])"), "-"),
     (re.compile(rf"(?:{_CURRENCY})\s*(?=-?[\d.])"), ""),
-    (re.compile(r"\$"), " "),  # what is left of them encloses LaTeX
+    (re.compile(r"\$"), " "),  # the remaining ones enclose LaTeX
     (re.compile(r"\\approx\b|≈|\\Rightarrow\b|⇒"), "="),
 )
 
 
 class Number(NamedTuple):
-    """A number in a text, with what it may mean."""
+    """A number in a text, with its possible values."""
 
     values: tuple[Fraction, ...]
-    """As written; and, where it carries a percent sign or a word such as million, what it then amounts to."""
+    """The value as written, and the value with its percent sign or its word such as million applied."""
     start: int
     end: int
 
 
 def plain(text: str) -> str:
-    """The text without what dresses numbers up: LaTeX, bold, currency, calculator annotations, odd separators."""
+    """The text without LaTeX, bold, currency, calculator annotations and unusual separators around its numbers."""
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
     return text
 
 
 def numbers(text: str) -> list[Number]:
-    """All numbers of a text that went through `plain`, in their order; those that cannot be reckoned with are left
-    out.
-    """
-    found = (_read(match) for match in _NUMBER.finditer(text))
-    return [number for number in found if number is not None]
+    """All readable numbers of a text in order; the text must have passed through `plain`."""
+    matches = (_parse(match) for match in _NUMBER.finditer(text))
+    return [number for number in matches if number is not None]
 
 
 def first(text: str) -> Number | None:
-    """The number that a text (which went through `plain`) begins with, if it does."""
+    """The number at the beginning of a text, if there is one; the text must have passed through `plain`."""
     lead = len(text) - len(text.lstrip(" \t\n(:~="))
     match = _NUMBER.match(text, lead)
-    return _read(match) if match else None
+    return _parse(match) if match else None
 
 
-def same(gold: Number, said: Number) -> bool:
-    """Whether two numbers agree in one of their meanings, to 6 decimals where one of them has decimals."""
-    return any(abs(a - b) <= _tolerance(a, b) for a in gold.values for b in said.values)
+def same(gold: Number, answer: Number) -> bool:
+    """Whether two numbers share one of their values, to 6 decimals where one of them is not an integer."""
+    return any(abs(a - b) <= _tolerance(a, b) for a in gold.values for b in answer.values)
 
 
-def _tolerance(gold: Fraction, said: Fraction) -> Fraction:
-    if gold.denominator == said.denominator == 1:
+def _tolerance(gold: Fraction, answer: Fraction) -> Fraction:
+    if gold.denominator == answer.denominator == 1:
         return Fraction(0)
     return Fraction(2, 10**6) * min(Fraction(1), abs(gold))
 
 
-def _read(match: re.Match[str]) -> Number | None:
+def _parse(match: re.Match[str]) -> Number | None:
     parts = match.groupdict()
     if sum(character.isdigit() for character in match[0]) > LONGEST:
         return None

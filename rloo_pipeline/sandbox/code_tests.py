@@ -1,0 +1,97 @@
+"""Reads the tests of a row for `code_reward`, in the forms in which datasets have them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rloo_pipeline.errors import UserError
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class UnusableTestsError(Exception):
+    """The tests of a row cannot be run with any program."""
+
+
+class Asserts(NamedTuple):
+    """Python code to run after the program."""
+
+    units: list[tuple[str, bool]]
+    """Pieces of code, each with whether it is a test; the others prepare tests."""
+
+    @property
+    def num_tests(self) -> int:
+        """The number of tests."""
+        return sum(is_test for _, is_test in self.units)
+
+
+class ScriptCase(NamedTuple):
+    """The standard input of a script and its expected output."""
+
+    input: str
+    output: str
+
+
+def read_tests(column_value: Any, entry_point: str | None, where: str) -> Asserts | list[ScriptCase] | None:
+    """The tests of a row; None where the row has none.
+
+    Args:
+        column_value: the row's value in the column of tests.
+        entry_point: name of the function under test, for tests that define `check`.
+        where: the row, for messages.
+
+    Raises:
+        UserError: the value is neither a string, a list of strings, nor a list of inputs with outputs.
+        UnusableTestsError: the tests are not valid Python, or assert nothing.
+    """
+    if column_value is None or column_value == "" or column_value == []:
+        return None
+    if isinstance(column_value, str):
+        return _asserts([column_value], entry_point)
+    if isinstance(column_value, Sequence) and all(isinstance(test, str) for test in column_value):
+        return _asserts(list(column_value), entry_point)
+    if isinstance(column_value, Sequence) and all(isinstance(t, Mapping) and "output" in t for t in column_value):
+        return [ScriptCase(test.get("input") or "", test["output"] or "") for test in column_value]
+    raise UserError(
+        f"the tests of {where} are neither a string, a list of strings, nor a list of {{input, output}}: "
+        "convert the column to one of these forms"
+    )
+
+
+def _asserts(texts: list[str], entry_point: str | None) -> Asserts:
+    """Several strings are a unit each; a single string is split into its statements."""
+    try:
+        trees = [ast.parse(text) for text in texts]
+    except (SyntaxError, ValueError) as error:
+        raise UnusableTestsError(f"not valid Python: {error}") from None
+    statements = [node for tree in trees for node in tree.body]
+    helpers = {node.name for node in statements if isinstance(node, DEFINITIONS) and _contains_assert(node, set())}
+    if len(trees) == 1:
+        units = [(ast.unparse(node), _is_test(node, helpers)) for node in statements]
+    else:
+        tests = [any(_is_test(node, helpers) for node in tree.body) for tree in trees]
+        units = list(zip(texts, tests, strict=True))
+    asserts = Asserts(units)
+    if "check" in helpers and entry_point and not asserts.num_tests:
+        asserts.units.append((f"check({entry_point})", True))
+    if not asserts.num_tests:
+        raise UnusableTestsError("nothing is asserted, or nothing calls 'check' and the row names no entry point")
+    return asserts
+
+
+def _is_test(statement: ast.stmt, helpers: set[str]) -> bool:
+    return not isinstance(statement, DEFINITIONS) and _contains_assert(statement, helpers)
+
+
+def _contains_assert(node: ast.AST, helpers: set[str]) -> bool:
+    """Whether a node contains an assert, or calls a function that asserts."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Assert):
+            return True
+        if isinstance(inner, ast.Call):
+            name = getattr(inner.func, "id", getattr(inner.func, "attr", ""))
+            if name in helpers or name.startswith("assert"):
+                return True
+    return False

@@ -1,0 +1,162 @@
+"""Runs a program in a sandbox against the tests of its row and counts those that pass.
+
+`rewards/code.py` explains the protocol and what it covers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from typing import IO, NamedTuple
+
+from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
+from rloo_pipeline.sandbox.command_line import Sandbox, SandboxLimits
+from rloo_pipeline.sandbox.inside import examiner, program, script, wire
+from rloo_pipeline.sandbox.inside.limits import READY
+
+OUTPUT_LIMIT = 1 << 20
+"""Most bytes that a program may print; 4 times the expected output where that is more."""
+
+
+class RunSettings(NamedTuple):
+    """How programs are run."""
+
+    confinement: Sandbox
+    limits: SandboxLimits
+    partial: bool
+    """Run all tests, also after one has failed."""
+
+
+def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
+    """How many cases a program passes as a script. Stops at the first failure unless `partial`."""
+    passed = 0
+    for case in cases:
+        passes = _passes(settings, text, case)
+        passed += passes
+        if not passes and not settings.partial:
+            break
+    return passed
+
+
+def _passes(settings: RunSettings, text: str, case: ScriptCase) -> bool:
+    deadline = time.monotonic() + settings.limits.seconds
+    code = text.encode(errors="replace")
+    stdin = b"%d\n%b%b" % (len(code), code, case.input.encode(errors="replace"))
+    with Pipe() as to_program, Pipe() as output:
+        with sandbox.confined(
+            script, settings.confinement, settings.limits, stdin=to_program.reader, stdout=output.writer
+        ) as process:
+            to_program.reader.close()
+            output.writer.close()
+            if not _ready(output.reader, deadline):
+                return False
+            feeder = _feed(to_program.writer, stdin)
+            printed, complete = _read(output.reader, deadline, max(OUTPUT_LIMIT, 4 * len(case.output)))
+            ended_well = complete and _exit_status(process, deadline) == 0
+        feeder.join()
+    return ended_well and _lines(printed.decode(errors="replace")) == _lines(case.output)
+
+
+def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
+    """How many asserts a program passes. Stops at the first failure unless `partial`.
+
+    The examiner's standard input carries the program and the tests, from this process, and then the replies of the
+    program's process. So both processes use only descriptors 0 to 2, which every sandbox passes on.
+
+    Raises:
+        UnusableTestsError: the tests need something that the sandbox lacks.
+    """
+    deadline = time.monotonic() + settings.limits.seconds
+    job = json.dumps({"program": text, "units": tests.units, "all": settings.partial}).encode() + b"\n"
+    how = (settings.confinement, settings.limits, (wire,))
+    with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
+        with (
+            sandbox.confined(examiner, *how, to_examiner.reader, to_program.writer, report.writer),
+            sandbox.confined(program, *how, to_program.reader, to_examiner.writer),
+        ):
+            for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
+                end.close()
+            if not _ready(report.reader, deadline):
+                return 0
+            feeder = _feed(to_examiner.writer, job)
+            lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
+        feeder.join()
+    return _count_passed(lines)
+
+
+def _count_passed(report: bytes) -> int:
+    passed = 0
+    for line in report.splitlines():
+        result = json.loads(line) if line.startswith(b"{") and line.endswith(b"}") else {}
+        if "unsupported" in result:
+            raise UnusableTestsError(result["unsupported"])
+        passed += bool(result.get("passed"))
+    return passed
+
+
+class Pipe:
+    """A pipe whose ends are closed at the latest when the block ends."""
+
+    def __enter__(self) -> Pipe:
+        reader, writer = os.pipe()
+        self.reader, self.writer = os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+        self.writer.close()
+
+
+def _ready(reader: IO[bytes], deadline: float) -> bool:
+    """Whether the other process reports READY before the deadline."""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000)) and os.read(reader.fileno(), 1) == READY
+
+
+def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
+    """Writes data in a thread, while the caller reads the output, and closes; ends when the reader dies."""
+
+    def write() -> None:
+        unwritten = memoryview(data)
+        try:
+            while unwritten:
+                unwritten = unwritten[os.write(writer.fileno(), unwritten) :]
+            writer.close()
+        except OSError:  # the reader died
+            pass
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread
+
+
+def _read(reader: IO[bytes], deadline: float, most: int) -> tuple[bytes, bool]:
+    """Data until the end, the deadline, or `most` bytes; and whether the end was reached."""
+    data = bytearray()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    while len(data) <= most:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return bytes(data), False
+        part = os.read(reader.fileno(), 1 << 16)
+        if not part:
+            return bytes(data), True
+        data += part
+    return bytes(data), False
+
+
+def _exit_status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+    try:
+        return process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]

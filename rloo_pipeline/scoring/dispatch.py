@@ -1,0 +1,204 @@
+"""Dispatches calls of reward functions to worker processes until every row of a table is scored.
+
+Functions come in the order of the configuration. Each has workers of its own, so no function is affected by what
+another one left in its process. The first worker of every function starts at once, so a function that cannot be used is
+reported early. An async function mostly waits for others: it has one worker, which does not count as busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.scoring.job import ScoringJob
+from rloo_pipeline.scoring.messages import Broken, Done, Failed, Ready
+from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, describe_exit
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
+
+IMPORT_SECONDS = 600.0
+"""Longest time for the import of a function."""
+POLL_SECONDS = 1.0
+"""Longest wait for messages before dead processes are looked for."""
+
+
+class WorkerPools:
+    """The worker processes of several reward functions.
+
+    They start in the constructor and import their functions while the caller reads its tables. Leaving the `with` block
+    ends them all.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], limit: int) -> None:
+        """Starts the workers.
+
+        Args:
+            rewards: the functions.
+            limit: threads that may compute at a time, summed over workers.
+        """
+        self.limit = limit
+        self.rewards = list(rewards)
+        self.dismissed: list[WorkerProcess] = []
+        self.jobs = [ScoringJob(reward) for reward in self.rewards]
+        self.started = [[_start_worker(reward)] for reward in self.rewards]
+        main = next((place for place, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
+        if main is not None:
+            extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
+            self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
+
+    def __enter__(self) -> WorkerPools:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends all workers: waits for dismissed ones, kills the others."""
+        for worker in self.dismissed:
+            worker.end()
+        for workers in self.started:
+            for worker in workers:
+                worker.kill()
+
+    def run(self) -> None:
+        """Makes all calls.
+
+        Raises:
+            UserError: a function cannot be loaded or used, or fails.
+        """
+        dispatcher = Dispatcher(self.jobs, self.started, self.limit, self.dismissed)
+        while dispatcher.step():
+            pass
+
+
+class Dispatcher:
+    """Assigns calls to workers and handles their messages."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ScoringJob],
+        workers: Sequence[list[WorkerProcess]],
+        limit: int,
+        dismissed: list[WorkerProcess],
+    ) -> None:
+        """Prepares the loop.
+
+        Args:
+            jobs: the calls of each function.
+            workers: the running workers of each job; lists are changed in place.
+            limit: threads that may compute at a time.
+            dismissed: receives the workers of finished jobs.
+        """
+        self.limit, self.dismissed = limit, dismissed
+        self.workers = dict(zip(jobs, workers, strict=True))
+
+    def step(self) -> bool:
+        """Assigns calls, waits for messages and handles them. False when every job is finished."""
+        self._assign()
+        pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
+        if not pairs:
+            return False
+        soonest = min(worker.next_end(_grace(job)) for job, worker in pairs) - time.monotonic()
+        wait([worker.channel.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
+        for job, worker in pairs:
+            self._handle_messages(job, worker)
+        return True
+
+    def _assign(self) -> None:
+        for job in list(self.workers):
+            workers = self.workers[job]
+            for worker in workers:
+                if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
+                    worker.assign(job.take(_most_workers(job.reward, self.limit)))
+            if self._needs_worker(job, workers):
+                workers.append(_start_worker(job.reward))
+            if not job.waiting and not job.under_way:
+                del self.workers[job]
+                self._dismiss(workers)
+
+    def _dismiss(self, workers: list[WorkerProcess]) -> None:
+        for worker in workers:
+            worker.dismiss()
+        self.dismissed += workers
+        workers.clear()
+
+    def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
+        without_calls = sum(not worker.calls for worker in workers)
+        if not workers or job.asynchronous or len(job.waiting) <= without_calls:
+            return bool(job.waiting) and not workers
+        return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
+
+    def _has_capacity(self, job: ScoringJob) -> bool:
+        """Whether one more process of this function may compute. A process that still starts counts as busy."""
+        busy = sum(
+            other.reward.threads
+            for other, workers in self.workers.items()
+            for worker in workers
+            if worker.signature is None or (worker.calls and not other.asynchronous)
+        )
+        return not busy or busy + job.reward.threads <= self.limit
+
+    def _handle_messages(self, job: ScoringJob, worker: WorkerProcess) -> None:
+        messages = worker.messages()
+        for message in messages or ():
+            if isinstance(message, Ready):
+                job.check_signature(message.signature)
+            elif isinstance(message, Broken):
+                raise UserError(f"{job.label} cannot be loaded: {message.message}")
+            elif isinstance(message, Done):
+                job.record(message)
+            elif isinstance(message, Failed):
+                job.record_failure(message)
+        if messages is None:
+            self._handle_exit(job, worker)
+        elif worker.signature is None and time.monotonic() - worker.since > IMPORT_SECONDS:
+            raise UserError(
+                f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
+            )
+        elif worker.overdue(_grace(job)):
+            self._remove(job, worker, None)
+
+    def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
+        how = describe_exit(worker.kill())
+        if worker.signature is None:
+            raise UserError(f"{job.label} {how} while it was imported; import it in Python to see why")
+        self._remove(job, worker, how)
+
+    def _remove(self, job: ScoringJob, worker: WorkerProcess, how: str | None) -> None:
+        """Kills a worker, fails the call that was under way, and puts its other calls back.
+
+        With several async calls under way, the one at fault is unknown: all of them are repeated one by one.
+
+        Args:
+            job: the worker's job.
+            worker: dead, or past its deadline.
+            how: how it died; None where its call is late.
+        """
+        worker.kill()
+        self.workers[job].remove(worker)
+        begun = worker.began() or dict.fromkeys(list(worker.calls)[:1], worker.since)
+        suspects = begun if len(begun) > 1 else {}
+        guilty = next(iter(begun), None) if not suspects else None
+        job.put_back([number for number in worker.calls if number not in begun], alone=False)
+        job.put_back(list(suspects), alone=True)
+        if guilty is not None:
+            seconds = time.monotonic() - begun[guilty]
+            job.record_failure(Failed(guilty, seconds, raised=how, late=how is None))
+
+
+def _start_worker(reward: Reward) -> WorkerProcess:
+    return WorkerProcess(reward.function, reward.options, reward.threads)
+
+
+def _most_workers(reward: Reward, limit: int) -> int:
+    """Processes of a function that may compute at a time within `limit` threads. A model on a GPU is loaded once."""
+    return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)
+
+
+def _grace(job: ScoringJob) -> float:
+    """An async call stops itself at its deadline, unless it blocks the event loop."""
+    return GRACE if job.asynchronous else 0.0

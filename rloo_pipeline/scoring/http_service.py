@@ -1,0 +1,121 @@
+"""Shared by rewards that call an HTTP service: its URL, its secret, a shared client, errors without the secret."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from rloo_pipeline.errors import UserError
+
+T = TypeVar("T")
+HIDDEN = "[secret]"
+
+
+class SharedClient(NamedTuple):
+    """An HTTP client that concurrent calls share, and the limit of its concurrent requests."""
+
+    client: Any
+    limit: asyncio.Semaphore
+    users: set[object]
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, SharedClient]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def shared_client(
+    key: Hashable, concurrency: int, make: Callable[[], Any], close: str
+) -> AsyncIterator[SharedClient]:
+    """The client for `key`, shared by all concurrent calls of this event loop.
+
+    So one limit holds for all of them and connections are reused. The last call closes the client.
+
+    Args:
+        key: everything on which the client depends.
+        concurrency: most concurrent requests.
+        make: creates the client.
+        close: name of the client's async method that closes it.
+    """
+    clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    user = object()
+    if key not in clients:
+        clients[key] = SharedClient(make(), asyncio.Semaphore(concurrency), set())
+    shared = clients[key]
+    shared.users.add(user)
+    try:
+        yield shared
+    finally:
+        shared.users.discard(user)
+        if not shared.users:
+            del clients[key]
+            await getattr(shared.client, close)()
+
+
+def checked_url(reward: str, url: str) -> str:
+    """The URL without its query, for messages.
+
+    Raises:
+        UserError: it is not an http(s) URL, or it contains a password.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(
+            f"{reward}: the address '{parts.scheme}://{parts.hostname or ''}' must begin with http:// or https://"
+        )
+    if parts.username or parts.password:
+        raise UserError(
+            f"{reward}: the address of {parts.hostname} has a user name or password in it; remove it and name an "
+            "environment variable with a token instead"
+        )
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def secret_of(reward: str, option: str, variable: str | None) -> str | None:
+    """The secret in an environment variable; None where `variable` is None.
+
+    Raises:
+        UserError: the variable is empty or not set, or its value cannot be sent in a header.
+    """
+    if variable is None:
+        return None
+    secret = os.environ.get(variable, "").strip()
+    if not secret:
+        raise UserError(
+            f"{reward}: the environment variable {variable} ({option}) is not set; export it before the run"
+        )
+    if not (secret.isascii() and secret.isprintable()):
+        raise UserError(
+            f"{reward}: the environment variable {variable} ({option}) holds characters that a header cannot carry"
+        )
+    return secret
+
+
+def without(secret: str | None, text: object, longest: int = 200) -> str:
+    """A text for a message: one line of at most `longest` characters, with the secret replaced."""
+    line = " ".join(str(text).split())
+    return (line.replace(secret, HIDDEN) if secret else line)[:longest]
+
+
+def quiet_clients() -> None:
+    """Removes the clients' log lines, one per request with the whole URL."""
+    for name in ("httpx2", "httpcore2", "openai"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+async def gather(requests: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs requests concurrently and returns the results in order.
+
+    The first failure cancels the rest and is raised itself, not in an ExceptionGroup.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(request) for request in requests]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,118 @@
+"""One call of a reward function: its arguments and what it may return.
+
+Worker processes import this module, so it imports almost nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from math import isfinite
+from typing import Any, NamedTuple
+
+Scores = list[float | None]
+OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""Arguments that functions get besides the dataset's columns."""
+
+
+class BadOutputError(Exception):
+    """A function did not return one finite number or None per completion; the message names the row."""
+
+
+class Signature(NamedTuple):
+    """The parameters of a reward function, as plain values that can be sent to another process."""
+
+    named: tuple[str, ...]
+    required: tuple[str, ...]
+    """The `named` parameters without a default."""
+    variadic: bool
+    """The function has `**kwargs`, so it gets every argument."""
+    asynchronous: bool
+
+    def takes(self, offered: Mapping[str, Any]) -> list[str]:
+        """The names in `offered` that the function is called with."""
+        return [name for name in offered if self.variadic or name in self.named]
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """The signature of a function, or of an object's `__call__`."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    method = getattr(function, "__call__", None)  # noqa: B004
+    return Signature(
+        tuple(p.name for p in named),
+        tuple(p.name for p in named if p.default is p.empty),
+        any(p.kind is p.VAR_KEYWORD for p in parameters),
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method),
+    )
+
+
+_notes: ContextVar[dict[int, str] | None] = ContextVar("notes", default=None)
+
+
+def unscored(place: int, why: str) -> None:
+    """Records that a row gets None because of a failure, not because the reward does not apply.
+
+    The reason goes into the column `error` of the scores and into the metric `scoring_errors`. Reward functions call
+    this on the thread on which they were called themselves.
+
+    Args:
+        place: index of the completion within the call, from 0.
+        why: the reason, phrased to follow the function's name: `got a reply without a score`.
+    """
+    notes = _notes.get()
+    if notes is not None:
+        notes[place] = " ".join(why.split())[:500]
+
+
+def collect_notes() -> dict[int, str]:
+    """Starts a call: returns the dictionary that `unscored` will fill, by index of the completion."""
+    notes: dict[int, str] = {}
+    _notes.set(notes)
+    return notes
+
+
+def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
+    """Checks what a function returned for `rows` of the table: one finite number or None per row.
+
+    As in TRL, everything that `float` converts is a number, True and False included. Strings are not, even "0.5".
+
+    Raises:
+        BadOutputError: the check fails.
+    """
+    if type(returned) is list and len(returned) == len(rows):
+        for value in returned:
+            if value is not None and (type(value) is not float or not isfinite(value)):
+                break
+        else:
+            return returned.copy()  # the function may keep its list and write into it
+    if not isinstance(returned, Sequence) and hasattr(returned, "tolist"):
+        returned = returned.tolist()
+    if not isinstance(returned, Sequence) or isinstance(returned, str):
+        raise BadOutputError(f"returned {type(returned).__name__}, not a list with one number or None per completion")
+    if len(returned) != len(rows):
+        raise BadOutputError(f"returned {len(returned)} scores for {len(rows)} completions ({rows_text(rows)})")
+    return [_number(value, row) for value, row in zip(returned, rows, strict=True)]
+
+
+def _number(value: Any, row: int) -> float | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str | bytes | bytearray):  # float() would read some of them
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        kind = "a string" if isinstance(value, str) else f"of type {type(value).__name__}"
+        raise BadOutputError(
+            f"returned {value!r:.100} for row {row}, which is {kind} and not a number or None; return float(…) of it"
+        ) from None
+    if not isfinite(number):
+        raise BadOutputError(f"returned {number} for row {row}; return None where a completion cannot be scored")
+    return number
+
+
+def rows_text(rows: Sequence[int]) -> str:
+    """`row 3` or `rows 3 to 6`, counted from 0."""
+    return f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"

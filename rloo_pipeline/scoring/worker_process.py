@@ -1,0 +1,165 @@
+"""A worker process as its parent sees it: start it, send it calls, read its messages, kill it with its children.
+
+Workers are plain subprocesses in sessions of their own. `multiprocessing` would import the caller's main module again,
+or fork a process that may hold a GPU and threads. concurrent.futures cannot kill a call at all; Pebble kills a worker,
+but not the processes that the worker started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+from rloo_pipeline.scoring.messages import (
+    Began,
+    CallBatch,
+    Done,
+    Failed,
+    Message,
+    MessageSocket,
+    Ready,
+    Start,
+    write_batch,
+)
+from rloo_pipeline.scoring.reward_call import Signature
+from rloo_pipeline.scoring.worker import StatusBoard, main
+
+BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main({}, {}, {})"
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+"""The hash seed is the same in every worker, so sets of strings have one order and scores do not depend on the number
+of workers.
+"""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+GRACE = 2.0
+"""Seconds after its deadline in which an async call may stop itself."""
+EXIT_SECONDS = 5.0
+"""Seconds in which a dismissed worker may exit by itself."""
+
+
+class WorkerProcess:
+    """One process that calls one reward function."""
+
+    def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
+        parent_end, worker_end = socket.socketpair()
+        self.channel = MessageSocket(parent_end.detach())
+        self.batch_file = os.memfd_create("batch")
+        board_file = os.memfd_create("board")
+        os.ftruncate(board_file, StatusBoard.FORM.size)
+        self.board = StatusBoard(board_file)
+        boot = BOOT.format(main.__module__, worker_end.fileno(), self.batch_file, board_file)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", boot, *sys.path],
+            pass_fds=[worker_end.fileno(), self.batch_file, board_file],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what functions print belongs to the log or the terminal, not to a command's output
+            start_new_session=True,
+            env=os.environ | ENVIRONMENT | dict.fromkeys(THREADS, str(threads)),
+        )
+        worker_end.close()
+        os.close(board_file)
+        self.signature: Signature | None = None
+        """The function's parameters; None until the function is loaded."""
+        self.calls: dict[int, float] = {}
+        """Calls that were sent and are not done, in order: number and deadline in seconds."""
+        self._began: dict[int, float] = {}
+        """Start of each async call under way."""
+        self.since = time.monotonic()
+        self._send(Start(function, options, os.getpid()))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the worker waits for calls."""
+        return self.signature is not None and not self.calls
+
+    def assign(self, batch: CallBatch) -> None:
+        """Sends calls to an idle worker.
+
+        They go through shared memory: a socket's buffer is small, so the sender would block until the worker reads.
+        """
+        numbers = range(batch.number, batch.number + len(batch.deadlines))
+        self.calls = dict(zip(numbers, batch.deadlines, strict=True))
+        self._send(write_batch(self.batch_file, batch))
+
+    def began(self) -> dict[int, float]:
+        """The start of each call under way, by number."""
+        if self.signature is None or self.signature.asynchronous:
+            return self._began
+        number, began = self.board.read()
+        return {number: began} if number in self.calls else {}
+
+    def _send(self, message: object) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the worker died; messages() will report it
+            self.channel.send(message)
+
+    def messages(self) -> list[Message] | None:
+        """New messages of the worker; None when it is dead and left no more."""
+        messages: list[Message] = []
+        ended = self.process.poll() is not None  # before reading: messages of a dead worker are still to be read
+        try:
+            while wait([self.channel.file], 0):
+                messages += (self._recorded(message) for message in self.channel.receive())
+        except (EOFError, ConnectionResetError):
+            ended = True
+        return None if ended and not messages else messages
+
+    def _recorded(self, message: Message) -> Message:
+        if isinstance(message, Ready):
+            self.signature = message.signature
+        elif isinstance(message, Began):
+            self._began[message.number] = time.monotonic()
+        elif isinstance(message, Done | Failed):
+            for number in message.numbers if isinstance(message, Done) else [message.number]:
+                del self.calls[number]
+                self._began.pop(number, None)
+        return message
+
+    def overdue(self, grace: float) -> bool:
+        """Whether a call exceeds its deadline by more than `grace` seconds."""
+        return self.next_end(grace) < time.monotonic()
+
+    def next_end(self, grace: float) -> float:
+        """When the next call will exceed its deadline by `grace` seconds, on the monotonic clock."""
+        ends = (began + self.calls[number] for number, began in self.began().items())
+        return min(ends, default=float("inf")) + grace
+
+    def kill(self) -> int:
+        """Kills the process and its process group. Returns the exit code."""
+        self._close()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def dismiss(self) -> None:
+        """Tells a worker without further calls to exit; kills one that still imports its function."""
+        if self.signature is None:
+            self.kill()
+        self._close()
+
+    def _close(self) -> None:
+        self.channel.close()
+        if self.batch_file >= 0:
+            os.close(self.batch_file)
+            self.batch_file = -1
+
+    def end(self) -> None:
+        """Waits for a dismissed worker, then kills the rest of its process group."""
+        if self.process.poll() is None:
+            end = os.pidfd_open(self.process.pid)  # Popen.wait with a timeout polls with sleeps
+            wait([end], EXIT_SECONDS)
+            os.close(end)
+        self.kill()
+
+
+def describe_exit(code: int) -> str:
+    """How a worker ended, from its exit code, phrased to follow the function's name."""
+    if code >= 0:
+        return f"ended its process with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"died of {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
