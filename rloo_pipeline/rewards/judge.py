@@ -98,8 +98,6 @@ async def judge_reward(
     Raises:
         UserError: template or pattern is malformed, or the endpoint cannot be reached or refuses the request.
     """
-    import openai
-
     shown_url = http_service.checked_url(REWARD, base_url)
     key = http_service.secret_of(REWARD, "api_key_env", api_key_env)
     compiled = _compiled(pattern)
@@ -111,15 +109,7 @@ async def judge_reward(
     ]
     http_service.quiet_clients()
     endpoint = Endpoint(model, max_tokens, extra_body, attempts, shown_url, key)
-    make = partial(
-        openai.AsyncOpenAI,
-        base_url=base_url,
-        api_key=key or "none",  # OPENAI_API_KEY and the like belong to another server
-        organization="",
-        project="",
-        timeout=timeout,
-        max_retries=attempts - 1,
-    )
+    make = partial(_client, base_url, key, timeout, attempts)
 
     async def judge(shared: http_service.SharedClient, question: str) -> float | None:
         async with shared.limit:
@@ -134,6 +124,19 @@ async def judge_reward(
         if score is None:
             unscored(place, f"got a reply of {model} without a score from {lowest:g} to {highest:g}")
     return scores
+
+
+def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> AsyncOpenAI:
+    import openai
+
+    return openai.AsyncOpenAI(
+        base_url=base_url,
+        api_key=key or "none",  # OPENAI_API_KEY and the like belong to another server
+        organization="",
+        project="",
+        timeout=timeout,
+        max_retries=attempts - 1,
+    )
 
 
 async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:

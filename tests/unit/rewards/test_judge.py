@@ -106,8 +106,8 @@ def test_a_busy_server_is_retried_and_a_refusal_raises_an_error_without_the_key(
 
 @pytest.mark.parametrize("body", [b"<html>", {"hello": 1}, [1], 1, {"choices": [{}]}, {"choices": [1]}])
 def test_an_answer_that_is_not_a_chat_completion_is_an_error(body: Any) -> None:
-    sentence = r"did not answer with a chat completion .*check base_url"
-    with serving(lambda r, n: (200, body)) as server, pytest.raises(UserError, match=sentence):
+    message = r"did not answer with a chat completion .*check base_url"
+    with serving(lambda r, n: (200, body)) as server, pytest.raises(UserError, match=message):
         ask(server.address, ["7"])
 
 
@@ -117,7 +117,7 @@ def test_a_reply_without_a_choice_has_no_score() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"template": "{anwser}", "answer": ["7"]}, "names 'anwser', which is not a column; did you mean 'answer'"),
         ({"template": "{"}, "template is malformed"),
@@ -128,6 +128,6 @@ def test_a_reply_without_a_choice_has_no_score() -> None:
         ({"api_key_env": "NOT_SET_ANYWHERE"}, r"NOT_SET_ANYWHERE \(api_key_env\) is not set"),
     ],
 )
-def test_invalid_options_are_errors(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ask("http://127.0.0.1:9", ["7"], **options)

@@ -104,7 +104,7 @@ def test_a_refusal_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    ("answer", "message"),
     [
         ({"rewards": [1.0]}, "answered 1 scores for 2 completions"),
         ({"reward": [1.0, 2.0]}, r"answered \{'reward': \[1.0, 2.0\]\} for 2"),
@@ -115,8 +115,8 @@ def test_a_refusal_is_not_retried() -> None:
         (3, "answered 3 for 2 completions"),
     ],
 )
-def test_an_invalid_answer_is_an_error(answer: Any, sentence: str) -> None:
-    with serving(lambda r, n: (200, answer)) as server, pytest.raises(UserError, match=sentence):
+def test_an_invalid_answer_is_an_error(answer: Any, message: str) -> None:
+    with serving(lambda r, n: (200, answer)) as server, pytest.raises(UserError, match=message):
         ask(server.address, ["a", "b"])
 
 
@@ -157,11 +157,11 @@ def test_an_invalid_secret_is_an_error_that_does_not_show_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("url", "sentence"),
+    ("url", "message"),
     [("ftp://x/y", "must begin with http"), ("http://me:pass@host/x", "remove it"), ("host:80", "must begin with")],
 )
-def test_an_invalid_url_is_an_error(url: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence) as caught:
+def test_an_invalid_url_is_an_error(url: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         ask(url, ["a"])
     assert "pass@" not in str(caught.value)
 

@@ -229,49 +229,6 @@ def test_bad_output_names_the_row_of_the_table(file) -> None:
         scored(file, "nan_at_seven", on_error="none")
 
 
-@pytest.mark.parametrize("value", ["'0.5'", "b'0.5'", "bytearray(b'0.5')", "[0.5]"])
-def test_a_value_that_only_looks_like_a_number_is_an_error(tmp_path, value) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(f"def mine(completions):\n    return [1.0, {value}]")
-    with pytest.raises(UserError, match=r"'mine' .* returned .*0\.5.* for row 1, .* not a number or None"):
-        score(Reward(function=f"{file}:mine", batch="all"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
-
-
-def test_booleans_and_numpy_scalars_are_numbers(tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "import numpy as np\ndef mine(completions):\n    return [True, False, np.float32(0.5), np.int64(2)]"
-    )
-    scores = score(Reward(function=f"{file}:mine", batch="all"), RewardBatch(["a"] * 4, ["a"] * 4, None, {}))
-    assert scores == [1.0, 0.0, 0.5, 2.0]
-
-
-def test_exceptions_in_async_functions_and_imports_name_the_users_line(tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    (file.parent / "beside.py").write_text("def helper():\n    return {}['key']\n")
-    file.write_text("import beside\nasync def mine(completions):\n    return beside.helper()\n")
-    batch = RewardBatch(["a"], ["a"], None, {})
-    with pytest.raises(UserError, match=r"'mine' .* raised KeyError: 'key' \(beside\.py, line 2\) for row 0"):
-        score(Reward(function=f"{file}:mine"), batch)
-    file.write_text("import beside\nbeside.helper()\ndef mine(completions):\n    return [1]\n")
-    with pytest.raises(UserError, match=r"importing .*mine\.py failed with KeyError: 'key' \(beside\.py, line 2\)"):
-        score(Reward(function=f"{file}:mine"), batch)
-    file.write_text("def mine(completions)\n    return [1]\n")
-    with pytest.raises(UserError, match=r"importing .* failed with SyntaxError: expected ':' \(mine\.py, line 1\)"):
-        score(Reward(function=f"{file}:mine"), batch)
-
-
-def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def mine(solution):\n    return [1.0]\n")
-    for columns, message in (
-        ({"question": ["a"]}, r"needs a column 'solution', which the dataset lacks; there are question$"),
-        ({"solutions": ["a"]}, r"did you mean 'solutions'\?$"),
-    ):
-        with pytest.raises(UserError, match=message):
-            score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, columns))
-
-
 @pytest.mark.parametrize("name", ["tells", "tells_later"])
 def test_a_function_can_say_why_a_row_has_no_score(file, name, caplog) -> None:
     with caplog.at_level("INFO", "rloo"):

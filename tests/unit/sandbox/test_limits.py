@@ -1,0 +1,99 @@
+"""Programs cannot exceed their limits of time, memory, processes, output and files."""
+
+import time
+
+import pytest
+from helpers import until
+from programs import IMAGE, LIMITS, alive
+
+from rloo_pipeline.sandbox.command_line import OWN_PROCESSES
+
+
+def test_a_fork_bomb_stops_at_the_limit_and_is_killed(run_confined, confinement):
+    limits = LIMITS._replace(memory_mb=511)
+    output = run_confined(
+        """
+import os, time
+n = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(3000)
+            os._exit(0)
+        n += 1
+except OSError:
+    print(n)
+""",
+        limits,
+    )
+    assert 1 <= int(output) <= LIMITS.processes + OWN_PROCESSES[confinement.kind]
+    until(lambda: alive(str(511 << 20)) == [])
+
+
+@pytest.mark.parametrize(
+    "hog",
+    [
+        "bytearray(1 << 30)",
+        "import mmap; mmap.mmap(-1, 1 << 30)",
+        "import os; os.write(os.memfd_create('x'), bytes(1 << 20))",
+        "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
+    ],
+)
+def test_memory_is_limited(run_confined, hog):
+    assert run_confined(f"try:\n    {hog}\n    print('had')\nexcept Exception:\n    print('refused')") == "refused\n"
+
+
+@pytest.mark.parametrize("tests", ["assert f() == 1", [{"input": "", "output": "1"}]])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "import time; time.sleep(3000)",
+        "import signal\nfor n in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGHUP):\n"
+        "    signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+    ],
+)
+def test_an_endless_program_is_killed_at_its_deadline(reward, program, tests):
+    began = time.monotonic()
+    assert reward(program, tests, timeout=1) == 0
+    assert time.monotonic() - began < 300, "and not when it would end"
+
+
+def test_a_function_that_never_returns_fails_its_test_and_those_after_it(reward):
+    program = "def f(n):\n    while n == 1: pass\n    return n"
+    assert reward(program, [f"assert f({n}) == {n}" for n in range(4)], partial=True, timeout=3) == 0.25
+
+
+def test_a_flood_of_output_ends_a_program_before_its_deadline(reward):
+    began = time.monotonic()
+    assert reward("while True: print('x' * 100_000)", [{"input": "", "output": "x"}], timeout=600) == 0
+    assert time.monotonic() - began < 300
+
+
+def test_a_program_that_reads_no_input_does_not_block_scoring(reward):
+    flood = [{"input": "x" * 10_000_000, "output": "1"}]
+    assert reward("print(1)", flood) == 1
+    assert reward("import time; time.sleep(60)", flood, timeout=1) == 0
+
+
+def test_files_are_limited_one_by_one_and_together(run_confined):
+    output = run_confined(
+        """
+def write(name, size):
+    try:
+        with open(name, "wb") as file:
+            for _ in range(size):
+                file.write(bytes(1 << 20))
+        print("written")
+    except OSError:
+        print("refused")
+write("small", 1)
+write("large", 9)
+import os
+os.remove("large")
+for n in range(20):
+    write(str(n), 7)
+"""
+    ).split()
+    assert output[:2] == ["written", "refused"]
+    assert IMAGE or output[2:].count("written") <= 1
