@@ -46,7 +46,7 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
     model = policy_model.load(tiny_model, "float32", False)
     counted = model_dims.read(tiny_model)
     assert counted.parameters == sum(weights.numel() for weights in model.parameters())
-    assert model_dims._by_formula(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
+    assert model_dims._estimate_parameters(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
 
 
 def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
