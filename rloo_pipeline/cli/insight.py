@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from rloo_pipeline.config.loading import Asked, load
+from rloo_pipeline.config.loading import ConfigArguments, load
 from rloo_pipeline.trackers.trackers import TRACKERS
 
 AddCommand = Callable[..., argparse.ArgumentParser]
@@ -71,8 +71,8 @@ def _track(arguments: argparse.Namespace) -> None:
     track(arguments.run, arguments.to, arguments.round, arguments.earlier, arguments.output)
 
 
-def _asked(arguments: argparse.Namespace) -> Asked:
-    return Asked(arguments.configuration, arguments.config)
+def _asked(arguments: argparse.Namespace) -> ConfigArguments:
+    return ConfigArguments(arguments.configuration, arguments.config)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from rloo_pipeline.config.loading import load, load_rewards, reward_from_words
+from rloo_pipeline.config.loading import load, load_rewards, reward_from_arguments
 
 AddCommand = Callable[..., argparse.ArgumentParser]
 
@@ -58,7 +58,7 @@ def _rescore(arguments: argparse.Namespace) -> None:
 
 
 def _reward_test(arguments: argparse.Namespace) -> None:
-    reward = reward_from_words(arguments.function, arguments.options, arguments.timeout, arguments.batch)
+    reward = reward_from_arguments(arguments.function, arguments.options, arguments.timeout, arguments.batch)
     from rloo_pipeline.commands.reward_test import Verdicts, reward_test
 
     verdicts = Verdicts(arguments.labels, arguments.threshold) if arguments.labels else None

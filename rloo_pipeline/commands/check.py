@@ -20,7 +20,7 @@ from rich.console import Console
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import STAGES, Config, Reward, Source, import_string, provenance
-from rloo_pipeline.config.loading import Asked
+from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.data import building
 from rloo_pipeline.data.prompting import completion_text, encode, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
@@ -51,11 +51,11 @@ class Part(NamedTuple):
     """Tokens of these prompts; none where there is no tokenizer."""
 
 
-def check(asked: Asked, console: Console | None = None) -> None:
+def check(arguments: ConfigArguments, console: Console | None = None) -> None:
     """Looks at everything and prints what it finds.
 
     Args:
-        asked: the configuration.
+        arguments: the configuration.
         console: where to print; standard output where not given.
 
     Raises:
@@ -64,13 +64,12 @@ def check(asked: Asked, console: Console | None = None) -> None:
     began = time.monotonic()
     console = console or Console()
     with tempfile.TemporaryDirectory() as folder:
-        problems = show(look(asked.config, Path(folder)), console)
+        problems = show(look(arguments.config, Path(folder)), console)
     if problems:
-        raise UserError(f"{asked.file}: {problems} {'problem' if problems == 1 else 'problems'}, see above")
-    said = (
-        f"No problem found in {time.monotonic() - began:.0f} s; to start the run: snakemake --cores all {asked.words}"
-    )
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+        raise UserError(f"{arguments.file}: {problems} {'problem' if problems == 1 else 'problems'}, see above")
+    start = f"snakemake --cores all {arguments.snakemake_arguments}"
+    message = f"No problem found in {time.monotonic() - began:.0f} s; to start the run: {start}"
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def look(config: Config, scratch: Path) -> Iterator[Finding]:

@@ -9,17 +9,19 @@ from rich.console import Console
 
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.loading import Asked
+from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import estimate
 from rloo_pipeline.preflight import Finding, image, inputs, places, show, slurm
 
 
-def doctor(asked: Asked, project: Path, profile: Path | None, with_image: bool, console: Console | None = None) -> None:
+def doctor(
+    arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool, console: Console | None = None
+) -> None:
     """Looks at this node, prints what it finds.
 
     Args:
-        asked: the configuration of the run that is to be started.
+        arguments: the configuration of the run that is to be started.
         project: the folder with workflow/ and containers/.
         profile: of Snakemake, whose partitions are looked at; None where there is no SLURM.
         with_image: whether stages are to run in the image.
@@ -28,16 +30,16 @@ def doctor(asked: Asked, project: Path, profile: Path | None, with_image: bool, 
     Raises:
         UserError: there is a problem.
     """
-    problems = show(_look(asked, project, profile, with_image), console or Console())
+    problems = show(_look(arguments, project, profile, with_image), console or Console())
     if problems:
         raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}: see above what to do about them")
 
 
-def _look(asked: Asked, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
-    config = asked.config
+def _look(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
+    config = arguments.config
     if with_image:
         yield from image.look(containers.image(config, project))
-    yield from places.look(config, _needed(config), inputs.fetch_all(config, asked.words))
+    yield from places.look(config, _needed(config), inputs.fetch_all(config, arguments.snakemake_arguments))
     if profile is None and config.model.dtype != "float32":
         yield places.number_format(config.model.dtype)
     if profile is not None:

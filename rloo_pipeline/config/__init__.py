@@ -1,7 +1,7 @@
-"""The configuration of a run: one pydantic model a section, a docstring under every key; config_file.py reads it."""
+"""The configuration of a run: one pydantic model per section, a docstring under every key; `loading` reads the file."""
 
 from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
-from rloo_pipeline.config.data import Checks, Dataset, Limits, Model, Sft, Source, Warmstart
+from rloo_pipeline.config.data import CheckLimits, Checks, Dataset, Model, Sft, Source, Warmstart
 from rloo_pipeline.config.gates import Gate, Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Container, Report, Sections
@@ -15,6 +15,7 @@ __all__ = [
     "STAGES",
     "TABLE_COLUMNS",
     "Algorithm",
+    "CheckLimits",
     "Checks",
     "Config",
     "Container",
@@ -26,7 +27,6 @@ __all__ = [
     "Gate",
     "Gates",
     "Harness",
-    "Limits",
     "Lora",
     "Mismatch",
     "Model",

@@ -1,4 +1,4 @@
-"""The section `algorithm`: which RLOO. Combinations that mean nothing are refused."""
+"""The section `algorithm`: every choice that changes the gradient. Contradictory combinations are errors."""
 
 from __future__ import annotations
 
@@ -15,91 +15,111 @@ from rloo_pipeline.errors import did_you_mean
 
 
 class KL(Section):
-    """The penalty for leaving the reference policy (policy 0); its coefficient is algorithm.beta."""
+    """KL penalty that keeps the policy near the reference policy (policy 0). Its coefficient is `algorithm.beta`."""
 
     placement: Literal["reward", "token_reward", "loss"] = "reward"
-    """Where the penalty goes: into each completion's reward before the baseline (the RLOO paper), into each token's
-    reward-to-go after the baseline, or into the loss with a gradient of its own (GRPO).
+    """Where the penalty is applied. `reward`: subtracted from each completion's reward before the baseline (the RLOO
+    paper). `token_reward`: subtracted from each token's reward-to-go after the baseline. `loss`: added to the loss as a
+    term with its own gradient (GRPO).
     """
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Schulman's estimates from sampled tokens. In a reward only k1 is unbiased; in the loss k1 has no gradient on
-    average.
+    """Schulman's estimator of the KL from sampled tokens. In the reward only `k1` is unbiased. In the loss the gradient
+    of `k1` is zero in expectation; prefer `k2` or `k3` there.
     """
     bias_correction: bool = False
-    """Multiply the penalty in the loss by the ratio (DeepSeek-V3.2; TRL's use_bias_correction_kl)."""
+    """Multiply the KL term in the loss by the policy ratio (DeepSeek-V3.2; TRL's `use_bias_correction_kl`). Needs
+    `placement: loss`.
+    """
     target: float | None = Field(None, gt=0)
-    """KL of a completion in nats that beta is steered to after each round (Ziegler et al. 2019); constant beta where
-    not given.
+    """Target for the mean KL of a completion, in nats. After each round `beta` is adjusted towards it (Ziegler et al.
+    2019). Without a target `beta` is constant.
     """
     gain: float = Field(0.1, gt=0)
-    """How fast beta is steered: at most a fifth of this share a round."""
+    """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
 
 
 class Mismatch(Section):
-    """What is done where the sampler (vLLM) and the trainer give a token different log-probs."""
+    """Correction for the difference between the sampler's (vLLM) and the trainer's log-probs of the same tokens."""
 
     correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"] = "none"
-    """Importance weights of the trainer over the sampler: truncated (tis) or dropped outside the thresholds (mis), for
-    each token or for the whole completion. token_mis with both thresholds is IcePop's two-sided mask.
-    sequence_mean_mis drops a completion where the geometric mean of its tokens' weights is outside the thresholds, and
-    weighs the others by 1; unlike a product over tokens, that does not drift with length.
+    """Importance weights (trainer over sampler), per token or per completion. `tis` truncates a weight at the upper
+    threshold; `mis` drops what is outside the thresholds. `token_mis` with both thresholds is IcePop's two-sided mask.
+    `sequence_mean_mis` drops a completion when the geometric mean of its token weights is outside the thresholds, and
+    gives the others weight 1; unlike a product over tokens, this mean does not drift with length.
     """
     max: float | None = Field(2.0, gt=0)
-    """Upper threshold of a weight; without one a weight is bounded by e^20."""
+    """Upper threshold of a weight. With `null` a weight is only bounded by e^20."""
     min: float | None = Field(None, ge=0)
-    """Lower threshold of a weight. sequence_mean_mis needs both, near 1, such as 0.98 and 1.02."""
+    """Lower threshold of a weight. `sequence_mean_mis` needs both thresholds close to 1, for example 0.98 and 1.02."""
 
 
 class ResponseLength(Section):
-    """Shaping of the reward by the completion's length in tokens; both penalties may be on."""
+    """Length penalties in the reward, by the completion's length in tokens. Both penalties can be used together."""
 
     overlong_cache: int | None = Field(None, ge=1)
-    """Soft over-long penalty (DAPO): over the last so many tokens before max_completion_length it grows to
-    overlong_penalty.
+    """Soft over-long penalty (DAPO): the penalty grows linearly over the last `overlong_cache` tokens before
+    `rollout.max_completion_length`, from 0 to `overlong_penalty`. Off by default.
     """
     overlong_penalty: float = Field(1.0, ge=0)
-    """What a completion of full length loses."""
+    """Reward that a completion of maximum length loses."""
     target: int | None = Field(None, ge=1)
-    """Length that completions are drawn to."""
+    """Desired completion length in tokens. Off by default."""
     target_penalty: float = Field(1.0, ge=0)
-    """What a completion loses for each target's length that it is off its target."""
+    """Reward lost in proportion to the distance from `target`: `target_penalty · |length − target| / target`."""
 
 
 class Algorithm(Section):
-    """Which RLOO: every choice that changes the gradient, under TRL's names where TRL has one (docs/algorithms.md)."""
+    """The policy-gradient algorithm: every choice that changes the gradient, under TRL's names where TRL has one. See
+    docs/algorithms.md.
+    """
 
     preset: str | None = None
-    """Values for the keys of this section that are not given: a system's RLOO (paper, trl, openrlhf, verl, nemo_rl,
-    skyrl, tunix) or an algorithm (rloo, grpo, dr_grpo, reinforce_pp, …). See docs/algorithms.md.
+    """Sets the keys of this section that you leave out: to the RLOO of a system (`paper`, `trl`, `openrlhf`, `verl`,
+    `nemo_rl`, `skyrl`, `tunix`) or to an algorithm (`rloo`, `grpo`, `dr_grpo`, `reinforce_pp`, …). docs/algorithms.md
+    lists all presets.
     """
     advantage: str = "rloo"
-    """Advantage estimator: a function in algorithm/advantages.py, or one of your own as `module:function`."""
+    """Advantage estimator: the name of a function in `rloo_pipeline/algorithm/advantages.py`, or your own as
+    `module:function` or `file.py:function`.
+    """
     normalize_advantages: bool = False
-    """Subtract the mean of all advantages of a round and divide by their standard deviation."""
+    """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
     reward_normalization: Literal["none", "batch", "running"] = "none"
-    """Standardize rewards, shaped by length: over the round, or by moments carried on from round to round."""
+    """Standardize rewards, after the length penalties: `batch` with the mean and deviation of the round, `running` with
+    those of all rounds so far.
+    """
     reward_clip_range: tuple[float, float] | None = None
-    """Clip each completion's weighted reward to this range before KL and baseline."""
+    """Range `[low, high]` to which the weighted sum of a completion's rewards is clipped, before KL and baseline."""
     response_length: ResponseLength = ResponseLength()
-    """Length as a part of the reward."""
+    """Length penalties in the reward."""
     beta: float = Field(0.05, ge=0)
-    """KL coefficient; at 0 the reference model is neither staged nor run."""
+    """KL coefficient. With 0 there is no `reference` stage and no reference model is loaded."""
     kl: KL = KL()
-    """Where and how the KL counts."""
+    """Placement and estimator of the KL penalty."""
     importance_sampling_level: Literal["sequence", "sequence_mean", "token"] = "sequence"
-    """What one action is: the whole completion (RLOO), its length-normalised ratio (GSPO), or a token."""
+    """Level of the policy ratio. `sequence`: the whole completion is one action (RLOO). `sequence_mean`: the
+    length-normalized ratio of the completion (GSPO). `token`: each token is an action.
+    """
     old_logps: Literal["trainer", "sampler"] = "trainer"
-    """Whose log-probs stand for the policy that sampled: the trainer's own, computed again, or the sampler's."""
+    """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
+    vLLM returned them, which saves that forward pass.
+    """
     clip: Literal["ppo", "cispo", "none"] = "ppo"
-    """PPO's pessimistic clip of the ratio; CISPO's clipped weight without gradient on log-probs; or none: REINFORCE
-    without a ratio.
+    """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the
+    log-prob. `none`: REINFORCE without a ratio.
     """
     epsilon: float = Field(0.2, gt=0)
-    """Clip range of the ratio below 1, and above it where epsilon_high is not given."""
+    """Clip range of the ratio: the lower bound is 1 − epsilon, and the upper bound 1 + epsilon unless `epsilon_high` is
+    set.
+    """
     epsilon_high: float | None = Field(None, gt=0)
-    """Clip range of the ratio above 1 (clip-higher); with CISPO the weight's bound is 1 + epsilon_high."""
+    """Separate upper clip range (DAPO's clip-higher): the upper bound is 1 + epsilon_high. With `clip: cispo` it bounds
+    the weight.
+    """
     delta: float | None = Field(None, gt=1)
-    """Dual clip: bound of the ratio where the advantage is negative; must exceed 1 + epsilon_high."""
+    """Dual clip: upper bound of the ratio where the advantage is negative; greater than 1 + epsilon_high. Off by
+    default.
+    """
     loss_agg_mode: Literal[
         "sequence",
         "token_mean",
@@ -107,115 +127,120 @@ class Algorithm(Section):
         "sequence_mean_token_sum",
         "sequence_mean_token_sum_norm",
     ] = "sequence"
-    """How a step's loss is made of its parts: mean over completions of each one's actions (RLOO), mean over all tokens
-    (DAPO), mean over completions of their tokens' mean (GRPO), of their sum, or of that over max_completion_length (Dr.
-    GRPO).
+    """How the loss of a step is aggregated. `sequence`: sum over the actions of each completion, then mean over
+    completions (RLOO). `token_mean`: mean over all tokens (DAPO). `sequence_mean_token_mean`: mean over the tokens of
+    each completion, then over completions (GRPO). `sequence_mean_token_sum`: sum over tokens, then mean over
+    completions. `sequence_mean_token_sum_norm`: the same divided by `rollout.max_completion_length` (Dr. GRPO).
     """
     mask_truncated_completions: bool = False
-    """Leave completions without an end token out of the loss. An optimizer step in which nothing is left is not made.
-    """
+    """Exclude completions without an end token from the loss. An optimizer step with no completions left is skipped."""
     keep_truncated_in_baseline: bool = False
-    """A masked completion still counts, with KL 0, in its siblings' baseline and in the loss's denominator (TRL); else
-    it is as if it were not there.
+    """Count a masked completion, with KL 0, in the baseline of its siblings and in the denominator of the loss, as TRL
+    does. Otherwise it is ignored everywhere.
     """
     filter_zero_variance: bool = False
-    """Leave out groups that teach nothing, whose scores are equal, as if they were not there; see rollout.oversample.
-    An optimizer step in which nothing is left is not made.
+    """Drop groups whose scores are all equal, which have no learning signal; `rollout.oversample` samples replacements.
+    An optimizer step with no groups left is skipped.
     """
     mismatch: Mismatch = Mismatch()
-    """Sampler against trainer."""
+    """Correction for sampler and trainer log-probs that differ."""
     num_iterations: int = Field(1, ge=1)
-    """Passes over a round's completions (mu in the GRPO paper)."""
+    """Passes over the completions of a round (μ in the GRPO paper)."""
     steps_per_generation: int = Field(1, ge=1)
-    """Optimizer steps in one pass; generation_batch_size is cut into so many mini-batches of whole groups."""
+    """Optimizer steps in one pass: the completions of a round are split into this many mini-batches of whole groups."""
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_preset(cls, given: Any) -> Any:
-        return presets.fill(given) if isinstance(given, dict) else given
+    def _fill_from_preset(cls, values: Any) -> Any:
+        return presets.fill(values) if isinstance(values, dict) else values
 
     @field_validator("advantage")
     @classmethod
     def _known_estimator(cls, name: str) -> str:
-        if ":" not in name and name not in (known := estimators()):
-            raise ValueError(f"no estimator '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}")
+        if ":" not in name and name not in (names := estimators()):
+            raise ValueError(f"no estimator '{name}'{did_you_mean(name, names)}; there are {', '.join(names)}")
         return name
 
     @model_validator(mode="after")
-    def _divides_by_scores_alone(self) -> Self:
-        """A spread that a penalty is a part of is the penalty's alone where scores are equal: divided by it, a penalty
-        of 0.001 becomes an advantage of 1. GRPO (arXiv 2402.03300, section 4.1.1) and TRL keep the KL out for that.
+    def _check_estimator(self) -> Self:
+        """Estimators that divide by the spread of a group take no penalty in the rewards.
+
+        Where the scores of a group are equal, its spread is that of the penalty alone, and dividing by it turns a
+        penalty of 0.001 into an advantage of 1. GRPO (arXiv 2402.03300, section 4.1.1) and TRL keep the KL out of the
+        rewards for this reason.
         """
         name, length = self.advantage, self.response_length
         if name not in estimators("divided", "of_success"):
             return self
-        what = "divides by the spread of a group's rewards" if name in estimators("divided") else "is of scores 0 and 1"
+        reason = (
+            "divides by the spread of a group's rewards" if name in estimators("divided") else "needs scores 0 and 1"
+        )
         if self.beta != 0 and self.kl.placement == "reward":
             raise ValueError(
-                f"advantage: {name} {what}, so kl.placement: reward would make advantages of the KL's own differences; "
-                "set kl.placement: loss, with kl.estimator: k3 or k2"
+                f"advantage: {name} {reason}, so kl.placement: reward would turn small differences of the KL into "
+                "advantages; set kl.placement: loss, with kl.estimator: k3 or k2"
             )
-        if (length.overlong_cache is not None or length.target is not None) and not (
-            name == "grpo" and self.filter_zero_variance
-        ):
-            cure = "set filter_zero_variance: true, as DAPO does, or " if name == "grpo" else ""
+        penalizes_length = length.overlong_cache is not None or length.target is not None
+        if penalizes_length and not (name == "grpo" and self.filter_zero_variance):
+            remedy = "set filter_zero_variance: true, as DAPO does, or " if name == "grpo" else ""
             raise ValueError(
-                f"advantage: {name} {what}, so response_length would make advantages of differences in length alone; "
-                f"{cure}take another estimator"
+                f"advantage: {name} {reason}, so response_length would turn differences in length alone into "
+                f"advantages; {remedy}use another estimator"
             )
         if name in estimators("of_success"):
-            changed = {
+            changes_scores = {
                 "reward_normalization": self.reward_normalization != "none",
                 "reward_clip_range": self.reward_clip_range is not None,
             }
-            for key in (key for key, on in changed.items() if on):
-                raise ValueError(f"advantage: {name} {what}, which {key} changes; leave it out")
+            for key in (key for key, is_set in changes_scores.items() if is_set):
+                raise ValueError(f"advantage: {name} {reason}, and {key} changes them; leave {key} out")
         return self
 
     @model_validator(mode="after")
-    def _coherent(self) -> Self:
+    def _check_clip_and_kl(self) -> Self:
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high:
-            raise ValueError(f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), else it clips first")
+            raise ValueError(
+                f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies"
+            )
         if self.delta is not None and self.clip != "ppo":
-            raise ValueError(f"delta is a part of clip: ppo, not of clip: {self.clip}")
+            raise ValueError(f"delta works with clip: ppo only, not with clip: {self.clip}")
         if self.kl.placement == "token_reward" and self.importance_sampling_level != "token" and self.clip != "none":
             raise ValueError(
-                "kl.placement: token_reward gives each token an advantage of its own, so a token must be an action; "
+                "kl.placement: token_reward gives each token its own advantage, so each token must be an action; "
                 "set importance_sampling_level: token (or clip: none)"
             )
         if self.kl.target is not None and self.beta == 0:
-            raise ValueError("kl.target steers beta by factors, which cannot leave 0; set beta to its first value")
+            raise ValueError("kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0")
         if self.kl.bias_correction and (self.kl.placement != "loss" or self.clip == "none"):
             raise ValueError(
                 "kl.bias_correction multiplies the KL in the loss by the ratio; it needs kl.placement: loss "
                 "and a clip other than none"
             )
-        return self._coherent_mismatch()
+        return self
 
-    def _coherent_mismatch(self) -> Self:
+    @model_validator(mode="after")
+    def _check_mismatch(self) -> Self:
         correction, low, high = self.mismatch.correction, self.mismatch.min, self.mismatch.max
         if correction != "none" and self.old_logps == "sampler":
             raise ValueError(
-                f"mismatch.correction: {correction} weighs the trainer's log-probs against the sampler's, and "
-                "old_logps: sampler has the ratio do that already; use old_logps: trainer"
+                f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
+                "old_logps: sampler the ratio does that already; use old_logps: trainer"
             )
         if correction.startswith("token") and self.loss_agg_mode == "sequence" and not self.acts_on_tokens:
             raise ValueError(
-                f"mismatch.correction: {correction} weighs tokens, and here a completion is one action; use "
+                f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
                 f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
             )
         if low is not None and high is not None and low > high:
             raise ValueError(f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})")
         if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
             raise ValueError(
-                "mismatch.correction: sequence_mean_mis drops completions on either side; give mismatch.min and "
-                "mismatch.max below and above 1, such as 0.98 and 1.02"
+                "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
+                "mismatch.max below and above 1, for example 0.98 and 1.02"
             )
         if correction.endswith("mis") and low is None and high is None:
-            raise ValueError(
-                f"mismatch.correction: {correction} drops by thresholds; give mismatch.min or mismatch.max"
-            )
+            raise ValueError(f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max")
         return self
 
     @property
@@ -225,18 +250,19 @@ class Algorithm(Section):
 
 
 def estimator(name: str) -> str:
-    """The reference of an advantage estimator: as given, or that of a built-in one."""
+    """Import string of an advantage estimator; a built-in one may be named without its module."""
     return name if ":" in name else f"rloo_pipeline.algorithm.advantages:{name}"
 
 
 MARKS = ("estimator", "whitened", "divided", "of_success")
-"""Decorators in algorithm/advantages.py."""
+"""Decorators of the estimators in algorithm/advantages.py."""
 
 
 @cache
 def estimators(*marks: str) -> tuple[str, ...]:
-    """Names of the built-in advantage estimators under any of these marks (all where none is given), read off their
-    file, since importing it takes torch.
+    """Names of the built-in advantage estimators that have any of these decorators; without arguments, all of them.
+
+    Reads the source file, because importing it would import torch.
     """
     file = Path(__file__).parents[1] / "algorithm" / "advantages.py"
     functions = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))

@@ -1,4 +1,4 @@
-"""Sections on the model, the prompts and the warm start."""
+"""Sections `model`, `dataset`, `warmstart` and `checks`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from rloo_pipeline.config.section import JSON, Dtype, Section
 
 
 class Model(Section):
-    """The model to train: a folder, a Hub id, or a function that makes one."""
+    """The model to train: a local folder, a Hub id, or a function that builds one."""
 
     name_or_path: str | None = None
-    """Hub id or local folder of a causal language model with safetensors weights and a tokenizer."""
+    """Hub id or local folder of a causal language model with safetensors weights and a tokenizer. Give this or `build`.
+    """
     revision: str | None = None
-    """Commit, tag or branch of a Hub model; what it points to when first staged is kept in assets.json."""
+    """Commit, tag or branch of a Hub model. The commit that was downloaded is recorded in assets.json."""
     build: str | None = None
-    """`module:function` or `file.py:function` that writes a model folder: `f(folder, seed, **options)`."""
+    """`module:function` or `file.py:function` that writes a model folder; called as `f(folder, seed, **build_options)`.
+    """
     build_options: JSON = {}
-    """Keyword arguments of `build`."""
+    """Keyword arguments for `build`."""
     dtype: Dtype = "bfloat16"
-    """Number format of the weights in the policies and in the sampler; the optimizer keeps float32 master weights."""
+    """Number format of the weights, in the saved policies and in the sampler. The optimizer keeps float32 master
+    weights.
+    """
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you have read that code."""
+    """Run Python code that comes with the model. Read that code before you turn this on."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -34,24 +38,24 @@ class Model(Section):
 
 
 class Source(Section):
-    """Where rows come from: exactly one of name, path and generator."""
+    """Source of rows. Set exactly one of `name`, `path` and `generator`."""
 
     name: str | None = None
-    """Hub id of a dataset, or a folder that `datasets.load_dataset` reads."""
+    """Hub id of a dataset, or a folder that `datasets.load_dataset` can read."""
     path: str | None = None
-    """A .jsonl, .json or .parquet file, relative to `data_dir` where that is set."""
+    """A .jsonl, .json or .parquet file; a relative path starts at `data_dir` if that is set."""
     generator: str | None = None
-    """`module:function` or `file.py:function` that returns a list of rows: `f(**options)`."""
+    """`module:function` or `file.py:function` that returns a list of rows (dicts); called as `f(**options)`."""
     options: JSON = {}
-    """Keyword arguments of `generator`."""
+    """Keyword arguments for `generator`."""
     config_name: str | None = None
-    """Configuration (subset) of a Hub dataset, such as `main`."""
+    """Configuration (subset) of a Hub dataset, for example `main`."""
     split: str = "train"
     """Split of a Hub dataset."""
     revision: str | None = None
-    """Commit, tag or branch of a Hub dataset; what it points to when first staged is kept in assets.json."""
+    """Commit, tag or branch of a Hub dataset. The commit that was downloaded is recorded in assets.json."""
     max_rows: int | None = Field(None, ge=1)
-    """Use only the first rows."""
+    """Use only this many rows, from the start."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -61,175 +65,183 @@ class Source(Section):
 
 
 class Dataset(Section):
-    """The prompts to train on and to evaluate on, and how a row becomes a prompt."""
+    """Training and evaluation prompts, and how a row becomes a prompt."""
 
     train: Source
-    """Rows whose prompts are trained on."""
+    """Training rows."""
     eval: Source
-    """Held-out rows; a row of `train` with the same prompt as one of these is dropped from `train`."""
+    """Held-out rows. A training row with the same prompt as one of these is dropped."""
     prompt_column: str = "prompt"
-    """Column with the prompt: a list of messages (chat template applied) or a string (passed through as it is)."""
+    """Column with the prompt: a list of messages, to which the chat template is applied, or a string, which is used
+    unchanged.
+    """
     user_prompt: str | None = None
-    """Template over the columns, such as `"{question}\\nAnswer:"`, that makes a user message; replaces
-    prompt_column. A brace that is meant is written twice: `'\\boxed{{}}'`.
+    """Template that makes a user message from the columns, for example `"{question}\\nAnswer:"`. Replaces
+    `prompt_column`. Write a literal brace twice: `'\\boxed{{}}'`.
     """
     system_prompt: str | None = None
-    """System message put before every conversation; a prompt that is a string becomes a user message."""
+    """System message at the start of every conversation. A prompt that is a string then becomes a user message."""
     chat_template_kwargs: JSON = {}
-    """Passed to the chat template, such as `{enable_thinking: true}`."""
+    """Variables for the chat template, for example `{enable_thinking: true}`."""
     max_prompt_length: int = Field(512, ge=1)
-    """Longest prompt in tokens; longer ones are dropped and counted."""
+    """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
 
     @field_validator("user_prompt")
     @classmethod
-    def _names_columns(cls, value: str | None) -> str | None:
+    def _check_template(cls, template: str | None) -> str | None:
         try:
-            names = [name for _, name, *_ in Formatter().parse(value or "") if name is not None]
+            names = [name for _, name, *_ in Formatter().parse(template or "") if name is not None]
         except ValueError as error:
-            raise ValueError(f"no template over the columns ({error}); write a brace that is meant twice") from None
+            raise ValueError(f"not a valid template ({error}); write a literal brace twice") from None
         if any(not name.isidentifier() and not name[:1].isalpha() for name in names):
-            raise ValueError("a pair of braces names no column; write braces that are meant twice: {{}}")
-        return value
+            raise ValueError("a pair of braces names no column; write literal braces twice: {{}}")
+        return template
 
 
 class Sft(Section):
-    """Supervised fine-tuning before RLOO, on demonstrations."""
+    """Supervised fine-tuning (SFT) on demonstrations, before RLOO."""
 
     demonstrations: Source
-    """Rows with the prompt (as in `dataset`) and a `completion`: text or a list with one assistant message."""
+    """Rows with a prompt, formatted as in `dataset`, and a completion."""
     completion_column: str = "completion"
-    """Column with the completion to imitate."""
+    """Column with the completion to imitate: text, or a list with one assistant message."""
     steps: int = Field(200, ge=1)
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     batch_size: int = Field(32, ge=1)
-    """Demonstrations in an optimizer step."""
+    """Demonstrations per optimizer step."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Learning rate schedule after the warm-up."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Final learning rate as a fraction of the peak."""
     warmup_steps: int = Field(10, ge=0)
-    """Steps of linear warm-up."""
+    """Optimizer steps of linear warm-up."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's betas."""
+    """AdamW's β₁ and β₂."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradient norm to clip to."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True
-    """Whether dropout that the model's config.json asks for is left out."""
+    """Turn off the dropout that the model's config.json sets."""
     held_out: int = Field(0, ge=0)
-    """Demonstrations that are not trained on, drawn with the seed, so that the checks can give their perplexity. Those
-    of evaluation prompts are held out in any case.
+    """Demonstrations kept out of training, drawn with the run's seed, so that the checks can report their perplexity.
+    Demonstrations of evaluation prompts are always kept out.
     """
 
 
 class Warmstart(Section):
-    """How policy 0 comes to be."""
+    """How policy 0, the starting point of RLOO, is made."""
 
     sft: Sft | None = None
-    """Train on demonstrations first; without it the model is taken as it is."""
+    """Train on demonstrations first. Without this section the model itself is policy 0."""
     train: Literal["always", "auto"] = "always"
-    """Whether SFT runs in any case, or only when the checks of the model as it is ask for it (`auto`); they run again
-    on what comes of it.
+    """`always` runs SFT in every case. `auto` first runs the checks on the untrained model and runs SFT only if they
+    ask for it; the checks then run again on the result.
     """
 
 
 Limit = tuple[float | None, float | None]
-ENGINES: dict[str, dict[str, Limit]] = {
+LOGPROB_LIMITS: dict[str, dict[str, Limit]] = {
     "logprob_difference": {"float32": (1e-3, 1e-2), "bfloat16": (0.1, 0.3), "float16": (0.02, 0.1)},
     "logprob_difference_q95": {"float32": (1e-3, 1e-2), "bfloat16": (0.4, 1.0), "float16": (0.1, 0.4)},
 }
-"""By number format, between what other kernels make of the same model and what a wrong mask makes of it: random models
-of 4 to 32 layers against themselves in float32 differ by 0.01 to 0.04 in the mean in bfloat16 (with experts 0.16), by
-0.001 to 0.02 in float16; with packed sequences that see each other by 0.8 to 2.5, without their window by 0.15 to 0.8.
+"""Default limits by number format. They lie between rounding and a wrong attention mask.
+
+Measured on random models of 4 to 32 layers against the same model in float32, mean difference in nats: 0.01 to 0.04 in
+bfloat16 (0.16 with experts), 0.001 to 0.02 in float16; 0.8 to 2.5 where packed sequences attend to each other, 0.15 to
+0.8 where the sliding window is missing.
 """
 
 
-class Limits(Section):
-    """Where each check warns and where it fails: `[warn, fail]`, null for never."""
+class CheckLimits(Section):
+    """Limits of the checks of policy 0: `[warn, fail]`; `null` stands for never."""
 
     round_trip: Limit = (1, None)
-    """Least share of prompts whose token ids stay the same as text and back."""
+    """Minimum fraction of prompts whose token ids survive decoding and encoding unchanged."""
     double_bos: Limit = (None, 0)
-    """Most prompts that begin with two BOS tokens."""
+    """Maximum number of prompts that begin with two BOS tokens."""
     generation_prompt: Limit = (1, None)
-    """Least share of chats that end in what the template puts before an answer."""
+    """Minimum fraction of chat prompts that end with the template's generation prompt."""
     stop_ids: Limit = (0, None)
-    """Most disagreements of tokenizer, generation config and template on the token that ends an answer."""
+    """Maximum number of disagreements between tokenizer, generation config and chat template on the end token."""
     pad_token: Limit = (0, None)
-    """1 where the PAD token is an end token too, or the tokenizer has none and EOS stands for it."""
+    """Limits of a value that is 1 if the PAD token is also an end token, or if the tokenizer has no PAD token and EOS
+    takes its place; otherwise 0.
+    """
     packed_logprobs: Limit = (1e-4, 1e-3)
-    """Most nats between the trainer's packed log-prob of a token and plain transformers', on a small copy of the model
-    in float32.
+    """Maximum difference, in nats, between a token's log-prob in the trainer's packed model and in plain transformers;
+    measured on a small copy of the model in float32.
     """
     logprob_difference: Limit | None = None
-    """Most nats between vLLM's and the trainer's log-prob of a token: in float32 of any, [0.001, 0.01] where not given;
-    in 16 bits in the mean, [0.1, 0.3] in bfloat16 and [0.02, 0.1] in float16.
+    """Maximum difference, in nats, between the log-probs of vLLM and the trainer: of any token in float32, of the mean
+    over tokens in 16 bits. Default: [0.001, 0.01] in float32, [0.1, 0.3] in bfloat16, [0.02, 0.1] in float16.
     """
     logprob_difference_q95: Limit | None = None
-    """The same, of all tokens but the 5% with the largest; where not given, [0.001, 0.01] in float32, [0.4, 1] in
-    bfloat16 and [0.1, 0.4] in float16.
+    """Maximum 95th percentile, over tokens, of that difference in nats. Default: [0.001, 0.01] in float32, [0.4, 1] in
+    bfloat16, [0.1, 0.4] in float16.
     """
     perplexity: Limit = (20, None)
-    """Highest perplexity on demonstrations that SFT trains on."""
+    """Maximum perplexity on demonstrations that SFT trains on."""
     perplexity_held_out: Limit = (20, None)
-    """The same on demonstrations that it does not train on."""
+    """Maximum perplexity on held-out demonstrations."""
     overfitting: Limit = (1.5, None)
-    """The second divided by the first, at most."""
+    """Maximum ratio of held-out perplexity to training perplexity."""
     scorable: Limit = (0.9, 0.01)
-    """Least share of completions with a reward."""
+    """Minimum fraction of completions that get a reward."""
     mean_reward: Limit = (None, None)
-    """Lowest mean reward."""
+    """Minimum mean reward."""
     pass_at_1: Limit = (None, None)
-    """Least chance that a completion is right."""
+    """Minimum pass@1, the probability that a completion is right."""
     pass_at_k: Limit = (0.1, None)
-    """Least chance that one of K is right."""
+    """Minimum pass@K, the probability that at least one of K completions is right."""
     all_right: Limit = (0.5, None)
-    """Most groups with nothing but right answers."""
+    """Maximum fraction of groups in which every completion is right."""
     all_wrong: Limit = (0.8, None)
-    """Most groups without a right answer."""
+    """Maximum fraction of groups in which no completion is right."""
     mixed: Limit = (0.2, None)
-    """Least share of groups with right and wrong answers."""
+    """Minimum fraction of groups with both right and wrong completions."""
     wasted: Limit = (0.8, None)
-    """Most completions that are expected in groups of all right or all wrong answers."""
+    """Maximum expected fraction of completions in groups that are all right or all wrong."""
     teaching: Limit = (0.2, 0.01)
-    """Least share of groups with at least two different rewards: RLOO learns from no others."""
+    """Minimum fraction of groups with at least two different rewards. RLOO learns from these groups only."""
     truncated: Limit = (0.2, None)
-    """Most completions that reach the length limit."""
+    """Maximum fraction of completions that reach the length limit."""
     format_rate: Limit = (0.5, None)
-    """Least share of completions in the form that `checks.format_reward` asks for."""
+    """Minimum fraction of completions with the format that `checks.format_reward` tests."""
     entropy: Limit = (0.01, None)
-    """Lowest mean entropy of a token in nats."""
+    """Minimum mean entropy of a token, in nats."""
     duplicates: Limit = (0.8, None)
-    """Most completions that repeat a sibling word by word."""
+    """Maximum fraction of completions that are identical to another completion of the same prompt."""
 
     def by_name(self, dtype: str) -> dict[str, Limit]:
-        """All of them, those of differences between engines for this number format."""
+        """`(warn, fail)` of every check; log-prob limits that are not set get the default of `dtype`."""
         limits = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: ENGINES[name][dtype] if limit is None else limit for name, limit in limits.items()}
+        return {name: LOGPROB_LIMITS[name][dtype] if limit is None else limit for name, limit in limits.items()}
 
 
 class Checks(Section):
-    """What policy 0 must be able to do before rounds are paid for."""
+    """Checks of policy 0 before the first round: sampling and scoring on probe prompts, tokens, log-probs."""
 
     probe_prompts: int = Field(64, ge=1)
-    """Training prompts that policy 0 is tried on."""
+    """Number of training prompts that policy 0 is probed on."""
     probe_num_generations: int | None = Field(None, ge=2)
-    """Samples a probe prompt; rollout.num_generations where not given."""
+    """Completions per probe prompt. Default: `rollout.num_generations`."""
     demonstrations: int = Field(64, ge=1)
-    """Demonstrations, of those trained on and of the held-out ones, that perplexity is taken over."""
+    """Demonstrations used to measure perplexity: this many of the training set and this many held-out ones."""
     format_reward: str | None = None
-    """Reward function (of 0 and 1) that tells the form; the one named `format` where not given and there is one."""
-    limits: Limits = Limits()
-    """Limits."""
+    """Name of a reward (0 or 1) that tests the format. Default: the reward named `format`, if there is one."""
+    limits: CheckLimits = CheckLimits()
+    """Where each check warns and fails."""
     accept: list[str] = []
-    """Checks whose failure does not stop the run; it stays in checks.json and in the report."""
+    """Names of checks whose failure does not stop the run. checks.json and the report still show it."""
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_names(self) -> Self:
         for name in self.accept:
-            if name not in Limits.model_fields:
-                raise ValueError(f"accept: there is no check '{name}' (there are {', '.join(Limits.model_fields)})")
+            if name not in CheckLimits.model_fields:
+                raise ValueError(
+                    f"accept: no check is named '{name}' (there are {', '.join(CheckLimits.model_fields)})"
+                )
         return self

@@ -1,6 +1,6 @@
-"""Section `gates`: what a run is watched for after each round; diagnosis/diagnosis.py looks for it.
+"""Section `gates`: thresholds of the symptoms that diagnosis/symptoms.py looks for after each round.
 
-A gate changes no result, so a change of one runs nothing again: it holds for the rounds that are judged from then on.
+Gates change no result, so a new threshold reruns nothing. It applies to the rounds that are judged from then on.
 """
 
 from __future__ import annotations
@@ -15,131 +15,142 @@ from rloo_pipeline.config.section import Section
 class _Gate(Section):
     @field_validator("action", mode="before", check_fields=False)
     @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
-        """YAML reads a bare `off` as false."""
+    def _read_off(cls, value: Any) -> Any:
+        """YAML parses an unquoted `off` as false."""
         return "off" if value is False else value
 
 
 class Gate(_Gate):
-    """One symptom."""
+    """What to do about one symptom."""
 
     action: Literal["off", "warn", "stop"] = "warn"
-    """What happens where it shows: nothing, a line on the terminal, or the run ends after the round."""
+    """`off`: do not look for it. `warn`: print a line on the terminal. `stop`: end the run after this round."""
 
 
 class Unstable(Gate):
-    """High variance: steps of very different sizes."""
+    """Unstable training: gradient norms that jump."""
 
     ratio: float = Field(5.0, gt=1)
-    """A gradient norm so many times the median of earlier rounds is a jump; two jumps within five rounds are unstable.
+    """A gradient norm at least this many times the median of earlier rounds is a jump. Two jumps within five rounds are
+    the symptom.
     """
 
 
 class KlExplosion(Gate):
-    """The policy leaves the reference."""
+    """The policy moves too far from the reference policy."""
 
     max_kl: float = Field(0.5, gt=0)
-    """Mean KL in nats a token above which it has left."""
+    """Maximum mean KL per token, in nats."""
     growth: float = Field(4.0, gt=1)
-    """Or so many times the KL of three rounds before, once it is over half of max_kl."""
+    """Or: maximum growth of the KL over three rounds, as a factor, once the KL exceeds half of `max_kl`."""
 
 
 class RewardCollapse(Gate):
-    """All generations of a prompt alike, though not by being right."""
+    """The completions of a prompt all get the same reward, and not because they are right."""
 
     zero_std: float = Field(0.8, gt=0, le=1)
-    """Share of groups with one and the same reward, over three rounds, in which little is left to learn from."""
+    """Fraction of groups without differences in reward, averaged over three rounds, from which this is a symptom."""
     entropy: float = Field(0.1, gt=0, lt=1)
-    """Or half of the groups so, and entropy below this share of the first rounds'."""
+    """Or: half of the groups are without differences and the entropy is below this fraction of that of the first
+    rounds.
+    """
 
 
 class RewardHacking(Gate):
-    """The reward rises while what it stands for falls."""
+    """The reward rises while a monitor or the held-out accuracy falls."""
 
     effect: float = Field(0.2, gt=0)
-    """Rise of the reward, and fall of a monitor, in standard deviations of the first rounds' completions."""
+    """Rise of the reward, and fall of a monitor, from which this is a symptom; in standard deviations over the
+    completions of the first rounds.
+    """
     monitors: list[str] | None = None
-    """Reward functions that should not fall; those of weight 0 where not given."""
+    """Names of rewards that should not fall. Default: those of weight 0."""
 
 
 class LengthExplosion(Gate):
-    """Completions grow without the reward."""
+    """Completions get longer while the reward does not rise."""
 
     ratio: float = Field(2.0, gt=1)
-    """Mean length as a multiple of the first rounds'."""
+    """Mean length from which this is a symptom, as a multiple of that of the first rounds."""
     clipped: float = Field(0.2, gt=0, le=1)
-    """Share of truncated completions from which on growth is too much even where the reward rises."""
+    """Fraction of truncated completions from which this is a symptom even if the reward rises."""
 
 
 class EmptyOutputs(Gate):
-    """Completions shrink to nothing."""
+    """Completions become empty or nearly so."""
 
     ratio: float = Field(0.1, gt=0, lt=1)
-    """Mean length as a share of the first rounds'."""
+    """Mean length up to which this is a symptom, as a fraction of that of the first rounds."""
     min_length: float = Field(2.0, ge=0)
-    """Or mean length in tokens, the end token included."""
+    """Or: mean length up to which this is a symptom, in tokens including the end token."""
 
 
 class ColdStart(Gate):
-    """No signal from the first round on."""
+    """No learning signal in any round so far."""
 
     rounds: int = Field(3, ge=1)
-    """Rounds without signal before it is said."""
+    """Number of rounds without signal from which this is a symptom."""
     zero_std: float = Field(0.9, gt=0, le=1)
-    """Share of groups with one and the same reward in each of them."""
+    """A round has no signal if at least this fraction of its groups is without differences in reward."""
 
 
 class SamplerMismatch(Gate):
-    """Sampler and trainer give the same tokens different log-probs."""
+    """Sampler (vLLM) and trainer give the same tokens different log-probs."""
 
     logp_difference: float = Field(0.1, gt=0)
-    """Mean absolute difference in nats a token; bfloat16 alone makes 0.01 to 0.04."""
+    """Maximum mean absolute difference per token, in nats. Rounding in bfloat16 alone causes 0.01 to 0.04."""
     kl: float = Field(0.01, gt=0)
-    """Or KL of the sampler from the trainer in nats a token (k3); bfloat16 alone makes 0.0001 to 0.002."""
+    """Or: maximum KL between sampler and trainer per token, in nats (k3). Rounding in bfloat16 alone causes 0.0001 to
+    0.002.
+    """
     outside_band: float = Field(0.02, gt=0, lt=1)
-    """Or the share of tokens whose importance weight is outside 0.5 to 2."""
+    """Or: maximum fraction of tokens whose importance weight is below 0.5 or above 2."""
 
 
 class NoMovement(Gate):
-    """The policy is still the warm start."""
+    """The policy is still close to the warm start."""
 
     rounds: int = Field(10, ge=1)
-    """Rounds before it is said; of a run that is over, its last one will do."""
+    """Number of rounds after which this can be a symptom. A shorter run is judged after its last round."""
     kl: float = Field(2e-4, gt=0)
-    """KL from policy 0 in nats a token up to which the policy has not moved. With algorithm.beta 0 it is known of
-    evaluated policies alone.
+    """KL from policy 0 per token, in nats, up to which the policy counts as unmoved. With `algorithm.beta: 0` it is
+    only computed for evaluated policies.
     """
     effect: float = Field(0.1, gt=0)
-    """Change of the reward, in standard deviations of the first rounds' completions, up to which it has not moved."""
+    """Change of the reward up to which it counts as unmoved, in standard deviations over the completions of the first
+    rounds.
+    """
 
 
 class Memory(_Gate):
-    """A stage ran out of memory, as its log says. It failed by itself, so there is nothing to stop."""
+    """A stage ran out of memory, according to its log. The stage has failed, so there is no action `stop`."""
 
     action: Literal["off", "warn"] = "warn"
-    """Whether `rloo diagnose` and the report look for it."""
+    """`warn`: `rloo diagnose` and the report show it. `off`: they do not look for it."""
 
 
 class Gates(Section):
-    """What a run is watched for after each round: off, warn or stop. `rloo diagnose RUN` prints it at any time."""
+    """Symptoms that are looked for after each round, and the action for each. `rloo diagnose RUN` prints them at any
+    time.
+    """
 
     unstable: Unstable = Unstable()
-    """High variance of the gradient."""
+    """Gradient norms that jump."""
     kl_explosion: KlExplosion = KlExplosion()
-    """KL to the reference policy."""
+    """KL from the reference policy."""
     reward_collapse: RewardCollapse = RewardCollapse()
-    """Generations that are all alike."""
+    """Groups without differences in reward."""
     reward_hacking: RewardHacking = RewardHacking()
-    """Reward against monitors and evaluations."""
+    """A reward that rises while monitors or held-out accuracy fall."""
     length_explosion: LengthExplosion = LengthExplosion()
-    """Long completions."""
+    """Completions that get longer."""
     empty_outputs: EmptyOutputs = EmptyOutputs()
-    """Short completions."""
+    """Completions that become empty."""
     cold_start: ColdStart = ColdStart()
-    """The first rounds."""
+    """First rounds without learning signal."""
     sampler_mismatch: SamplerMismatch = SamplerMismatch()
-    """Sampler against trainer."""
+    """Sampler and trainer log-probs that differ."""
     no_movement: NoMovement = NoMovement()
-    """A policy that stays as it was."""
+    """A policy that does not change."""
     memory: Memory = Memory()
-    """Out of memory."""
+    """Stages that ran out of memory."""

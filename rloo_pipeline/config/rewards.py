@@ -1,4 +1,4 @@
-"""Sections on reward functions."""
+"""Sections `rewards` and `scoring`."""
 
 from __future__ import annotations
 
@@ -11,73 +11,78 @@ from rloo_pipeline.config.section import JSON, Section
 
 
 class Reward(Section):
-    """One reward function."""
+    """One reward function. The reward of a completion is the weighted sum over all functions."""
 
     function: str
-    """`module:function` or `file.py:function`, called as TRL calls it."""
+    """`module:function` or `file.py:function`, called with TRL's arguments for reward functions."""
     name: str | None = None
-    """Column and metric name; the function's own name where not given."""
+    """Name of its column and metrics. Default: the name of the function."""
     weight: float = 1.0
-    """Weight in the sum; 0 makes it a monitor that teaches nothing."""
+    """Weight in the sum. A function of weight 0 is recorded but has no effect on training (a monitor)."""
     options: JSON = {}
-    """Further keyword arguments of the function."""
+    """Extra keyword arguments for the function."""
     batch: Literal["rows", "group", "all"] = "rows"
-    """What a call is made of: rows that are scored each by itself (a call has the K completions of a prompt; where it
-    fails or takes too long, its rows are tried one by one), a group whose completions are compared with each other and
-    always stay together, or all rows of the table at once.
+    """Which completions one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails
+    or times out, its rows are tried one by one. `group`: the K completions of a prompt, always together because they
+    are compared with each other. `all`: all rows of the table.
     """
     timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds that a row may take; with `batch: group` or `all` a call may take so many for each of its rows. Then its
-    process is killed. A call of `batch: rows` has this time as a whole before its rows are tried one by one.
+    """Time limit per row in seconds; at the limit the worker process is killed. With `batch: group` or `all` a call
+    gets this time for each of its rows. With `batch: rows` a call gets it once for all its rows, and each row that is
+    then tried alone gets it again.
     """
     on_timeout: Literal["none", "value", "fail"] = "none"
-    """What a row gets that takes longer: no score, timeout_value, or the stage fails."""
+    """Result of a row that exceeds the time limit. `none`: no score. `value`: `timeout_value`. `fail`: the stage fails.
+    """
     timeout_value: float | None = Field(None, allow_inf_nan=False)
-    """Score of a row that took too long, where on_timeout is value."""
+    """Score of a row that exceeds the time limit; required by, and only allowed with, `on_timeout: value`."""
     on_error: Literal["fail", "none"] = "fail"
-    """What an exception, or the end of the process, comes to: the stage fails and names the row, or the row has no
-    score and the table says why. Wrong output (a wrong length, NaN) always fails.
+    """Result of an exception or a crash of the worker process. `fail`: the stage fails and names the row. `none`: the
+    row gets no score, and the column `error` of the scores has the reason. Invalid output (wrong length, NaN) always
+    fails.
     """
     gpus: int = Field(0, ge=0)
-    """GPUs that the function needs. With 1 or more it is scored in a job of its own (rule `score_alone`) that asks for
-    them, in one process; in checks and evaluations it has those of the job, after the sampler has left them.
+    """GPUs that the function needs. With 1 or more it runs in a separate job (rule `score_alone`) that requests them,
+    in one process. In the checks and evaluations it uses the GPUs of that job, after the sampler has released them.
     """
     threads: int = Field(1, ge=1)
-    """Threads of OpenMP and the like that each of its processes may use; at most `scoring.workers` / `threads` of them
-    then compute at a time.
+    """Threads (OpenMP and similar) that each of its worker processes may use. At most `scoring.workers` / `threads` of
+    them compute at the same time.
     """
     concurrency: int = Field(32, ge=1)
-    """Rows that an async function may have under way at once, in calls of a group each; at least one call."""
+    """Maximum number of rows that an async function processes at the same time, in calls of one group each. At least
+    one call is always allowed.
+    """
 
     @model_validator(mode="after")
-    def _late_value(self) -> Self:
+    def _check_timeout_value(self) -> Self:
         if (self.on_timeout == "value") != (self.timeout_value is not None):
-            raise ValueError("on_timeout: value and timeout_value go together; give both or neither")
+            raise ValueError("on_timeout: value and timeout_value go together; set both or neither")
         return self
 
     @model_validator(mode="after")
-    def _named_like_a_folder(self) -> Self:
+    def _check_folder_name(self) -> Self:
         if self.gpus and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.column):
             raise ValueError(
-                f"'{self.column}' will be a folder, since gpus is given; give it a `name` of plain letters"
+                f"'{self.column}' names a folder, since gpus is set; set a `name` of letters, digits, '.', '_' and '-'"
             )
         return self
 
     @property
     def column(self) -> str:
-        """The name under which scores are stored."""
+        """Name of the column that holds its scores."""
         return self.name or self.function.rpartition(":")[2]
 
     def decides(self) -> JSON:
-        """The keys that a score depends on once there is one: a stage that would have failed has made none."""
-        left_out = {"on_error", "threads", "concurrency"} | ({"timeout"} if self.on_timeout == "fail" else set())
-        return self.model_dump(mode="json", exclude=left_out)
+        """The keys that scores depend on. Keys that only decide whether the stage fails are not among them."""
+        no_effect = {"on_error", "threads", "concurrency"} | ({"timeout"} if self.on_timeout == "fail" else set())
+        return self.model_dump(mode="json", exclude=no_effect)
 
 
 class Scoring(Section):
-    """Where reward functions run; changes no score."""
+    """Worker processes of the reward functions. Changes no score."""
 
     workers: int = Field(1, ge=1)
-    """Processes that call reward functions at a time, of the job that scores: one a core. Async functions have a
-    further one each.
+    """Number of processes of a scoring job that call reward functions, one per CPU core. Each async function has one
+    more process.
     """

@@ -1,7 +1,7 @@
-"""A whole run: all sections, what they must agree on, and `STAGES`: which of them each stage gets.
+"""The configuration of a whole run, the checks across its sections, and `STAGES`: the sections of each stage.
 
-A stage is given its sections alone (`Config.only`), and Snakemake runs it again when one that decides its result
-changes, so the two can never disagree.
+A stage gets only its own sections (`Config.only`), and Snakemake reruns it when one that decides its result changes
+(`Config.params`). Both come from `STAGES`, so a stage cannot read a key without being rerun for it.
 """
 
 from __future__ import annotations
@@ -23,137 +23,131 @@ TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
     *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
 )
-"""Names that the tables use themselves."""
+"""Columns of the tables of a run; a reward cannot have one of these names."""
 
 
 class Report(Section):
-    """The page at the end."""
+    """The page report.html at the end of a run."""
 
     title: str | None = None
-    """Heading of report.html; the run's name where not given."""
+    """Heading of the page. Default: the name of the run."""
     note: str | None = None
-    """A paragraph under the heading."""
+    """Paragraph under the heading."""
     task_column: str | None = None
-    """Column of the held-out rows that names a row's task: the page then gives each reward function task by task."""
+    """Column of the held-out rows with the name of each row's task. The page then shows every reward per task."""
 
 
 class Container(Section):
-    """The image that stages run in with `snakemake --sdm apptainer`; without that they run in the local environment."""
+    """Container image of the stages, used with `snakemake --sdm apptainer`. Otherwise stages run in the local
+    environment.
+    """
 
     image: str | None = None
-    """Path or address of an image; where not given, the one that `make images` builds into images/."""
+    """Path or URI of an image. Default: the image that `make images` builds in images/."""
     binds: list[str] = []
-    """Folders that stages see in it besides the working folder, the caches, TMPDIR, and what this configuration
-    names.
+    """Additional folders to mount. The working folder, the caches, TMPDIR and the paths in this configuration are
+    always mounted.
     """
 
 
 class Config(Section):
-    """One run."""
+    """Configuration of one run."""
 
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run: its files lie in results/<run>/."""
+    """Name of the run. Its files are in results/<run>/."""
     rounds: int = Field(ge=1)
-    """Rounds of rollout, score, reference and update. A larger number goes on where a finished run ended."""
+    """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
     seed: int = Field(0, ge=0)
-    """Seed of everything that is drawn."""
+    """Random seed of the run: model building, prompt order, sampling, training."""
     keep_every: int = Field(1, ge=1)
-    """Policies kept for good: every n-th, and the last."""
+    """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
     workers: Literal["auto", "always", "never"] = "auto"
-    """Whether engines stay alive between rounds where Snakemake and its jobs are on one machine. They change no result
-    and hold memory: sampler, reference and trainer at once. `auto`: where there is no GPU; `always`: there too, where
-    they take turns.
+    """Whether engines stay loaded between rounds when Snakemake and its jobs run on one machine. `auto`: only on
+    machines without a GPU. `always`: also with GPUs, where the engines take turns. Workers change no result and hold
+    memory for sampler, reference and trainer at the same time.
     """
     report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
-    """Where the metrics of the rounds go besides metrics.json. TensorBoard's files are always written; `wandb` is a
-    folder for `wandb sync` in results/<run>/wandb/, `mlflow` a store in results/<run>/mlflow/ or where
-    MLFLOW_TRACKING_URI says.
+    """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
+    writes an offline folder results/<run>/wandb/ for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
+    set, otherwise to results/<run>/mlflow/.
     """
     data_dir: str | None = None
-    """Folder that relative dataset paths are looked up in."""
+    """Folder in which relative dataset paths are looked up. Default: the working folder."""
     model: Model
     """The model to train."""
     dataset: Dataset
-    """The prompts."""
+    """Training and evaluation prompts."""
     warmstart: Warmstart = Warmstart()
-    """Policy 0."""
+    """Starting policy (policy 0)."""
     checks: Checks = Checks()
-    """Trial of policy 0."""
+    """Checks of policy 0 before the first round."""
     rollout: Rollout = Rollout()
-    """Sampling."""
+    """Sampling of completions."""
     vllm: Vllm = Vllm()
-    """Sampling engine."""
+    """Resources of the sampling engine."""
     rewards: list[Reward] = Field(min_length=1)
     """Reward functions."""
     scoring: Scoring = Scoring()
     """Processes for the reward functions."""
     algorithm: Algorithm = Algorithm()
-    """RLOO."""
+    """Policy-gradient algorithm."""
     update: Update = Update()
-    """Optimization."""
+    """Optimizer and learning rate."""
     deepspeed: Deepspeed = Deepspeed()
-    """Training engine."""
+    """Resources of the training engine."""
     correct: Correct = Correct()
-    """Right answers."""
+    """Definition of a right completion."""
     evaluation: Evaluation = Evaluation()
     """Held-out evaluation."""
     gates: Gates = Gates()
-    """Symptoms that a run is watched for."""
+    """Symptoms that are looked for after each round."""
     report: Report = Report()
-    """Report."""
+    """Report page."""
     container: Container = Container()
-    """Image."""
+    """Container image."""
 
     @field_validator("report_to", mode="before")
     @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
-        """As in transformers, where `report_to: wandb` does as well."""
+    def _accept_one_name(cls, value: Any) -> Any:
+        """`report_to: wandb` works too, as in transformers."""
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_reward_names(self) -> Self:
         columns = [reward.column for reward in self.rewards]
-        if taken := sorted(set(columns) & set(TABLE_COLUMNS)):
-            raise ValueError(f"rewards: '{taken[0]}' is a column of the tables; give that function another `name`")
-        if len(set(columns)) < len(columns):
+        if reserved := sorted(set(columns) & set(TABLE_COLUMNS)):
             raise ValueError(
-                f"rewards: two functions share a name ({', '.join(columns)}); give one a `name` of its own"
+                f"rewards: '{reserved[0]}' is a column of the tables; set another `name` for that function"
             )
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"rewards: two functions share a name ({', '.join(columns)}); set a `name` for one")
         for key, name in [
             ("correct.reward", self.correct.reward),
             ("checks.format_reward", self.checks.format_reward),
-            *(("evaluation.breakdown", b) for b in self.evaluation.breakdown),
+            *(("evaluation.breakdown", name) for name in self.evaluation.breakdown),
             *(("gates.reward_hacking.monitors", name) for name in self.gates.reward_hacking.monitors or ()),
         ]:
             if name is not None and name not in columns:
                 raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
-        if self.rollout.num_prompts % self.algorithm.steps_per_generation:
+        return self
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        steps, every, cache = (
+            self.algorithm.steps_per_generation,
+            self.evaluation.every,
+            self.algorithm.response_length.overlong_cache,
+        )
+        if self.rollout.num_prompts % steps:
             raise ValueError(
-                f"algorithm.steps_per_generation ({self.algorithm.steps_per_generation}) does not divide the "
-                f"{self.rollout.num_prompts} prompts of a round"
+                f"algorithm.steps_per_generation ({steps}) does not divide the {self.rollout.num_prompts} prompts of a "
+                "round"
             )
-        if self.evaluation.every is not None and self.evaluation.every % self.keep_every:
+        if every is not None and every % self.keep_every:
             raise ValueError(
-                f"evaluation.every ({self.evaluation.every}) is no multiple of keep_every ({self.keep_every}): the "
-                "policies between are not kept"
+                f"evaluation.every ({every}) is not a multiple of keep_every ({self.keep_every}), so some of these "
+                "policies are not kept; change one of the two"
             )
-        cut, algorithm = self.rollout.cut_by, self.algorithm
-        other = next((reward for reward in self.rewards if reward.weight not in (0, 1)), None)
-        if algorithm.advantage in estimators("of_success") and other is not None:
-            raise ValueError(
-                f"algorithm.advantage: {algorithm.advantage} is of scores 0 and 1, and the reward {other.column} has "
-                f"weight {other.weight:g}; give weight 1 to what decides, which must be 0 or 1, and 0 to the others"
-            )
-        compared = {
-            "old_logps: sampler": algorithm.old_logps == "sampler",
-            f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",
-        }
-        for key in (key for key, on in compared.items() if cut and on):
-            raise ValueError(
-                f"algorithm.{key} cannot be used with rollout.{cut}, since the sampler's log-probs are then of the cut "
-                "distribution and the trainer's are not; leave one of the two out"
-            )
-        cache = algorithm.response_length.overlong_cache
         if cache is not None and cache > self.rollout.max_completion_length:
             raise ValueError(
                 f"algorithm.response_length.overlong_cache ({cache}) exceeds rollout.max_completion_length "
@@ -161,56 +155,77 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_algorithm(self) -> Self:
+        cut, algorithm = self.rollout.cut_by, self.algorithm
+        weighted = next((reward for reward in self.rewards if reward.weight not in (0, 1)), None)
+        if algorithm.advantage in estimators("of_success") and weighted is not None:
+            raise ValueError(
+                f"algorithm.advantage: {algorithm.advantage} needs scores 0 and 1, and the reward {weighted.column} "
+                f"has weight {weighted.weight:g}; set weight 1 for the reward that decides, which must be 0 or 1, and "
+                "weight 0 for the others"
+            )
+        compares_logps = {
+            "old_logps: sampler": algorithm.old_logps == "sampler",
+            f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",
+        }
+        for key in (key for key, is_set in compares_logps.items() if cut and is_set):
+            raise ValueError(
+                f"algorithm.{key} cannot be used with rollout.{cut}: the sampler's log-probs are those of the cut "
+                "distribution and the trainer's are not; leave one of the two out"
+            )
+        return self
+
     @property
     def trackers(self) -> list[str]:
-        """What `report_to` names besides TensorBoard, each once."""
+        """Trackers in `report_to` other than TensorBoard, without duplicates."""
         return [name for name in dict.fromkeys(self.report_to) if name != "tensorboard"]
 
     @property
     def tries_model(self) -> bool:
-        """Whether the model as it is is tried first, to see whether it needs SFT."""
+        """Whether the checks run on the untrained model first, to decide whether it needs SFT."""
         return self.warmstart.sft is not None and self.warmstart.train == "auto"
 
     @property
     def evaluated(self) -> dict[str, int]:
-        """The evaluations of the run and the round of the policy that each is of, in order."""
+        """Names of the evaluations, in order, and for each the round whose policy it evaluates."""
         every = self.evaluation.every
         between = [] if every is None else range(every, self.rounds, every)
         return {"warmstart": 0, **{f"{number:05d}": number for number in between}, "final": self.rounds}
 
     @property
     def uses_reference(self) -> bool:
-        """Whether any update needs log-probs of the reference policy."""
+        """Whether updates need log-probs of the reference policy."""
         return self.algorithm.beta != 0
 
     def only(self, stage: str) -> Self:
-        """The part of the configuration that `stage` may read; touching any other section is an AttributeError."""
-        part = self.model_copy()
+        """A copy with the sections that `stage` may read; access to any other section raises AttributeError."""
+        copy = self.model_copy()
         for section in type(self).model_fields.keys() - {*STAGES[stage].decides, *STAGES[stage].reads}:
-            del part.__dict__[section]
-        return part
+            del copy.__dict__[section]
+        return copy
 
     def params(self, stage: str) -> JSON:
-        """What decides the result of `stage`, as plain JSON: when it changes, Snakemake runs the stage again."""
-        made: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
-        if "rewards" in made:
-            made["rewards"] = [reward.decides() for reward in self.rewards]
-        return made
+        """Everything that decides the result of `stage`, as plain JSON. Snakemake reruns the stage when it changes."""
+        params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
+        if "rewards" in params:
+            params["rewards"] = [reward.decides() for reward in self.rewards]
+        return params
 
 
 class Sections(NamedTuple):
-    """The sections of the configuration that a stage gets."""
+    """Sections of the configuration that a stage gets."""
 
     decides: tuple[str, ...]
-    """Those that its result depends on."""
+    """Sections that its result depends on."""
     reads: tuple[str, ...] = ()
-    """Those that say where and how it runs only, or what it tells people beside its result."""
+    """Sections that only affect where and how it runs, or what it reports besides its result."""
     but: Mapping[str, set[str]] = {}
-    """Keys of the first ones that do not."""
+    """Keys of `decides` sections that do not affect the result."""
 
 
 _LENGTHS = ("rollout", "evaluation")
-"""Of these the lengths of completions are held against the model's context."""
+"""Sections whose completion lengths are checked against the context of the model."""
 _OTHERS = {"evaluation": {"every", "harness"}}
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
 _MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type"}

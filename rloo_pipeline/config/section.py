@@ -1,18 +1,23 @@
-"""What every section of the configuration is."""
+"""Base class of all sections of the configuration."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-
-
 JSON = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A section: no unknown keys, no changes after loading, docstrings are the descriptions."""
+    """A section: refuses unknown keys, is immutable, and takes the docstring under each field as its description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    """The section class that a field's annotation holds: alone, optional, or as the entries of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((section for part in get_args(annotation) if (section := section_in(part))), None)

@@ -62,7 +62,7 @@ def test_kept_policies_are_evaluated_as_often_as_asked(project) -> None:
     names = {file.split("/")[1] for file in planned if file.startswith("evaluation/")}
     assert names == {"warmstart", "00002", "00004", "final"}
     outcome = project.snakemake("--dry-run", keep_every=2, evaluation={"every": 3})
-    assert "evaluation.every (3) is no multiple of keep_every (2)" in outcome.stdout + outcome.stderr
+    assert "evaluation.every (3) is not a multiple of keep_every (2)" in outcome.stdout + outcome.stderr
 
 
 def test_benchmarks_are_run_on_every_evaluated_policy(project) -> None:

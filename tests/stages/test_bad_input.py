@@ -111,7 +111,7 @@ def test_a_bad_configuration_is_a_sentence(name, tmp_path, tiny_model) -> None:
     [
         ({"rollout": {"max_completion_length": 5000}}, "", "the model's context is 256 tokens"),
         ({"dataset": {"user_prompt": "{qestion}"}}, "", "train.jsonl: no column 'qestion'"),
-        ({}, "seed: 1\nseed: 2\n", "test.yaml: key 'seed' stands twice"),
+        ({}, "seed: 1\nseed: 2\n", "test.yaml: key 'seed' occurs twice"),
     ],
 )
 def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_path, tiny_model) -> None:

@@ -9,10 +9,10 @@ from rloo_pipeline.checks.evidence import Evidence, TokenFacts
 from rloo_pipeline.checks.mixing import Mixing, fit
 from rloo_pipeline.checks.registry import CHECKS
 from rloo_pipeline.checks.verdicts import judge, verdict_of
-from rloo_pipeline.config import Limits
+from rloo_pipeline.config import CheckLimits
 
 PROMPTS, SAMPLES = 40, 8
-LIMITS = Limits().by_name("float32")
+LIMITS = CheckLimits().by_name("float32")
 TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,), (2,), (2, "</s>"))
 
 
@@ -161,7 +161,7 @@ def test_in_16_bits_a_wrong_mask_is_distinguished_from_rounding(dtype) -> None:
         differences = np.full(1000, mean)
         differences[:60], differences[0] = above, largest
         differences[60:] += (mean - differences.mean()) * 1000 / 940
-        limits = Limits().by_name(dtype)
+        limits = CheckLimits().by_name(dtype)
         results = {
             result["name"]: result for result in judge(healthy(dtype=dtype, differences=differences), limits, ())
         }

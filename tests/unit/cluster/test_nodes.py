@@ -31,5 +31,5 @@ def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> N
     spread = mini(deepspeed={"processes": 4, "nodes": 2})
     together = mini(deepspeed={"processes": 4})
     assert validate(spread, "a").params("update") == validate(together, "b").params("update")
-    with pytest.raises(UserError, match=r"nodes \(3\) does not divide processes \(4\)"):
+    with pytest.raises(UserError, match=r"processes \(4\) is not a multiple of nodes \(3\)"):
         validate(mini(deepspeed={"processes": 4, "nodes": 3}), "c")

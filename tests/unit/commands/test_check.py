@@ -13,7 +13,7 @@ from rich.console import Console
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.commands.check import check, look
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.loading import Asked
+from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs, places
 
@@ -184,10 +184,10 @@ def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> No
 def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_path) -> None:
     console = Console(width=160, file=io.StringIO())
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(case().model_dump(mode="json")))
-    check(Asked(tmp_path / "run.yaml"), console)
+    check(ConfigArguments(tmp_path / "run.yaml"), console)
     assert f"snakemake --cores all --configfile {tmp_path}/run.yaml" in console.file.getvalue()
     with pytest.raises(UserError, match=r"run\.yaml: 1 problem, see above"):
-        check(Asked(tmp_path / "run.yaml", ["dataset={train: {path: none.jsonl}}"]), console)
+        check(ConfigArguments(tmp_path / "run.yaml", ["dataset={train: {path: none.jsonl}}"]), console)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_pa
     config = case(model={"name_or_path": "no/such-model", "revision": "v1"})
     with pytest.raises(UserError, match=r"hf download no/such-model config\.json --revision v1"):
         inputs.shape(config)
-    words = Asked(Path("my run.yaml"), ["rounds=3"]).words
-    assert inputs.fetch_all(config, words) == (
+    arguments = ConfigArguments(Path("my run.yaml"), ["rounds=3"]).snakemake_arguments
+    assert inputs.fetch_all(config, arguments) == (
         "snakemake --cores 1 --configfile 'my run.yaml' --config rounds=3 -- results/mini/assets"
     )
     (space, *_) = places.space(tmp_path, None)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import MINI, mini
 
-from rloo_pipeline.config.loading import Asked, load, look_at, validate
+from rloo_pipeline.config.loading import ConfigArguments, load, refuse_duplicate_keys, validate
 from rloo_pipeline.errors import UserError
 
 TEXT = MINI.read_text()
@@ -40,8 +40,8 @@ def said_of(folder: Path, text: str) -> str:
         ("checks: {probe_prompts: 16}", "checks:", ": checks: the section is empty; give it a key, or leave it out"),
         ("vllm: {threads: 1}", "vllm: 1", ": vllm: must be a section with keys of its own (gpu_memory_utilization"),
         ("update: {", "update: {lora: {target_modules: 3}, ", ": update.lora.target_modules: Input should be a valid"),
-        ("seed: 1", "seed: 1\nseed: 2", ": key 'seed' stands twice, in lines 3 and 4; take one out"),
-        ("{beta: 0.05", "{beta: 0, beta: 0.05", ": key 'beta' stands twice, in lines 28 and 28"),
+        ("seed: 1", "seed: 1\nseed: 2", ": key 'seed' occurs twice, in lines 3 and 4; remove one"),
+        ("{beta: 0.05", "{beta: 0, beta: 0.05", ": key 'beta' occurs twice, in lines 28 and 28"),
         ("seed: 1", "seed 1", ", line 4: not valid YAML: could not find expected ':'"),
         (
             "  dtype: float32",
@@ -73,16 +73,19 @@ def test_a_file_that_is_not_there_or_not_text_is_a_sentence(tmp_path) -> None:
 def test_two_equal_keys_are_found_where_snakemake_reads_the_file(tmp_path) -> None:
     file = tmp_path / "over.yaml"
     file.write_text("base: &base {seed: 1}\nother: {<<: *base, seed: 2}\n")
-    look_at([file])
+    refuse_duplicate_keys([file])
     file.write_text("rollout:\n  shards: 1\n  temperature: 1\n  shards: 2\n")
-    with pytest.raises(UserError, match=r"over\.yaml: key 'shards' stands twice, in lines 2 and 4"):
-        look_at([file])
+    with pytest.raises(UserError, match=r"over\.yaml: key 'shards' occurs twice, in lines 2 and 4"):
+        refuse_duplicate_keys([file])
 
 
 def test_changes_are_laid_over_the_file_as_snakemake_does() -> None:
-    asked = Asked(MINI, ["rounds=5", "rollout={shards: 4}", "data_dir=my data"])
-    assert asked.config == validate(mini(rounds=5, rollout={"shards": 4}, data_dir="my data"), "test")
-    assert asked.words == f"--configfile {MINI} --config rounds=5 'rollout={{shards: 4}}' 'data_dir=my data'"
-    assert Asked(MINI).config == validate(yaml.safe_load(TEXT), "test")
+    arguments = ConfigArguments(MINI, ["rounds=5", "rollout={shards: 4}", "data_dir=my data"])
+    assert arguments.config == validate(mini(rounds=5, rollout={"shards": 4}, data_dir="my data"), "test")
+    assert (
+        arguments.snakemake_arguments
+        == f"--configfile {MINI} --config rounds=5 'rollout={{shards: 4}}' 'data_dir=my data'"
+    )
+    assert ConfigArguments(MINI).config == validate(yaml.safe_load(TEXT), "test")
     with pytest.raises(UserError, match="--config rounds: write it as KEY=VALUE"):
         load(MINI, ["rounds"])

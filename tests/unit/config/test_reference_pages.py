@@ -23,7 +23,7 @@ def test_every_key_is_documented() -> None:
         for name, field in model.model_fields.items():
             if not field.description:
                 yield above + name
-            if inner := TOOL["_model_in"](field.annotation):
+            if inner := TOOL["section_in"](field.annotation):
                 yield from undocumented(inner, f"{above}{name}.")
 
     assert list(undocumented(Config)) == []
