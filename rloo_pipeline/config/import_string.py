@@ -1,4 +1,4 @@
-"""Functions named in a configuration: `module:function` or `path/file.py:function`."""
+"""Functions that a configuration names as `module:function` or `path/file.py:function`."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from rloo_pipeline.errors import UserError, did_you_mean
 
 
 def source_of(reference: str) -> Path | None:
-    """The file that a reference points into, without importing it; None for what has no file of its own.
+    """The file of the module in a reference, without importing it; None if the module has no file.
 
     Raises:
-        UserError: the reference is malformed or points to nothing.
+        UserError: the reference is malformed, or there is no such file or module.
     """
-    where, colon, name = reference.rpartition(":")
-    if not colon or not where or not name:
+    module, colon, name = reference.rpartition(":")
+    if not colon or not module or not name:
         raise UserError(f"'{reference}': write `module:function` or `path/file.py:function`")
-    if where.endswith(".py"):
-        path = Path(where)
+    if module.endswith(".py"):
+        path = Path(module)
         if not path.is_file():
             raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()})")
         return path
     try:
-        spec = importlib.util.find_spec(where)
+        spec = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
         spec = None
     if spec is None:
-        raise UserError(f"'{reference}': no module {where}; install it, or name a file as path/file.py:{name}")
+        raise UserError(f"'{reference}': no module {module}; install it, or name a file as path/file.py:{name}")
     return Path(spec.origin) if spec.has_location and spec.origin else None
 
 
 def check(reference: str) -> Path | None:
-    """The file that a reference points into, once a look at its text shows the function; nothing is imported.
+    """Checks that a reference names a function, by the text of its file; nothing is imported. Returns the file.
 
     Raises:
-        UserError: the reference is malformed, or the file or the function is not there.
+        UserError: the reference is malformed, or there is no such file, module or function.
     """
     path = source_of(reference)
-    where, _, name = reference.rpartition(":")
+    module, _, name = reference.rpartition(":")
     if path is not None and path.suffix == ".py":
         try:
-            names = _defined(path.read_text(encoding="utf-8"))
+            names = _top_level_names(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: not valid Python ({error})") from error
         if name not in names:
-            raise UserError(f"'{reference}': {where} has no function {name}{did_you_mean(name, names)}")
+            raise UserError(f"'{reference}': {module} has no function {name}{did_you_mean(name, names)}")
     return path
 
 
 @lru_cache(32)
-def _defined(text: str) -> frozenset[str]:
-    """Names that a file's text binds at its top level: functions, classes, imports, assignments."""
+def _top_level_names(text: str) -> frozenset[str]:
+    """Functions, classes, imports and variables at the top level of a Python file."""
     import ast
 
     names: set[str] = set()
@@ -71,55 +71,53 @@ def _defined(text: str) -> frozenset[str]:
 
 
 def load(reference: str) -> Callable[..., Any]:
-    """The function itself.
+    """Imports the function.
 
     Raises:
-        UserError: the reference points to nothing, or the import failed.
+        UserError: there is no such file, module or function, or the import fails.
     """
     path = source_of(reference)
-    where, _, name = reference.rpartition(":")
+    module_name, _, name = reference.rpartition(":")
     try:
-        module = _from_file(path) if where.endswith(".py") and path else importlib.import_module(where)
+        module = _import_file(path) if path and module_name.endswith(".py") else importlib.import_module(module_name)
     except Exception as error:
-        line = place(error, reference)
-        raise UserError(
-            f"'{reference}': importing {where} failed with {type(error).__name__}: {error}{line}"
-        ) from error
-    function = getattr(module, name, None)
+        reason = f"{type(error).__name__}: {error}{error_location(error, reference)}"
+        raise UserError(f"'{reference}': importing {module_name} failed with {reason}") from error
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"'{reference}': {where} has no function {name}{did_you_mean(name, vars(module))}")
-    found: Callable[..., Any] = function
-    return found
+        raise UserError(f"'{reference}': {module_name} has no function {name}{did_you_mean(name, vars(module))}")
+    return function
 
 
-def place(error: BaseException, reference: str) -> str:
-    """Where in a user's files an exception was raised: ` (mine.py, line 12)`, the innermost line of the function's own
-    file or of one below its folder. Empty where none of them had a part in it.
+def error_location(error: BaseException, reference: str) -> str:
+    """Where in the user's files an exception was raised, such as ` (mine.py, line 12)`: the innermost frame in the
+    function's own file or in a file below its folder. Empty if there is none.
 
     Args:
-        error: raised by a function or its import.
+        error: raised by the function or by its import.
         reference: to the function.
     """
     import traceback
 
     source = source_of(reference)
-    if source is None or isinstance(error, SyntaxError):  # that names the line itself
+    if source is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
         return ""
     own, folder, package = source.resolve(), source.resolve().parent, Path(__file__).resolve().parent
-    found = ""
+    location = ""
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename).resolve()
-        beside = file.is_relative_to(folder) and not file.is_relative_to(package)
-        if file == own or (beside and not {"site-packages", "dist-packages"} & set(file.parts)):
-            found = f" ({file.relative_to(folder)}, line {frame.lineno})"
-    return found
+        below_folder = file.is_relative_to(folder) and not file.is_relative_to(package)
+        if file == own or (below_folder and not {"site-packages", "dist-packages"} & set(file.parts)):
+            location = f" ({file.relative_to(folder)}, line {frame.lineno})"
+    return location
 
 
-def _from_file(path: Path) -> Any:
-    """A module from a file, under a name of its own so that two files of one name do not collide. It can import what
-    lies beside it, as a script can; what is installed comes first.
+def _import_file(path: Path) -> Any:
+    """Imports a file under a unique module name, so that two files of the same name do not collide.
+
+    The file can import its neighbours, as a script can; installed packages take precedence.
     """
-    import hashlib  # here, as ast above: every worker that scores imports this module and needs neither
+    import hashlib  # every scoring worker imports this module, and most need neither hashlib nor ast
 
     name = f"rloo_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.config.error_messages import first_problem
+from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError, did_you_mean
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -69,17 +70,8 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
         key, equals, value = change.partition("=")
         if not equals:
             raise UserError(f"--config {change}: write it as KEY=VALUE, such as rounds=20")
-        raw = _merge(raw, {key: _parse(value, f"--config {change}")})
+        raw = merge(raw, {key: _parse(value, f"--config {change}")})
     return validate(raw, origin)
-
-
-def _merge(raw: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with the keys of `change`, sections merged key by key, as Snakemake does it."""
-    merged = dict(raw)
-    for key, value in change.items():
-        are_sections = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if are_sections else value
-    return merged
 
 
 def refuse_duplicate_keys(files: Iterable[Path]) -> None:

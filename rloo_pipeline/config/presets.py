@@ -1,8 +1,8 @@
-"""Presets: values of the configuration's section `algorithm` by name, where the user gave none.
+"""Presets: named values for the section `algorithm`, used for the keys that the user leaves out.
 
-A system's name stands for that system's own RLOO; docs/algorithms.md has the sources and what differs all the same. A
-preset spells its definition out, so that a later default of this package does not change it. steps_per_generation
-belongs to the batch and is in none of them.
+The name of a system stands for that system's RLOO; docs/algorithms.md has the sources and the remaining differences. A
+preset sets every key that defines its algorithm, so that a new default of this package does not change it.
+`steps_per_generation` belongs to the batch and is in no preset.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import did_you_mean
 
 Values = Mapping[str, Any]
@@ -29,20 +30,20 @@ _PLAIN: Values = {
     "mismatch": {"correction": "none"},
     "num_iterations": 1,
 }
-"""What most have in common: PPO's clip at 0.2, one pass, and nothing that is optional."""
+"""Common to most presets: PPO's clip at 0.2, one pass, all options off."""
 _COMPLETIONS: Values = {**_PLAIN, "importance_sampling_level": "sequence", "loss_agg_mode": "sequence"}
 """A completion is one action."""
 _TOKENS: Values = {**_PLAIN, "importance_sampling_level": "token", "loss_agg_mode": "token_mean"}
-"""A token is an action; all tokens of a step count alike."""
+"""A token is an action; all tokens of a step have the same weight."""
 
 
 def _kl(placement: str, estimator: str) -> Values:
-    """The section `kl`."""
+    """Values of the section `kl`."""
     return {"placement": placement, "estimator": estimator, "bias_correction": False}
 
 
 _NO_KL: Values = {"beta": 0.0, "kl": _kl("loss", "k3")}
-"""A beta of the user's own goes into the loss, where no estimator divides by it, with GRPO's estimate."""
+"""If the user sets a beta, the KL goes into the loss, where no estimator divides by it, with GRPO's k3."""
 
 PRESETS: Mapping[str, Values] = {
     # arXiv 2402.14740, sections 2.2 and 2.3; beta is that of its Anthropic-HH runs (appendix C)
@@ -71,7 +72,7 @@ PRESETS: Mapping[str, Values] = {
         "kl": _kl("loss", "k1"),
         "loss_agg_mode": "sequence_mean_token_mean",
     },
-    # this package's own, whatever its defaults are
+    # the defaults of this package
     "rloo": {},
     # arXiv 2402.03300, equations 3 and 4, section 4.2; epsilon is PPO's
     "grpo": {
@@ -117,25 +118,16 @@ PRESETS: Mapping[str, Values] = {
 }
 
 
-def fill(given: Values) -> dict[str, Any]:
-    """What the user gave for `algorithm`, over the values of the preset that it names; sections key by key.
+def fill(values: Values) -> dict[str, Any]:
+    """The user's values for `algorithm`, with missing keys from the preset that they name; nested sections key by key.
 
     Raises:
         ValueError: there is no such preset.
     """
-    name = given.get("preset")
+    name = values.get("preset")
     if name is None:
-        return dict(given)
+        return dict(values)
     if not isinstance(name, str) or name not in PRESETS:
-        near = did_you_mean(str(name), PRESETS) or f"; there are {', '.join(PRESETS)}"
-        raise ValueError(f"no preset '{name}'{near}")
-    return _over(PRESETS[name], given)
-
-
-def _over(values: Values, given: Values) -> dict[str, Any]:
-    """`given` laid over `values`."""
-    made = {**values, **given}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
-            made[key] = _over(value, given[key])
-    return made
+        suggestion = did_you_mean(str(name), PRESETS) or f"; there are {', '.join(PRESETS)}"
+        raise ValueError(f"no preset '{name}'{suggestion}")
+    return merge(PRESETS[name], values)

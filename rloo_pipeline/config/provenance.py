@@ -1,11 +1,11 @@
-"""Digests of the code that makes a stage's result, so that an edit reruns the stages it touches and no others.
+"""Digests of the code behind each stage, so that an edit reruns the stages it affects and no others.
 
-The digest of a stage covers its own file, every module of this package that it imports, directly or through others,
-and the files of functions that the configuration names, with what they import from beside them. Modules that cannot
-change a result are left out, and so are imports for type checkers.
+The digest of a stage covers its own file, every module of this package that it imports, directly or indirectly, and the
+files of functions that the configuration names, with the modules that these import from their own folder. Modules that
+cannot change a result are left out, and so are imports under `if TYPE_CHECKING:`.
 
-Of a Python file it takes the syntax tree, in a form that is the same in Python 3.11 to 3.13: comments, docstrings and
-layout change nothing.
+A Python file is digested as a syntax tree, in a form that is the same in Python 3.11 to 3.13, so comments, docstrings
+and layout do not count.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ WITHOUT_EFFECT = {
     *("trackers.events", "rollout.swap_check", "training.formats", "training.lora_support"),
     *("training.model_support", "training.model_types", "training.self_check"),
 }
-"""Modules and packages whose code says where, when and how a result is written or told, and never what it is."""
+"""Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
+"""
 READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}
-"""Names by which code reads docstrings or comments; where a user's code has one, they count."""
+"""Names by which code can read docstrings or comments. If a user's code has one, these count in the digest."""
 
 
 def source_digest(stage: str, config: Config) -> str:
-    """Short digest of all code behind `stage` under this configuration.
+    """Digest (16 hex digits) of all code behind `stage` under this configuration.
 
     Raises:
-        UserError: the configuration names a function that is not there.
+        UserError: the configuration names a function that does not exist.
     """
-    decides = STAGES[stage].decides
-    named = [import_string.check(reference) for reference in functions(config, decides)]
-    own = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
-    closures = [_closure(start.resolve()) for start in (own, *named) if start is not None]
-    files = {(_name(file), _digest(file, as_written)) for closure in closures for file, as_written in _read(closure)}
-    digest = hashlib.sha256()
-    for name, of_file in sorted(files):
-        digest.update(f"{name} {of_file}\n".encode())
-    return digest.hexdigest()[:16]
+    user_files = [import_string.check(reference) for reference in functions(config, STAGES[stage].decides)]
+    stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
+    closures = [_closure(file.resolve()) for file in (stage_file, *user_files) if file is not None]
+    digests = {(_name(file), _digest(file, text)) for closure in closures for file, text in _with_text_flag(closure)}
+    total = hashlib.sha256()
+    for name, digest in sorted(digests):
+        total.update(f"{name} {digest}\n".encode())
+    return total.hexdigest()[:16]
 
 
 def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
-    """References to functions in these sections, as the configuration has them."""
+    """Import strings of the functions that these sections of the configuration name."""
     if "rewards" in sections:
         yield from (reward.function for reward in config.rewards)
     if "dataset" in sections:
@@ -61,7 +61,7 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
 
 
 def _name(file: Path) -> str:
-    """A name that does not depend on where the package is installed."""
+    """A name for the file that does not depend on where the package is installed."""
     return str(file.relative_to(PACKAGE)) if file.is_relative_to(PACKAGE) else file.name
 
 
@@ -70,75 +70,75 @@ def _tree(file: Path) -> ast.Module:
     return ast.parse(file.read_bytes())
 
 
-def _read(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
-    """Files, and whether each counts as it is written: those of users of which one may read docstrings or source."""
-    theirs = {file for file in closure if not file.is_relative_to(PACKAGE)}
+def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether its text is digested instead of its syntax tree: files that are not Python, and all files
+    of the user if one of them may read docstrings or source.
+    """
+    user_files = {file for file in closure if not file.is_relative_to(PACKAGE)}
     names = {
         getattr(node, "attr", getattr(node, "id", None))
-        for file in theirs
+        for file in user_files
         if file.suffix == ".py"
         for node in ast.walk(_tree(file))
     }
     for file in closure:
-        yield file, file.suffix != ".py" or (file in theirs and not names.isdisjoint(READS_TEXT))
+        yield file, file.suffix != ".py" or (file in user_files and not names.isdisjoint(READS_TEXT))
 
 
 @cache
-def _digest(file: Path, as_written: bool) -> str:
-    text = file.read_bytes() if as_written else normal_form(_tree(file)).encode()
-    return hashlib.sha256(text).hexdigest()
+def _digest(file: Path, as_text: bool) -> str:
+    content = file.read_bytes() if as_text else normal_form(_tree(file)).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 def normal_form(tree: ast.AST) -> str:
-    """A syntax tree as text, without positions, empty fields and strings that stand by themselves (docstrings)."""
-    made: list[str] = []
+    """A syntax tree as text, without positions, empty fields and string statements (docstrings)."""
+    parts: list[str] = []
 
-    def add(node: object, within: object) -> None:
+    def add(node: object, parent: object) -> None:
         if isinstance(node, ast.AST):
-            made.append(f"{type(node).__name__}(")
+            parts.append(f"{type(node).__name__}(")
             for name, value in ast.iter_fields(node):
                 if value is not None and value != [] and name != "kind":
-                    made.append(f"{name}=")
+                    parts.append(f"{name}=")
                     add(value, node)
-            made.append(")")
+            parts.append(")")
         elif isinstance(node, list):
             for inner in node:
-                if not _is_idle(inner, within):
+                if not _has_no_effect(inner, parent):
                     add(inner, node)
-                    made.append(",")
+                    parts.append(",")
         else:
-            made.append(repr(node))
+            parts.append(repr(node))
 
     add(tree, None)
-    return "".join(made)
+    return "".join(parts)
 
 
-def _is_idle(node: object, within: object) -> bool:
-    """Whether a node is a string that stands by itself, or an empty part of an f-string, which some Pythons have."""
-    if isinstance(within, ast.JoinedStr):
+def _has_no_effect(node: object, parent: object) -> bool:
+    """Whether a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
+    if isinstance(parent, ast.JoinedStr):
         return isinstance(node, ast.Constant) and node.value == ""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @cache
 def _closure(start: Path) -> frozenset[Path]:
-    """A file and the modules of this package, or beside it, that it imports, through any number of steps, with their
-    templates.
+    """A file, the modules of this package or of its own folder that it imports, directly or indirectly, and the Jinja
+    templates of all of them.
     """
-    found, waiting = {start}, [start]
-    while waiting:
-        for file in _imports(waiting.pop()) - found:
-            found.add(file)
-            waiting.append(file)
-    templates = (template for file in found for template in file.parent.glob(f"{file.stem}.*.j2"))
-    return frozenset({*found, *templates})
+    files, queue = {start}, [start]
+    while queue:
+        for file in _imports(queue.pop()) - files:
+            files.add(file)
+            queue.append(file)
+    templates = (template for file in files for template in file.parent.glob(f"{file.stem}.*.j2"))
+    return frozenset({*files, *templates})
 
 
 @cache
 def _imports(file: Path) -> frozenset[Path]:
-    """The modules of this package, and for a file outside of it those in its folder, that a file imports anywhere in
-    it.
-    """
+    """Files of this package that a file imports anywhere in its code; of a user's file also those in its folder."""
     names: set[str] = set()
     for node in _executed(_tree(file)):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -151,11 +151,11 @@ def _imports(file: Path) -> frozenset[Path]:
     if not file.is_relative_to(PACKAGE):
         others = [parts for parts in split if parts[0] != PACKAGE.name]
         files |= {_file_of(file.parent, parts[:length]) for parts in others for length in range(1, len(parts) + 1)}
-    return frozenset(found for found in files if found is not None)
+    return frozenset(imported for imported in files if imported is not None)
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a tree but those under `if TYPE_CHECKING:`."""
+    """All nodes of a tree except those under `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             for other in child.orelse:
@@ -167,8 +167,8 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _file_of(folder: Path, parts: list[str]) -> Path | None:
-    """The file of a module given by its name's parts below a folder; None where the name is of something inside a
-    module, or of none that lies there.
+    """The file of the module `parts` below a folder; None if there is none, or if the name is that of an object inside
+    a module.
     """
     path = folder.joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py")

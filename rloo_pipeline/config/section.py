@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -21,3 +22,12 @@ def section_in(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((section for part in get_args(annotation) if (section := section_in(part))), None)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
+    """`base` with the values of `changes`; mappings in both are merged key by key, as Snakemake's `--config` does."""
+    merged = {**base, **changes}
+    for key, value in base.items():
+        if isinstance(value, Mapping) and isinstance(changes.get(key), Mapping):
+            merged[key] = merge(value, changes[key])
+    return merged

@@ -31,7 +31,7 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
     except (UserError, ImportError):
         raise
     except Exception as error:
-        where = import_string.place(error, name)
+        where = import_string.error_location(error, name)
         if isinstance(error, TypeError) and not where:
             raise UserError(f"model.build_options do not fit {name}: {error}") from error
         message = " ".join(f"{type(error).__name__}: {error}".split())[:300]

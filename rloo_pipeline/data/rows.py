@@ -39,7 +39,7 @@ def _generated(source: Source) -> list[Row]:
     except UserError:
         raise
     except Exception as error:
-        where = import_string.place(error, name)
+        where = import_string.error_location(error, name)
         if isinstance(error, TypeError) and not where:
             raise UserError(f"options of the generator {name} do not fit it: {error}") from error
         raise UserError(f"the generator {name} raised {type(error).__name__}: {error}{where}") from error

@@ -215,7 +215,7 @@ class _Caller:
         if isinstance(error, UserError):
             return Failed(call.number, seconds, bad=f"cannot continue: {error}")
         message = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
-        message += import_string.place(error, self.reference)
+        message += import_string.error_location(error, self.reference)
         return Failed(call.number, seconds, raised=message, traceback="".join(traceback.format_exception(error)))
 
 
