@@ -1,7 +1,7 @@
 """RLOO post-training of language models as a DAG of file-to-file stages.
 
-In Python, `open_run("results/demo")` reads a run and `run("my-run.yaml", cores=4)` starts one. Importing this package
-imports neither torch nor vllm nor deepspeed, nor what these two need: that comes with their first use.
+From Python, `run("my-run.yaml", cores=4)` starts a run and `open_run("results/demo")` reads one. Importing this package
+does not import torch, vLLM, DeepSpeed, Snakemake or Arrow.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "open_run", "run"]
 
-_PLACES = {"Run": "report.runs", "open_run": "report.runs", "run": "commands.launch"}
+_MODULES = {"Run": "report.runs", "open_run": "report.runs", "run": "commands.launch"}
 
 
 def __getattr__(name: str) -> Any:
-    """The functions for notebooks, imported when they are first used."""
-    if name not in _PLACES:
+    """Imports the functions for notebooks on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

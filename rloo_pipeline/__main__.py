@@ -1,4 +1,4 @@
-"""`rloo STAGE …` or `python -m rloo_pipeline STAGE …`: runs on a worker where one is free, else in this process."""
+"""`rloo COMMAND …` or `python -m rloo_pipeline COMMAND …`: runs in a free worker process if there is one, else here."""
 
 import sys
 
@@ -6,7 +6,7 @@ from rloo_pipeline.workers import client
 
 
 def main() -> None:
-    """The command `rloo`; imports `cli` only where no worker runs the stage."""
+    """The command `rloo`. Imports `cli` only if no worker takes the command."""
     code = client.run_stage(sys.argv[1:])
     if code is not None:
         raise SystemExit(code)

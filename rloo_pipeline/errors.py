@@ -1,4 +1,4 @@
-"""The errors that a user can mend: one sentence that names the file or key and says what to do."""
+"""Errors that a user can fix, as one sentence that names the file or key and says what to do."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something outside the program is wrong; the message is all the user sees, the traceback goes to the log."""
+    """An error outside the program. The user sees only the message; the traceback goes to the log."""
 
 
 class IncompatibleEngine(BaseException):
-    """The engine that this worker keeps is not what the stage needs, and a process holds one engine in its life: the
-    stage is for another process. No error of the stage, hence no Exception.
+    """The engine that this worker keeps does not fit the stage, and a process can only ever load one engine, so another
+    process must run the stage. A BaseException, because the stage itself has not failed and must not catch it.
     """
 
 
-def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """`; did you mean 'x'?` for the nearest of the known words, or nothing when none is near.
+def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean 'x'?` with the most similar candidate, or an empty string if none is similar.
 
     Args:
-        word, known: what was written, and what is there.
-        likeness: least similarity, from 0 to 1 (difflib's ratio).
+        name: what the user wrote.
+        candidates: valid names.
+        cutoff: minimum similarity, from 0 to 1 (difflib's ratio).
     """
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
 def explain(error: BaseException) -> str:
-    """One sentence for any exception: a UserError's own words, or what is known of the other ones."""
+    """One sentence for any exception; a UserError is its own message."""
     if isinstance(error, UserError):
         return str(error)
-    if _full(error):
-        place = getattr(error, "filename", None) or "an output"
-        return f"no space left while writing {place}: free some disk or quota and run again"
+    if _is_disk_full(error):
+        file = getattr(error, "filename", None) or "an output"
+        return f"no space left while writing {file}: free some disk or quota and run again"
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; run the same command again to go on"
+        return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower deepspeed.max_tokens_per_micro_batch or give the job more memory"
     text = " ".join(str(error).split())
@@ -50,26 +51,26 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
-    """A block that writes to a folder: where there is no space left, the error names it.
+    """For a block that writes to `folder`: an error caused by a full disk becomes one that names the folder.
 
     Raises:
-        UserError: in place of any error that the block ends with for want of space.
+        UserError: the block failed because there was no space left.
     """
     try:
         yield
     except Exception as error:
-        # torch's writers say neither the number nor the reason
-        if _full(error) or (not isinstance(error, UserError) and shutil.disk_usage(folder).free < LITTLE):
+        # torch's writers give neither the errno nor its text
+        if _is_disk_full(error) or (not isinstance(error, UserError) and shutil.disk_usage(folder).free < NEARLY_FULL):
             raise UserError(f"no space left in {folder}: free some disk or quota and run again") from error
         raise
 
 
-LITTLE = 1 << 16
-"""Free bytes of a disk that is as good as full."""
+NEARLY_FULL = 1 << 16
+"""Free bytes below which a disk counts as full."""
 
 
-def _full(error: BaseException) -> bool:
-    """Whether a disk or a quota is used up; safetensors and pyarrow say so in words of their own."""
+def _is_disk_full(error: BaseException) -> bool:
+    """Whether a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return any(words in str(error) for words in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)))
+    return any(text in str(error) for text in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)))

@@ -1,7 +1,7 @@
-"""Seeds that depend on what is sampled and on nothing else.
+"""Seeds that depend only on what is drawn.
 
-The seed of a sample comes from (run seed, purpose, round, prompt, sample), so neither shards, nor the order of a
-batch, nor a restart changes a draw.
+The seed of a sample is derived from (run seed, purpose, round, prompt, sample), so the number of shards, the order of a
+batch and a restart do not change it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import lru_cache
 def derive(seed: int, *names: str | int) -> int:
     """A 63-bit seed from the run's seed and the names of what it is for.
 
-    The names are length-prefixed before hashing, so that ("a", "bc") and ("ab", "c") differ. Those of a round are asked
-    for when it is lined up, and again by its stage.
+    Names are length-prefixed before hashing, so that ("a", "bc") and ("ab", "c") give different seeds. The cache holds
+    the seeds of a round, which are needed when its requests are queued and again in its stage.
     """
     digest = hashlib.blake2b(digest_size=8)
     for name in (seed, *names):
@@ -26,29 +26,37 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 def permutation(length: int, seed: int) -> list[int]:
-    """0 … length-1 in an order given by the seed alone (Python's Mersenne Twister, stable across versions)."""
+    """0 … length-1 in random order (Python's Mersenne Twister, stable across versions)."""
     order = list(range(length))
     random.Random(seed).shuffle(order)
     return order
 
 
 def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
-    """The `count` dataset rows that round `round_` (from 1) samples from, none of them twice. Needs count <= length.
+    """Rows of the dataset that a round samples from, without repetition.
 
-    Epochs are seeded permutations laid end to end: each row is used once before any is used again. Where a round goes
-    on into the next epoch, the rows that it has already taken come last there.
+    Epochs are seeded permutations in sequence: each row is used once before any is used again. If a round continues
+    into the next epoch, the rows that it already has are moved to the end of that epoch.
+
+    Args:
+        length: rows of the dataset.
+        count: rows of a round; at most `length`.
+        round_: number of the round, from 1.
+        seed: of the order.
     """
     first, rows, order = (round_ - 1) * count, list[int](), list[int]()
     for epoch in range((first + count - 1) // length + 1):
-        begun = epoch * length % count
-        taken = set(order[length - begun :] if begun else ())
-        drawn = permutation(length, derive(seed, "epoch", epoch))
-        order = [row for row in drawn if row not in taken] + [row for row in drawn if row in taken]
+        carried_over = epoch * length % count
+        used = set(order[length - carried_over :] if carried_over else ())
+        shuffled = permutation(length, derive(seed, "epoch", epoch))
+        order = [row for row in shuffled if row not in used] + [row for row in shuffled if row in used]
         offset = first - epoch * length
         rows += order[max(0, offset) : max(0, offset + count)]
     return rows
 
 
-def cut(items: int, parts: int, part: int) -> range:
-    """The contiguous share of `items` that falls to `part` (from 0) of `parts`; sizes differ by one at the most."""
-    return range(items * part // parts, items * (part + 1) // parts)
+def shard_range(length: int, shards: int, shard: int) -> range:
+    """Indices of shard number `shard` (from 0) when `length` items are split into contiguous shards of nearly equal
+    size.
+    """
+    return range(length * shard // shards, length * (shard + 1) // shards)

@@ -15,7 +15,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.seeds import cut, derive, rows_of_round
+from rloo_pipeline.seeds import derive, rows_of_round, shard_range
 
 
 def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path) -> None:
@@ -58,5 +58,5 @@ def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[
     """A shard's share of the prompts of a round."""
     settings = config.rollout
     places = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
-    share = cut(len(places), settings.shards, shard)
+    share = shard_range(len(places), settings.shards, shard)
     return train.rows(places[share.start : share.stop])

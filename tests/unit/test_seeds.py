@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloo_pipeline.seeds import cut, derive, permutation, rows_of_round
+from rloo_pipeline.seeds import derive, permutation, rows_of_round, shard_range
 
 
 def test_a_seed_depends_on_every_name_and_on_where_one_ends() -> None:
@@ -40,6 +40,6 @@ def test_epochs_differ() -> None:
 
 def test_shares_cover_everything_in_order() -> None:
     for parts in range(1, 6):
-        shares = [cut(11, parts, part) for part in range(parts)]
+        shares = [shard_range(11, parts, part) for part in range(parts)]
         assert [item for share in shares for item in share] == list(range(11))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -1,4 +1,4 @@
-"""`rloo` itself: commands for people come first, and a wrong word is one sentence with the right one."""
+"""`rloo` itself: users' commands come before stages, and a wrong argument is one sentence with a suggestion."""
 
 import re
 import subprocess
@@ -6,49 +6,50 @@ import sys
 
 import pytest
 
-from rloo_pipeline.cli import help, main
+from rloo_pipeline.cli import main
 
 
-def said_of(words: list[str], capsys) -> tuple[int, str, str]:
+def outcome(argv: list[str], capsys) -> tuple[int, str, str]:
+    """Exit status, output and error output of `rloo`."""
     with pytest.raises(SystemExit) as end:
-        main.main(words)
+        main.main(argv)
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["rolout"], "rloo: error: no command 'rolout'; did you mean 'rollout'?"),
         (["pla"], "did you mean 'plan'?"),
         (
             ["plan", "--cluster-gup", "x"],
-            "rloo plan: error: it takes no '--cluster-gup'; did you mean '--cluster-gpu'?",
+            "rloo plan: error: it does not accept '--cluster-gup'; did you mean '--cluster-gpu'?",
         ),
-        (["plan", "a", "b"], "rloo plan: error: it takes no 'b'"),
+        (["plan", "a", "b"], "rloo plan: error: it does not accept 'b'"),
         (["rollout", "--round", "one"], "argument --round: invalid int value: 'one'"),
         (["watch"], "rloo watch: error: the following arguments are required: RUN"),
         ([], "rloo: error: the following arguments are required: COMMAND"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(words, said, capsys) -> None:
-    code, out, err = said_of(words, capsys)
+def test_a_wrong_argument_is_one_sentence(argv, message, capsys) -> None:
+    code, out, err = outcome(argv, capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
 
 
-def test_commands_for_people_come_before_stages(capsys) -> None:
-    code, out, _ = said_of(["--help"], capsys)
+def test_commands_of_users_come_before_stages(capsys) -> None:
+    code, out, _ = outcome(["--help"], capsys)
     assert code == 0
     listed = re.findall(r"^  ([a-z-]+) ", out, re.MULTILINE)
-    people = [name for names in help.PEOPLE.values() for name in names]
-    assert listed[: len(people)] == people
-    assert {"check", "plan", "doctor", "watch", "compare", "submit", "profiles"} <= set(people)
-    assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(listed[len(people) :])
-    assert out.index("stages, which Snakemake calls") > out.index("  track ")
-    known = main._parser().commands
-    assert known
-    assert sorted(listed) == sorted(known.choices), "each command is listed once"
+    groups = {heading: [command.name for command in commands] for heading, commands in main.GROUPS.items()}
+    assert listed == [name for names in groups.values() for name in names]
+    stages = groups.pop(main.STAGES)
+    users = [name for names in groups.values() for name in names]
+    assert {"check", "plan", "doctor", "watch", "compare", "submit", "profiles"} <= set(users)
+    assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(stages)
+    assert out.index(main.STAGES) > out.index("  track ")
+    assert sorted(listed) == sorted(main.parser().commands.choices), "each command is listed once"
 
 
 def test_help_needs_no_torch() -> None:

@@ -1,0 +1,62 @@
+"""Commands after a run: compare, rescore, track."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rloo_pipeline.cli.command import CONFIG, RUN, command, option
+from rloo_pipeline.config.loading import load, load_rewards
+from rloo_pipeline.trackers.trackers import TRACKERS
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands.compare import compare
+
+    compare(arguments.runs, arguments.output, arguments.summary)
+
+
+def _rescore(arguments: argparse.Namespace) -> None:
+    config = load(arguments.config or arguments.run / "config.yaml")
+    rewards = load_rewards(arguments.rewards, config)
+    from rloo_pipeline.commands.rescore import rescore
+
+    rescore(config, arguments.run, rewards, arguments.output, arguments.workers or config.scoring.workers)
+
+
+def _track(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.track import track
+
+    track(arguments.run, arguments.to, arguments.round, arguments.earlier, arguments.output)
+
+
+COMMANDS = (
+    command(
+        "compare",
+        _compare,
+        "Compare finished runs on one page.",
+        option("--output", type=Path, required=True, help="HTML file to write"),
+        option("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run"),
+        option("--summary", type=Path, help="JSON file for the data of the page"),
+    ),
+    command(
+        "rescore",
+        _rescore,
+        "Score a finished run with other rewards and show what they would have changed.",
+        CONFIG,
+        RUN,
+        option("--rewards", type=Path, required=True, help="YAML file with a list `rewards`, as in a configuration"),
+        option("--out", dest="output", type=Path, required=True, help="folder for scores and rescore.json"),
+        option("--workers", type=int, help="number of processes; by default scoring.workers of the run"),
+    ),
+    command(
+        "track",
+        _track,
+        "Send the metrics of a run, finished or running, to W&B or MLflow.",
+        RUN,
+        option("--to", nargs="+", choices=TRACKERS, help="trackers; by default those in report_to"),
+        option("--round", type=int, help="a finished round; later rounds are sent only if their files are newer"),
+        option("--earlier", type=Path, nargs="?", help="output of an earlier call, whose metrics are not sent again"),
+        option("--output", type=Path, help="JSON file with what was sent; a failure is then only a warning"),
+    ),
+)

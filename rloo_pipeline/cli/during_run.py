@@ -1,0 +1,132 @@
+"""Commands during a run: watch, diagnose, and submit, status, cancel for a run that is one SLURM job."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.cli.command import RUN, command, option
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.errors import UserError
+
+
+def _watch(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands.watch import watch
+
+    watch(arguments.run, arguments.once, arguments.every)
+
+
+def _diagnose(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands.diagnose import diagnose
+
+    diagnose(arguments.run)
+
+
+def _submit(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import allocation, submission
+
+    project = Path.cwd()
+    if not (project / "Snakefile").exists():
+        raise UserError(f"{project}: no Snakefile here; run the command in the folder of the project")
+    config = load(arguments.config)
+    name = arguments.profile or ("slurm" if arguments.controller else "allocation")
+    profile = next((str(folder) for folder in (Path("profiles") / name, Path(name)) if folder.is_dir()), name)
+    argv = ["--configfile", str(arguments.config), "--profile", profile]
+    if not arguments.controller:
+        argv += ["--cores", str(arguments.cpus_per_node * arguments.nodes)]
+    margin = None if arguments.stop_before is None else arguments.stop_before * 60
+    folder = project / "results" / config.run / submission.FOLDER
+    plan = allocation.Plan([*argv, *arguments.snakemake], project, folder, arguments.controller, margin)
+    request = submission.Resources(
+        arguments.time,
+        arguments.nodes,
+        arguments.gpus_per_node,
+        arguments.cpus_per_node,
+        dict(_sbatch_option(text) for text in arguments.sbatch),
+    )
+    number = submission.submit(config, plan, request)
+    print(f"job {number}; `rloo status {config.run}` shows its progress")
+
+
+def _sbatch_option(text: str) -> tuple[str, Any]:
+    """Name and value of an option of sbatch; the value is True if there is none."""
+    match = re.fullmatch(r"(?:--)?([a-z][a-z-]*)(?:=(.*))?", text)
+    if not match:
+        raise UserError(f"--sbatch {text}: write it as KEY=VALUE, such as partition=gpu")
+    return match[1], True if match[2] is None else match[2]
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import submission
+
+    records = sorted(Path("results").glob(f"*/{submission.FOLDER}/{submission.RECORD}"))
+    runs = [_run_folder(arguments.run)] if arguments.run else [path.parents[2] for path in records]
+    if not runs:
+        print("no run was submitted from this folder")
+    for run in runs:
+        for line in submission.status(run):
+            print(line)
+
+
+def _cancel(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import submission
+
+    print(submission.cancel(_run_folder(arguments.run)))
+
+
+def _run_folder(run: str) -> Path:
+    """The folder of a run; `run` is its name or its folder."""
+    return Path(run) if Path(run).is_dir() else Path("results") / run
+
+
+COMMANDS = (
+    command(
+        "watch",
+        _watch,
+        "Show the progress of a run; only reads its files.",
+        RUN,
+        option("--once", action="store_true", help="print the view once and exit"),
+        option("--every", type=float, default=3.0, help="refresh interval in seconds"),
+    ),
+    command("diagnose", _diagnose, "List the symptoms of a run, finished or running.", RUN),
+    command(
+        "submit",
+        _submit,
+        "Submit a whole run as one SLURM job, which requeues itself until the run is finished.",
+        option("--config", type=Path, default=Path("config/config.yaml"), help="configuration of the run"),
+        option("--controller", action="store_true", help="run only Snakemake in the job; each stage is its own job"),
+        option("--profile", help="Snakemake profile; by default allocation, or slurm with --controller"),
+        option("--time", required=True, help="time limit of the job, in sbatch's format: 12:00:00"),
+        option(
+            "--stop-before",
+            type=float,
+            metavar="MINUTES",
+            help="start no new stage in this many minutes before the time limit; by default a tenth of it",
+        ),
+        option("--nodes", type=int, default=1, help="number of nodes"),
+        option("--gpus-per-node", type=int, default=0, help="GPUs per node"),
+        option("--cpus-per-node", type=int, default=1, help="CPUs per node"),
+        option(
+            "--sbatch",
+            action="append",
+            default=[],
+            metavar="KEY[=VALUE]",
+            help="another option of sbatch, such as partition=gpu; can be repeated",
+        ),
+        option("snakemake", nargs="*", metavar="-- ARGUMENT", help="arguments for Snakemake: -- --sdm apptainer"),
+    ),
+    command(
+        "status",
+        _status,
+        "Show the progress of submitted runs.",
+        option("run", nargs="?", help="name of the run, or its folder"),
+    ),
+    command(
+        "cancel",
+        _cancel,
+        "Cancel a submitted run; finished files stay.",
+        option("run", help="name of the run, or its folder"),
+    ),
+)

@@ -1,0 +1,71 @@
+"""What the stages' commands share: the configuration of the run, and the ranks of stages that train."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloo_pipeline.artifacts import fence
+from rloo_pipeline.cluster import nodes
+from rloo_pipeline.config import Config, Deepspeed
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import environment, ranks
+
+
+def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
+    """The part of the configuration that the stage may read.
+
+    Without `--config` it is that of the run folder, and the fence makes this process the only writer of the output.
+    """
+    if arguments.config:
+        return load(arguments.config).only(stage)
+    run = run_folder(arguments)
+    fence.acquire(run, arguments.output)
+    return load(run / "config.yaml").only(stage)
+
+
+def run_folder(arguments: argparse.Namespace) -> Path:
+    """The folder of the run: the nearest one above the output that has a config.yaml.
+
+    Raises:
+        UserError: there is none.
+    """
+    output: Path = arguments.output
+    for folder in output.absolute().parents:
+        if (folder / "config.yaml").exists():
+            return folder
+    raise UserError(f"{output}: no config.yaml in a folder above it; pass the configuration with --config")
+
+
+def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
+    """Whether this process runs the stage: as its only process, or as one of its ranks.
+
+    Otherwise starts the ranks, with the same arguments, and waits for them.
+
+    Args:
+        arguments: of the command.
+        section: number of processes, nodes and threads.
+        processes: overrides that of the section.
+    """
+    environment.use_threads(section.threads)
+    processes = processes or section.processes
+    if processes == 1 or ranks.is_rank():
+        nodes.join()
+        return True
+    argv = without_log(arguments.argv)
+    if section.nodes > 1:
+        nodes.launch(section.nodes, processes, section.threads, arguments.output, argv)
+    else:
+        from rloo_pipeline.runtime import torchrun
+
+        torchrun.launch(processes, argv)
+    return False
+
+
+def without_log(argv: Sequence[str]) -> list[str]:
+    """The arguments without `--log`: ranks write to the log of the process that starts them."""
+    rest = [argument for argument in argv if not argument.startswith("--log=")]
+    place = rest.index("--log") if "--log" in rest else len(rest)
+    return rest[:place] + rest[place + 2 :]
