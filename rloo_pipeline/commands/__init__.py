@@ -1,1 +1,1 @@
-"""What a person types and no rule calls."""
+"""Commands that users run and no rule calls."""

@@ -1,7 +1,4 @@
-"""compare: the folders of finished runs → comparison.html, and the same for programs in comparison.json.
-
-No stage of a run: people call it on runs that are finished.
-"""
+"""compare: the folders of finished runs → a page that compares them, and its data as JSON."""
 
 from __future__ import annotations
 
@@ -14,19 +11,24 @@ from rloo_pipeline.runtime.progress import say
 
 
 def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
-    """Writes the page that lays the runs in these folders side by side, and what it says as JSON.
+    """Writes the page and its data, and prints one line per run.
+
+    Args:
+        folders: of the runs.
+        html: file for the page.
+        summary: file for the data, if wanted.
 
     Raises:
-        UserError: fewer than two runs, two of one name, or a run that is missing, unfinished or damaged.
+        UserError: there are fewer than two runs, two have the same name, or one is missing, unfinished or damaged.
     """
     runs = [finished.read(folder) for folder in folders]
-    found = comparison.compare(runs)
+    data = comparison.compare(runs)
     if summary:
-        write_json(summary, found)
-    with atomic_write(html) as beside:
-        beside.write_text(comparison_page.render(found, runs), encoding="utf-8")
-    for row in found["runs"]:
+        write_json(summary, data)
+    with atomic_write(html) as temporary:
+        temporary.write_text(comparison_page.render(data, runs), encoding="utf-8")
+    for row in data["runs"]:
         before, after = row["warmstart"]["accuracy"], row["final"]["accuracy"]
         say(f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {row['gain']:+.1%}")
-    apart = [what for what, fact in found["shared"].items() if not fact["same"]]
-    say(f"{'not shared: ' + ', '.join(apart) + '; ' if apart else ''}see {html}")
+    differences = [name for name, fact in data["shared"].items() if not fact["same"]]
+    say(f"{'different: ' + ', '.join(differences) + '; ' if differences else ''}see {html}")

@@ -1,4 +1,4 @@
-"""diagnose: the files of a run → a table of its symptoms on the terminal."""
+"""diagnose: the files of a run → a table of its symptoms, on the terminal."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ COLOURS = {"warn": "yellow", "stop": "red"}
 
 
 def diagnose(run: Path, console: Console | None = None) -> None:
-    """Prints what is wrong with the run as far as it is.
+    """Prints the symptoms of a run, finished or running.
+
+    Args:
+        run: its folder.
+        console: where to print; by default standard output.
 
     Raises:
-        UserError: there is no run in the folder, or a file of it is damaged.
+        UserError: there is no run in the folder, or one of its files is damaged.
     """
-    found = run_files.read(run)
-    symptoms = found.symptoms()
+    files = run_files.read(run)
+    symptoms = files.symptoms()
     console = console or Console()
-    done = len(found.rounds)
-    state = f"{run}: {done} of {found.config.rounds} rounds"
+    done = len(files.rounds)
+    state = f"{run}: {done} of {files.config.rounds} rounds"
     if (stopped := stopped_after(run)) == done and stopped:
         state += f", ended by a gate after round {stopped}"
     console.print(state, highlight=False)
     if not symptoms:
-        console.print("no symptoms" if done else "no round is done yet", highlight=False)
+        console.print("no symptoms" if done else "no round is finished yet", highlight=False)
         return
-    console.print(table_of(symptoms, done))
+    console.print(_table(symptoms, done))
 
 
-def table_of(symptoms: list[Symptom], done: int) -> Table:
-    """The symptoms as a table; those of the latest round in the colour of their action."""
+def _table(symptoms: list[Symptom], done: int) -> Table:
+    """The symptoms as a table; those of the latest round have the colour of their action."""
     table = Table("rounds", "symptom", "evidence", "what to try")
     for symptom in symptoms:
         rounds = f"{symptom.first}–{symptom.last}" if symptom.last > symptom.first else f"{symptom.first}"

@@ -1,7 +1,7 @@
-"""Starts a run from Python, through Snakemake's API in a process of its own, `python -m rloo_pipeline.commands.launch`.
+"""Starts a run from Python, through Snakemake's API in a child process (`python -m rloo_pipeline.commands.launch`).
 
-A notebook has an event loop, which Snakemake's own cannot run inside of, and should keep no setting of the engines. So
-the controller is a child, and every stage a child of that: what calls `run` never holds a GPU.
+Snakemake cannot run its event loop inside that of a notebook, and a notebook should not inherit the settings of the
+engines. So Snakemake is a child process and every stage a child of that; the caller of `run` never holds a GPU.
 """
 
 from __future__ import annotations
@@ -27,50 +27,54 @@ def run(
     folder: str | Path = ".",
     dry_run: bool = False,
 ) -> Run | None:
-    """Runs a configuration to its end, or goes on where it stopped, and prints what Snakemake says.
+    """Starts or continues a run, prints the output of Snakemake, and returns when the run is finished.
 
     Args:
         config: the YAML file.
-        cores: jobs side by side.
+        cores: CPU cores for jobs that run at the same time.
         changes: keys to change, as `--config` does: `{"rounds": 20, "rollout": {"shards": 4}}`.
-        folder: where the Snakefile is and `results/` comes to lie.
-        dry_run: only say what would run.
+        folder: of the project, with the Snakefile and `results/`.
+        dry_run: only print what would run.
 
     Returns:
         The finished run; None after a dry run.
 
     Raises:
-        UserError: there is no Snakefile or configuration, or a stage failed: its last words are printed.
+        UserError: there is no Snakefile or configuration, or a stage failed.
     """
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.report.runs import Run
 
-    place, file = Path(folder).resolve(), Path(config).resolve()
-    if not (place / "Snakefile").exists():
-        raise UserError(f"{place}: no Snakefile; name the folder of the project with `folder`")
+    project, file = Path(folder).resolve(), Path(config).resolve()
+    if not (project / "Snakefile").exists():
+        raise UserError(f"{project}: no Snakefile; pass the folder of the project as `folder`")
     name = (changes or {}).get("run") or load(file).run
-    asked = {"config": str(file), "cores": cores, "changes": dict(changes or {}), "dry_run": dry_run}
-    command = [sys.executable, "-m", "rloo_pipeline.commands.launch", json.dumps(asked)]
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, **said) as child:  # type: ignore[call-overload]
+    call = {"config": str(file), "cores": cores, "changes": dict(changes or {}), "dry_run": dry_run}
+    if _run_child(project, call):
+        raise UserError(f"{file}: the run failed; see the output of Snakemake above and results/{name}/logs")
+    return None if dry_run else Run(project / "results" / name)
+
+
+def _run_child(project: Path, call: Mapping[str, Any]) -> int:
+    """Calls `run_snakemake` in a child process and prints its output as it comes. Returns its exit status."""
+    argv = [sys.executable, "-m", "rloo_pipeline.commands.launch", json.dumps(call)]
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(argv, cwd=project, text=True, **pipes) as child:
         try:
-            for line in child.stdout:
+            for line in child.stdout or ():
                 print(line, end="", flush=True)
         except KeyboardInterrupt:
             child.terminate()
             raise
-    if child.returncode:
-        raise UserError(
-            f"{file}: the run did not end well; what Snakemake said of it is above, more is in results/{name}/logs"
-        )
-    return None if dry_run else Run(place / "results" / name)
+    return int(child.returncode)
 
 
-def through_snakemake(config: Path, cores: int, changes: Mapping[str, Any], dry_run: bool) -> bool:
-    """What `snakemake --cores CORES --configfile CONFIG` does in this folder, with the options of profiles/default.
+def run_snakemake(config: Path, cores: int, changes: Mapping[str, Any], dry_run: bool) -> bool:
+    """Does what `snakemake --cores CORES --configfile CONFIG` does in this folder, with the options of
+    profiles/default.
 
     Returns:
-        Whether all went well.
+        Whether the run succeeded.
     """
     from snakemake.api import SnakemakeApi
     from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
@@ -91,6 +95,6 @@ def through_snakemake(config: Path, cores: int, changes: Mapping[str, Any], dry_
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    done = through_snakemake(Path(asked["config"]), asked["cores"], asked["changes"], asked["dry_run"])
-    raise SystemExit(0 if done else 1)
+    call = json.loads(sys.argv[1])
+    succeeded = run_snakemake(Path(call["config"]), call["cores"], call["changes"], call["dry_run"])
+    raise SystemExit(0 if succeeded else 1)

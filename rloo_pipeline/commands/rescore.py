@@ -1,7 +1,7 @@
-"""rescore: a finished run's rollouts, scored with other rewards, and what the updates would have seen differently.
+"""rescore: the rollouts of a finished run → their scores under other rewards, and how the advantages would change.
 
-Nothing is sampled again. The comparison stops at the advantages, before any KL: the policies of later rounds are those
-that the old rewards made.
+Nothing is sampled again: the policies of later rounds are still those that the old rewards trained. The advantages are
+compared without KL and over all completions.
 """
 
 from __future__ import annotations
@@ -25,81 +25,79 @@ from rloo_pipeline.training.round_data import Tables, completions_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rloo_pipeline.training.batch import Batch, Carried
-
 
 def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, workers: int) -> None:
-    """Scores every round of the run in folder `run`; writes tables of scores and rescore.json into `output`.
+    """Scores every round of a run with other rewards; writes the scores and rescore.json, and prints a comparison.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        rewards: the new reward functions.
+        output: folder for the tables of scores and rescore.json.
+        workers: number of processes.
 
     Raises:
-        UserError: the run has no rollouts, a file of it is damaged, or a reward function fails.
+        UserError: the run has no rollouts, one of its files is damaged, or a reward function fails.
     """
-    from rloo_pipeline.training.batch import Carried
+    from rloo_pipeline.training.batch import Carried, make_batch
 
-    rounds = sorted(folder for folder in (run / "rounds").glob("[0-9]*") if any(folder.glob("rollouts/*.parquet")))
-    if not rounds:
-        raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; name the folder of a run, results/<run>")
+    folders = sorted(folder for folder in (run / "rounds").glob("[0-9]*") if any(folder.glob("rollouts/*.parquet")))
+    if not folders:
+        raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
-    other = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
+    new_config = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
     carried = {"old": Carried(), "new": Carried()}
-    found: dict[str, Change] = {}
-    for folder in rounds:
-        shards = sorted(folder.glob("rollouts/*.parquet"))
-        rolled = tables.read_all(shards, "rollouts")
-        old = tables.read_all([folder / "scores" / shard.name for shard in shards], "scores")
-        tables.check_aligned(rolled, old, str(folder / "scores"))
-        say(f"round {folder.name}: {len(rolled)} completions")
-        places = [output / "rounds" / folder.name / "scores" / shard.name for shard in shards]
-        new = _scored(other, run, shards, prompts, places)
+    changes: dict[str, Change] = {}
+    for folder in folders:
+        rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name / "scores")
         batches = {}
-        for name, scored in (("old", old), ("new", new)):
-            batches[name], carried[name] = _batch(config, rolled, scored, carried[name])
-        found[folder.name] = change(
-            *(_grid(batches[name].completions.scores, config) for name in ("old", "new")),
-            *(_grid(batches[name].advantages.double(), config) for name in ("old", "new")),
+        for name, scores in (("old", old), ("new", new)):
+            completions = completions_of(config, Tables(rollouts, scores))
+            batches[name], carried[name] = make_batch(config.algorithm, config.rollout, completions, carried[name])
+        changes[folder.name] = change(
+            *(_by_prompt(batches[name].completions.scores, config) for name in ("old", "new")),
+            *(_by_prompt(batches[name].advantages.double(), config) for name in ("old", "new")),
         )
-    overall = combine(list(found.values()))
+    overall = combine(list(changes.values()))
     write_json(
         output / "rescore.json",
         {
             "run": config.run,
             "rewards": [reward.model_dump(mode="json") for reward in rewards],
-            "rounds": {name: one._asdict() for name, one in found.items()},
+            "rounds": {name: one._asdict() for name, one in changes.items()},
             "overall": overall._asdict(),
         },
     )
-    show(found, overall)
+    _print_changes(changes, overall)
 
 
-def _scored(config: Config, run: Path, shards: Sequence[Path], prompts: PromptSet, places: Sequence[Path]) -> pa.Table:
-    """The scores of a round, shard by shard, written as the stage `score` writes them."""
+def _tables(
+    config: Config, run: Path, folder: Path, prompts: PromptSet, output: Path
+) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Rollouts, old scores and new scores of a round; writes the new ones as the stage `score` does."""
+    shards = sorted(folder.glob("rollouts/*.parquet"))
+    rollouts = tables.read_all(shards, "rollouts")
+    old = tables.read_all([folder / "scores" / shard.name for shard in shards], "scores")
+    tables.check_aligned(rollouts, old, str(folder / "scores"))
+    say(f"round {folder.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])
-    made = []
-    for shard, place in zip(shards, places, strict=True):
-        rolled = tables.read(shard, "rollouts")
-        made.append(score_table(config, rolled, prompts, run / "policies" / "00000"))
-        known = tables.footer(rolled)
-        about = {key: known[key] for key in ("run", "round", "shard", "seed", "policy") if key in known}
-        tables.write(place, made[-1], schema, "scores", **about)
-    return pa.concat_tables(made)
+    new = []
+    for shard in shards:
+        shard_rollouts = tables.read(shard, "rollouts")
+        new.append(score_table(config, shard_rollouts, prompts, run / "policies" / "00000"))
+        metadata = tables.footer(shard_rollouts)
+        footer = {key: metadata[key] for key in ("run", "round", "shard", "seed", "policy") if key in metadata}
+        tables.write(output / shard.name, new[-1], schema, "scores", **footer)
+    return rollouts, old, pa.concat_tables(new)
 
 
-def _batch(config: Config, rolled: pa.Table, scored: pa.Table, carried: Carried) -> tuple[Batch, Carried]:
-    """A round's rewards and advantages as the update makes them, without KL and over all completions."""
-    from rloo_pipeline.training.batch import make_batch
-
-    completions = completions_of(config, Tables(rolled, scored))
-    return make_batch(config.algorithm, config.rollout, completions, carried)
+def _by_prompt(values: Tensor, config: Config) -> list[list[float]]:
+    """Values of completions as a list [prompts, samples]."""
+    rows: list[list[float]] = values.view(-1, config.rollout.num_generations).tolist()
+    return rows
 
 
-def _grid(values: Tensor, config: Config) -> list[list[float]]:
-    """[prompts, samples]."""
-    grid: list[list[float]] = values.view(-1, config.rollout.num_generations).tolist()
-    return grid
-
-
-def show(found: dict[str, Change], overall: Change) -> None:
-    """The comparison as a table on standard output."""
+def _print_changes(changes: dict[str, Change], overall: Change) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -107,7 +105,7 @@ def show(found: dict[str, Change], overall: Change) -> None:
     table.add_column("round")
     for heading in columns():
         table.add_column(heading, justify="right")
-    for name, one in found.items():
+    for name, one in changes.items():
         table.add_row(str(int(name)), *columns(one).values())
     table.add_section()
     table.add_row("all", *columns(overall).values())

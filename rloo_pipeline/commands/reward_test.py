@@ -1,6 +1,6 @@
-"""reward-test: a reward function on real rows before a run pays for it: values, time, exceptions row by row.
+"""reward-test: a reward function and rows of data → its scores, times and exceptions, printed before a run needs it.
 
-The function is called as a run calls it, in worker processes with deadlines, and its output passes the same checks.
+The function is called as in a run: in worker processes with time limits, and with the same checks of its output.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rloo_pipeline.scoring.completion_text import text_of
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
 
-SHOWN = 5
-"""Rows of each kind that are shown."""
+EXAMPLES = 5
+"""Rows of each kind that are printed."""
 BINS = 10
-"""Bars of the histogram; as many different values are shown one by one."""
+"""Bars of the histogram; up to this many different values are printed one by one."""
 
 
-class Verdicts(NamedTuple):
-    """What somebody else says of the completions, and when the function says the same."""
+class Labels(NamedTuple):
+    """Where the labels are, and when a score agrees with one."""
 
     column: str
-    """Its values are true and false, or 1 and 0."""
+    """Column of the completions with true and false, or 1 and 0."""
     threshold: float
-    """A score of at least this calls a completion right; None and less call it wrong."""
+    """A score of at least this says that a completion is right; a lower score and None say that it is wrong."""
 
 
 def reward_test(
@@ -43,86 +43,96 @@ def reward_test(
     completions: Path | None,
     workers: int,
     tokenizer: str | None = None,
-    verdicts: Verdicts | None = None,
+    labels: Labels | None = None,
 ) -> None:
-    """Scores the rows and prints what came of it.
+    """Scores the rows and prints the results.
 
     Args:
         reward: the function.
-        data: rows with the dataset's columns.
-        completions: rows with what a model said; the data's own solutions where not given.
-        workers: processes.
-        tokenizer: folder or Hub id of the policy: makes token ids where the completions come without, and is given to
-            functions that name `tokenizer_path`.
-        verdicts: shows how often the function agrees with them.
+        data: file of rows with the columns of the dataset.
+        completions: file of rows with completions of a model; by default the data's own solutions are scored.
+        workers: number of processes.
+        tokenizer: folder or Hub id of the policy. Makes token ids for completions without any, and is passed to
+            functions that have an argument `tokenizer_path`.
+        labels: prints how often the function agrees with them.
 
     Raises:
-        UserError: a file does not fit, the output is bad, or some rows raised.
+        UserError: a file does not fit, the output of the function is invalid, or it failed on some rows.
     """
     rows = _read(data)
-    made = _read(completions) if completions else _own_completions(data, rows)
-    if len(made) % len(rows):
+    file = completions or data
+    scored_rows = _read(completions) if completions else _own_completions(data, rows)
+    samples, remainder = divmod(len(scored_rows), len(rows))
+    if remainder:
         raise UserError(
-            f"{completions}: {len(made)} completions for the {len(rows)} rows of {data}; give each row equally many, "
-            "those of a row beside each other"
+            f"{file}: {len(scored_rows)} completions for the {len(rows)} rows of {data}; each row needs equally "
+            "many completions, one after the other"
         )
-    samples = len(made) // len(rows)
-    batch = batch_of([row for row in rows for _ in range(samples)], made, completions or data)
-    labels = _labels(verdicts, made, completions or data) if verdicts else []
+    batch = _batch([row for row in rows for _ in range(samples)], scored_rows, file)
+    right = _label_values(labels, scored_rows, file) if labels else []
     if tokenizer is not None and batch.completion_ids is None:
-        batch = batch._replace(completion_ids=_tokenized(batch.completions, tokenizer))
-    began = time.monotonic()
-    facts = {} if tokenizer is None else {"tokenizer_path": tokenizer}
-    (scored,) = score_all([reward], batch, [samples] * len(rows), workers, facts)
-    seconds = time.monotonic() - began
-    show(reward, batch, scored, samples, seconds, workers)
-    if verdicts:
-        show_agreement(verdicts, labels, batch, scored)
+        batch = batch._replace(completion_ids=_tokenize(batch.completions, tokenizer))
+    started = time.monotonic()
+    constants = {} if tokenizer is None else {"tokenizer_path": tokenizer}
+    (scored,) = score_all([reward], batch, [samples] * len(rows), workers, constants)
+    console = Console(highlight=False, width=None if Console().is_terminal else 120)
+    console.print(_summary(reward, scored, samples, time.monotonic() - started, workers))
     failed = [row for row, error in enumerate(scored.errors) if error]
+    _print_details(console, batch, scored, failed)
+    if labels:
+        _print_agreement(console, labels, right, batch, scored)
     if failed:
         raise UserError(
-            f"{len(failed)} of {len(made)} rows failed, row {failed[0]} first: {scored.errors[failed[0]]}; mend the "
-            "function, since a run stops at an exception (on_error: none lets it go on)"
+            f"{len(failed)} of {len(scored_rows)} rows failed, row {failed[0]} first: {scored.errors[failed[0]]}; fix "
+            "the function, because an exception stops a run (unless on_error is none)"
         )
 
 
-def batch_of(rows: Sequence[Row], made: Sequence[Row], origin: Path) -> RewardBatch:
-    """What the function sees: TRL's arguments and every column of the data."""
-    if missing := [place for place, row in enumerate(made) if "completion" not in row]:
-        near = did_you_mean("completion", made[missing[0]])
-        raise UserError(f"{origin}: row {missing[0]} has no column 'completion'{near}")
+def _print_details(console: Console, batch: RewardBatch, scored: FunctionScores, failed: Sequence[int]) -> None:
+    if len(scores := _finite(scored)):
+        console.print(_histogram(scores))
+    by_time = sorted(range(len(scored.scores)), key=lambda row: -scored.seconds[row])
+    _print_rows(console, "slowest rows", by_time, batch, scored)
+    _print_rows(console, "failed rows", failed, batch, scored)
+
+
+def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> RewardBatch:
+    """The arguments of the function: TRL's, and every column of the data."""
+    for number, row in enumerate(scored_rows):
+        if "completion" not in row:
+            suggestion = did_you_mean("completion", row)
+            raise UserError(f"{file}: row {number} has no column 'completion'{suggestion}")
     prompts = [row.get("prompt") or [{"role": "user", "content": str(row.get("question", ""))}] for row in rows]
-    texts = [text_of(row["completion"]) for row in made]
+    texts = [text_of(row["completion"]) for row in scored_rows]
     completions: list[Any] = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    own = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
-    names = [name for name in rows[0] if name not in own]
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in made])
-    with_ids = all(row.get("completion_ids") is not None for row in made)
-    return RewardBatch(prompts, completions, [row["completion_ids"] for row in made] if with_ids else None, columns)
+    reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
+    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
+    columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in scored_rows])
+    have_ids = all(row.get("completion_ids") is not None for row in scored_rows)
+    ids = [row["completion_ids"] for row in scored_rows] if have_ids else None
+    return RewardBatch(prompts, completions, ids, columns)
 
 
-def _tokenized(completions: Sequence[Any], tokenizer: str) -> list[list[int]]:
-    """Token ids of texts. In a run they are those that were sampled, which may be others for the same text."""
+def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:
+    """Token ids of the texts. In a run they are the sampled ones, which can differ for the same text."""
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise UserError(f"--tokenizer {tokenizer}: no tokenizer there ({what}); give the folder of a policy") from error
-    ids: list[list[int]] = found([text_of(completion) for completion in completions], add_special_tokens=False)[
-        "input_ids"
-    ]
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--tokenizer {folder}: no tokenizer there ({reason}); pass the folder of a policy") from error
+    encoded = tokenizer([text_of(completion) for completion in completions], add_special_tokens=False)
+    ids: list[list[int]] = encoded["input_ids"]
     return ids
 
 
 def _read(path: Path) -> list[Row]:
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give a .jsonl, .json or .parquet file")
+        raise UserError(f"{path}: no such file; pass a .jsonl, .json or .parquet file")
     return read_rows(Source(path=str(path)), str(path))
 
 
@@ -130,105 +140,92 @@ def _own_completions(data: Path, rows: Sequence[Row]) -> list[Row]:
     """The data's own solutions as completions: the column `completion`, or else `answer`."""
     name = next((name for name in ("completion", "answer") if name in rows[0]), None)
     if name is None:
-        raise UserError(f"{data}: has no column 'completion' or 'answer' to score; give a file with --completions")
+        raise UserError(f"{data}: has no column 'completion' or 'answer' to score; pass a file with --completions")
     return [{**row, "completion": row[name]} for row in rows]
 
 
-def _labels(verdicts: Verdicts, made: Sequence[Row], origin: Path) -> list[bool]:
-    """The column with the verdicts."""
-    labels = []
-    for place, row in enumerate(made):
-        if verdicts.column not in row:
-            near = did_you_mean(verdicts.column, row)
-            raise UserError(f"{origin}: row {place} has no column '{verdicts.column}'{near}")
-        if row[verdicts.column] not in (0, 1):
-            value = row[verdicts.column]
-            raise UserError(f"{origin}: row {place} has {value!r} in '{verdicts.column}'; labels are true and false")
-        labels.append(bool(row[verdicts.column]))
-    return labels
+def _label_values(labels: Labels, scored_rows: Sequence[Row], file: Path) -> list[bool]:
+    values = []
+    for number, row in enumerate(scored_rows):
+        if labels.column not in row:
+            suggestion = did_you_mean(labels.column, row)
+            raise UserError(f"{file}: row {number} has no column '{labels.column}'{suggestion}")
+        if (value := row[labels.column]) not in (0, 1):
+            raise UserError(f"{file}: row {number} has {value!r} in '{labels.column}'; labels are true and false")
+        values.append(bool(value))
+    return values
 
 
-def show_agreement(verdicts: Verdicts, labels: Sequence[bool], batch: RewardBatch, scored: FunctionScores) -> None:
-    """How often score and label say the same, with Wilson's interval (1927), and where they do not."""
+def _print_agreement(
+    console: Console, labels: Labels, right: Sequence[bool], batch: RewardBatch, scored: FunctionScores
+) -> None:
+    """How often score and label agree, with Wilson's interval (1927), and the rows on which they differ."""
     from scipy.stats import binomtest
 
-    console = _console()
-    said = [score is not None and score >= verdicts.threshold for score in scored.scores]
-    count = len(labels)
-    agree = binomtest(sum(map(bool.__eq__, labels, said)), count)
-    low, high = agree.proportion_ci(method="wilson")
-    # no title of the table: it would be broken at the table's width
-    console.print(f"agreement {agree.statistic:.2%} of {count} rows (95% {low:.2%} to {high:.2%})", style="italic")
-    table = Table(f"labels: {verdicts.column}", f"score ≥ {verdicts.threshold:g}", "less, or None")
+    predicted = [score is not None and score >= labels.threshold for score in scored.scores]
+    count = len(right)
+    agreement = binomtest(sum(map(bool.__eq__, right, predicted)), count)
+    low, high = agreement.proportion_ci(method="wilson")
+    # not the title of the table, which would be wrapped at the width of the table
+    console.print(f"agreement {agreement.statistic:.2%} of {count} rows (95% {low:.2%} to {high:.2%})", style="italic")
+    table = Table(f"labels: {labels.column}", f"score ≥ {labels.threshold:g}", "less, or None")
     for label in (True, False):
-        both = [score for score, other in zip(said, labels, strict=True) if other is label]
-        table.add_row("right" if label else "wrong", str(sum(both)), str(len(both) - sum(both)))
+        predictions = [guess for guess, other in zip(predicted, right, strict=True) if other is label]
+        table.add_row("right" if label else "wrong", str(sum(predictions)), str(predictions.count(False)))
     console.print(table)
-    apart = [row for row in range(count) if labels[row] != said[row]]
-    if apart:
-        title = f"rows on which they differ, {min(SHOWN, len(apart))} of {len(apart)}"
-        console.print(_rows(title, apart[:SHOWN], batch, scored))
+    _print_rows(
+        console, "rows on which they differ", [n for n in range(count) if right[n] != predicted[n]], batch, scored
+    )
 
 
-def _console() -> Console:
-    """Standard output; wide enough where it is a file."""
-    return Console(highlight=False, width=None if Console().is_terminal else 120)
-
-
-def show(
-    reward: Reward, batch: RewardBatch, scored: FunctionScores, samples: int, seconds: float, workers: int
-) -> None:
-    """The findings as tables on standard output."""
-    console = _console()
+def _summary(reward: Reward, scored: FunctionScores, samples: int, seconds: float, workers: int) -> Table:
     count = len(scored.scores)
-    known = np.array([value + 0.0 for value in scored.scores if value is not None])  # no -0
-    facts = Table(title=f"{reward.function} on {count} rows", title_justify="left", show_header=False)
-    working = sum(scored.seconds)
-    each = f"{1000 * working / count:.3g} ms a row in the function"
-    facts.add_row("time", f"{seconds:.2f} s with {workers} worker(s), {count / seconds:,.0f} rows/s; {each}")
-    failed = sum(error is not None for error in scored.errors)
-    facts.add_row("None", f"{1 - len(known) / count:.1%} ({count - len(known)} rows)")
-    facts.add_row("failed", f"{failed} rows")
-    noted = [row for row, note in enumerate(scored.notes) if note]
-    if noted:
-        facts.add_row("not scored, says the function", f"{len(noted)} rows, row {noted[0]}: {scored.notes[noted[0]]}")
-    if len(known):
-        facts.add_row("mean, standard deviation", f"{known.mean():.4g}, {known.std():.4g}")
-        facts.add_row("least, greatest", f"{known.min():.4g}, {known.max():.4g}")
+    scores = _finite(scored)
+    table = Table(title=f"{reward.function} on {count} rows", title_justify="left", show_header=False)
+    per_row = f"{1000 * sum(scored.seconds) / count:.3g} ms per row in the function"
+    table.add_row("time", f"{seconds:.2f} s with {workers} worker(s), {count / seconds:,.0f} rows/s; {per_row}")
+    table.add_row("None", f"{1 - len(scores) / count:.1%} ({count - len(scores)} rows)")
+    table.add_row("failed", f"{sum(error is not None for error in scored.errors)} rows")
+    if noted := [row for row, note in enumerate(scored.notes) if note]:
+        table.add_row("not scored, with a reason", f"{len(noted)} rows, row {noted[0]}: {scored.notes[noted[0]]}")
+    if len(scores):
+        table.add_row("mean, standard deviation", f"{scores.mean():.4g}, {scores.std():.4g}")
+        table.add_row("minimum, maximum", f"{scores.min():.4g}, {scores.max():.4g}")
     if samples > 1:
         groups = [scored.scores[first : first + samples] for first in range(0, count, samples)]
-        differ = sum(len({value for value in group if value is not None}) > 1 for group in groups)
-        facts.add_row("groups that teach", f"{differ / len(groups):.1%} of {len(groups)}, with {samples} each")
-    console.print(facts)
-    if len(known):
-        console.print(histogram(known))
-    slow = sorted(range(count), key=lambda row: -scored.seconds[row])[:SHOWN]
-    console.print(_rows("slowest rows", slow, batch, scored))
-    wrong = [row for row, error in enumerate(scored.errors) if error]
-    if wrong:
-        console.print(_rows(f"failed rows, {min(SHOWN, len(wrong))} of {len(wrong)}", wrong[:SHOWN], batch, scored))
+        share = sum(len({score for score in group if score is not None}) > 1 for group in groups) / len(groups)
+        table.add_row("groups with different scores", f"{share:.1%} of {len(groups)}, with {samples} each")
+    return table
 
 
-def histogram(values: np.ndarray[Any, Any]) -> Table:
-    """How many rows got which value: each value where they are few, else ten bins."""
+def _finite(scored: FunctionScores) -> np.ndarray[Any, Any]:
+    """The scores without None, [rows]; adding 0 turns -0 into 0."""
+    return np.array([score + 0.0 for score in scored.scores if score is not None])
+
+
+def _histogram(scores: np.ndarray[Any, Any]) -> Table:
     table = Table("value", "rows", "", title="values", title_justify="left")
-    found, counts = np.unique(values, return_counts=True)
-    names = [f"{value:.6g}" for value in found]
-    if len(found) > BINS:
-        counts, edges = np.histogram(values, bins=BINS)
+    values, counts = np.unique(scores, return_counts=True)
+    names = [f"{value:.6g}" for value in values]
+    if len(values) > BINS:
+        counts, edges = np.histogram(scores, bins=BINS)
         names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
     for name, count in zip(names, counts, strict=True):
         table.add_row(name, str(count), "█" * round(40 * count / max(counts)))
     return table
 
 
-def _rows(title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> Table:
+def _print_rows(console: Console, title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> None:
+    """A table of the first rows; nothing if there are none."""
     from rich.markup import escape
 
-    table = Table("row", "seconds", "score", "error", "completion", title=title, title_justify="left")
-    for row in rows:
+    if not rows:
+        return
+    counts = f"{title}, {min(EXAMPLES, len(rows))} of {len(rows)}"
+    table = Table("row", "seconds", "score", "error", "completion", title=counts, title_justify="left")
+    for row in rows[:EXAMPLES]:
         score, text = scored.scores[row], " ".join(text_of(batch.completions[row]).split())
         value = "None" if score is None else f"{score + 0.0:.4g}"
-        shown = escape(text if len(text) <= 60 else f"{text[:57]}…")
-        table.add_row(str(row), f"{scored.seconds[row]:.4f}", value, escape(scored.errors[row] or ""), shown)
-    return table
+        excerpt = escape(text if len(text) <= 60 else f"{text[:57]}…")
+        table.add_row(str(row), f"{scored.seconds[row]:.4f}", value, escape(scored.errors[row] or ""), excerpt)
+    console.print(table)

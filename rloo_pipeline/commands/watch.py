@@ -1,4 +1,4 @@
-"""watch: the files of a run → a live view on the terminal. It reads only, so it may be opened and left at any time."""
+"""watch: the files of a run → a live view on the terminal. It only reads, so it can start and stop at any time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 
 def watch(run: Path, once: bool, every: float, console: Console | None = None) -> None:
-    """Shows the run until Ctrl-C, anew after so many seconds; or once.
+    """Shows the progress of a run until Ctrl-C.
+
+    Args:
+        run: its folder.
+        once: print the view once and return.
+        every: refresh interval in seconds.
+        console: where to print; by default standard output.
 
     Raises:
         UserError: there is no run in the folder.
     """
     console = console or Console()
-    shown = _frame(run)
+    first = _frame(run)
     if once:
-        console.print(shown)
+        console.print(first)
         return
     try:
-        with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        with Live(first, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             while True:
                 time.sleep(every)
                 try:
                     live.update(_frame(run), refresh=True)
                 except (UserError, OSError):
-                    continue  # read between the removal of a file and its new version
+                    continue  # a file was being replaced
     except KeyboardInterrupt:
         return
 

@@ -193,7 +193,7 @@ class Algorithm(Section):
                 "reward_clip_range": self.reward_clip_range is not None,
             }
             for key in (key for key, is_set in changes_scores.items() if is_set):
-                raise ValueError(f"advantage: {name} {reason}, and {key} changes them; leave {key} out")
+                raise ValueError(f"advantage: {name} {reason}, and {key} changes them; leave it out")
         return self
 
     @model_validator(mode="after")

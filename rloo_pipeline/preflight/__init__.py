@@ -1,4 +1,4 @@
-"""What a node must have before a run is submitted: looked at offline, one finding a line, nothing is changed."""
+"""What a node and a configuration need before a run is submitted; checked offline, without changing anything."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """What was found of one thing."""
+    """The result of one check."""
 
-    what: str
+    subject: str
     ok: bool
-    said: str
-    cure: str = ""
-    """What to do where it is not ok, if that is not said yet."""
+    message: str
+    fix: str = ""
+    """What to do about a problem, if the message does not say it."""
     note: bool = False
-    """It may go wrong, or could not be looked at."""
+    """Whether an ok finding needs attention: it may fail later, or could not be checked."""
 
 
 def show(findings: Iterable[Finding], console: Console) -> int:
-    """Prints a line for each thing and what to do about problems, as soon as it is known; the number of problems."""
+    """Prints findings as they arrive, one line each and what to do about problems. Returns the number of problems."""
     from rich.table import Table
     from rich.text import Text
 
-    marks = {"ok": "green", "note": "yellow", "problem": "red"}
+    colours = {"ok": "green", "note": "yellow", "problem": "red"}
     problems = 0
     for finding in findings:
         table = Table.grid(padding=(0, 2))
         table.add_column(width=len("problem"))
         table.add_column(width=28, overflow="fold")
         table.add_column(overflow="fold")
-        word = "problem" if not finding.ok else "note" if finding.note else "ok"
-        table.add_row(Text(word, marks[word]), Text(finding.what), Text(finding.said))
+        status = "problem" if not finding.ok else "note" if finding.note else "ok"
+        table.add_row(Text(status, colours[status]), Text(finding.subject), Text(finding.message))
         if not finding.ok:
             problems += 1
-            if finding.cure:
-                table.add_row("", Text("what to do", "yellow"), Text(finding.cure))
+            if finding.fix:
+                table.add_row("", Text("what to do", "yellow"), Text(finding.fix))
         console.print(table)
     return problems

@@ -1,4 +1,4 @@
-"""Apptainer, user namespaces, the image, and its CUDA against the node's driver."""
+"""Checks of a node for the container image: Apptainer, user namespaces, the image, its CUDA and the node's driver."""
 
 from __future__ import annotations
 
@@ -12,87 +12,93 @@ from pathlib import Path
 from rloo_pipeline.preflight import Finding
 
 OLDEST = (1, 1)
-"""Apptainer that runs without setuid, by user namespaces."""
+"""First version of Apptainer that runs without setuid, by user namespaces."""
 LOCK = "/opt/rloo/lock.txt"
-"""The pinned list that an image was built from, in the image."""
+"""List of pinned packages inside the image."""
 CUDA = re.compile(r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit)==(\d+)\.(\d+)", re.MULTILINE)
-SECONDS = 120
+TIMEOUT = 120
+"""Seconds for a command."""
 SYSTEM = Path("/proc/sys")
 
 
-def look(image: str) -> Iterator[Finding]:
-    """Everything about images on this node."""
+def findings(image: str) -> Iterator[Finding]:
+    """All checks of this node for an image.
+
+    Args:
+        image: path or URI.
+    """
     program = shutil.which("apptainer")
-    found = apptainer(program)
-    yield found
+    runs = apptainer(program)
+    yield runs
     yield namespaces()
     exists = "://" in image or Path(image).exists()
     yield Finding(
         "image",
         exists,
-        image if exists else f"{image} is not here",
-        "make images, or name another in container.image, on a file system that all nodes see",
+        image if exists else f"{image} does not exist",
+        "run `make images`, or set container.image to another one, on a file system that all nodes share",
     )
-    if found.ok and exists and program:
-        yield from cuda(_said(program, "exec", image, "cat", LOCK), driver())
+    if runs.ok and exists and program:
+        yield from cuda(_output(program, "exec", image, "cat", LOCK), driver())
 
 
 def apptainer(program: str | None) -> Finding:
-    """Whether Apptainer is here and new enough."""
-    cure = "load its module (module avail apptainer), or ask for Apptainer 1.1 or newer; without it, leave out --sdm"
+    """Apptainer is installed and new enough."""
+    fix = "load its module (module avail apptainer), or ask for Apptainer 1.1 or newer; without it, leave out --sdm"
     if program is None:
-        return Finding("apptainer", False, "not on the PATH", cure)
-    said = _said(program, "--version") or ""
-    version = re.search(r"(\d+)\.(\d+)\S*", said)
+        return Finding("apptainer", False, "not on the PATH", fix)
+    output = _output(program, "--version") or ""
+    version = re.search(r"(\d+)\.(\d+)\S*", output)
     if version is None:
-        return Finding("apptainer", False, f"{program} does not start ({said.strip()[:80]})", cure)
-    new = (int(version[1]), int(version[2])) >= OLDEST
-    return Finding("apptainer", new, f"{version[0]} at {program}", "" if new else cure)
+        return Finding("apptainer", False, f"{program} does not start ({output.strip()[:80]})", fix)
+    is_new = (int(version[1]), int(version[2])) >= OLDEST
+    return Finding("apptainer", is_new, f"{version[0]} at {program}", "" if is_new else fix)
 
 
 def namespaces(system: Path = SYSTEM) -> Finding:
-    """Whether users may make namespaces: by the kernel's settings, and by making one."""
+    """Users may create user namespaces: according to the kernel's settings, and by creating one."""
     for file, bad in (
         ("user/max_user_namespaces", "0"),
         ("kernel/unprivileged_userns_clone", "0"),
         ("kernel/apparmor_restrict_unprivileged_userns", "1"),
     ):
-        place = system / file
-        if place.exists() and place.read_text().strip() == bad:
-            cure = f"ask the administrators for {file.replace('/', '.')} other than {bad}, or for setuid Apptainer"
-            return Finding("user namespaces", False, f"{place} is {bad}", cure)
-    tool = shutil.which("unshare")
-    if tool and _said(tool, "--user", "--map-root-user", "true") is None:
+        setting = system / file
+        if setting.exists() and setting.read_text().strip() == bad:
+            fix = f"ask the administrators for {file.replace('/', '.')} other than {bad}, or for setuid Apptainer"
+            return Finding("user namespaces", False, f"{setting} is {bad}", fix)
+    unshare = shutil.which("unshare")
+    if unshare and _output(unshare, "--user", "--map-root-user", "true") is None:
         return Finding("user namespaces", False, "unshare --user fails", "ask the administrators to allow them")
     return Finding("user namespaces", True, "allowed")
 
 
 def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[Finding]:
-    """Whether the node's driver is of the image's CUDA or newer.
+    """The node's driver supports the CUDA version of the image.
 
     Args:
-        lock: the image's pinned list; None where the image cannot be read.
-        driver_version: the CUDA that the driver is made for; None where there is no driver.
+        lock: list of pinned packages in the image; None if the image cannot be read.
+        driver_version: highest CUDA version that the driver supports; None if there is no driver.
     """
     if lock is None:
-        yield Finding("image runs", False, f"cannot read {LOCK} in it", "build it anew with make images")
+        yield Finding("image runs", False, f"cannot read {LOCK} in it", "build it again with `make images`")
         return
-    yield Finding("image runs", True, "starts, and has its pinned list")
-    made = CUDA.search(lock)
-    if made is None:
+    yield Finding("image runs", True, "starts, and has its list of packages")
+    version = CUDA.search(lock)
+    if version is None:
         yield Finding("CUDA", True, "an image for CPUs")
-    elif driver_version is None:
-        said = f"image of CUDA {made[1]}.{made[2]}, and no NVIDIA driver here"
-        yield Finding("CUDA", False, said, "on a login node this is right: call it on a GPU node, srun … rloo doctor")
-    else:
-        said = f"image of CUDA {made[1]}.{made[2]}, driver for CUDA {driver_version[0]}.{driver_version[1]}"
-        # a driver serves every CUDA of its major version and all before
-        fits = driver_version[0] >= int(made[1])
-        yield Finding("CUDA", fits, said, "ask for a newer driver, or build the image from an older CUDA")
+        return
+    message = f"image of CUDA {version[1]}.{version[2]}"
+    if driver_version is None:
+        fix = "expected on a login node: run `srun … rloo doctor` on a GPU node"
+        yield Finding("CUDA", False, f"{message}, and no NVIDIA driver here", fix)
+        return
+    message += f", driver for CUDA {driver_version[0]}.{driver_version[1]}"
+    fits = driver_version[0] >= int(version[1])  # a driver supports every minor version of its major version
+    yield Finding("CUDA", fits, message, "ask for a newer driver, or build the image from an older CUDA")
 
 
 def driver() -> tuple[int, int] | None:
-    """The CUDA version that the node's driver is made for, as the driver itself says."""
+    """The highest CUDA version that the node's driver supports, according to the driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -103,10 +109,10 @@ def driver() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def _said(*command: str) -> str | None:
-    """Standard output of a command; None where it fails."""
+def _output(*command: str) -> str | None:
+    """Standard output of a command; None if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if done.returncode else done.stdout
+    return None if process.returncode else process.stdout

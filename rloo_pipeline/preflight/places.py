@@ -1,4 +1,4 @@
-"""Folders: those that are bound into the image, caches, model and data, free space and quota."""
+"""Checks of a node's folders: bind mounts, caches, model and data, free space and quota."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from pathlib import Path
 
 from rloo_pipeline.config import Config, Dtype, Source
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, inputs
+from rloo_pipeline.preflight import Finding, dataset_inputs, inputs
 from rloo_pipeline.runtime.caches import cache_folder
 
 GB, MB = 1e9, 1e6
 CACHES = ("HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR")
 
 
-def look(config: Config, needed: float | None, fetch: str) -> Iterator[Finding]:
-    """Everything about folders.
+def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Finding]:
+    """All checks of folders.
 
     Args:
         config: of the run.
-        needed: bytes that the run will write, where they are known.
-        fetch: the command that fetches model and data.
+        needed: bytes that the run will write; None if unknown.
+        fetch: the command that downloads model and data.
     """
-    cure = f"where there is internet: {fetch}, with the nodes' HF_HOME"
+    fix = f"where there is internet: {fetch}, with the HF_HOME of the nodes"
     yield from binds(config)
     yield from caches()
-    yield from model(config, cure)
-    yield from datasets(config, cure)
+    yield from model(config, fix)
+    yield from datasets(config, fix)
     yield from space(Path("results"), needed)
 
 
 def binds(config: Config) -> Iterator[Finding]:
-    """Folders that the configuration wants to be seen in the image."""
+    """The folders in container.binds exist."""
     for name in config.container.binds:
-        there = Path(name).is_dir()
-        yield Finding(f"bind {name}", there, "there" if there else "no such folder", "mend container.binds")
+        exists = Path(name).is_dir()
+        yield Finding(f"bind {name}", exists, "exists" if exists else "no such folder", "correct container.binds")
 
 
 def caches() -> Iterator[Finding]:
-    """Whether engines can write where they keep their caches."""
+    """The cache folders of the engines are writable."""
     folders = {"cache": cache_folder()}
     folders |= {name: Path(os.environ[name]) for name in CACHES if name in os.environ}
     for name, folder in folders.items():
         writable = _writable(folder)
-        cure = "set XDG_CACHE_HOME (or the variable itself) to a folder that this node can write to"
-        yield Finding(f"{name} folder", writable, f"{folder}{'' if writable else ' cannot be written to'}", cure)
+        fix = "set XDG_CACHE_HOME (or the variable itself) to a folder that this node can write to"
+        yield Finding(f"{name} folder", writable, f"{folder}{'' if writable else ' is not writable'}", fix)
 
 
 def _writable(folder: Path) -> bool:
-    """Whether a file can be made in a folder, or in the nearest one above it that is there."""
+    """Whether files can be created in a folder, or in its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -62,101 +62,111 @@ def _writable(folder: Path) -> bool:
         return False
 
 
-def model(config: Config, fetch: str) -> Iterator[Finding]:
-    """Whether the model is here and whole, and can be trained as the configuration asks."""
+def model(config: Config, fix: str) -> Iterator[Finding]:
+    """The model is complete and can be trained as configured."""
     from rloo_pipeline.artifacts import policy
 
-    seen = inputs.look_at_model(config)
-    if seen.problem:
-        yield Finding("model", False, seen.problem)
+    by_config_json = inputs.check_model(config)
+    if not by_config_json.ok:
+        yield by_config_json
         return
-    if seen.note:
-        yield Finding("model's context", True, seen.note, note=True)
+    if by_config_json.note:
+        yield by_config_json._replace(subject="model's context")
     if config.model.build is not None:
-        yield Finding("model", True, f"made by {config.model.build}")
+        yield Finding("model", True, f"built by {config.model.build}")
         return
     name = str(config.model.name_or_path)
-    folder = Path(name) if Path(name).is_dir() else inputs.cached(name, config.model.revision, "model")
+    folder = Path(name) if Path(name).is_dir() else dataset_inputs.cached(name, config.model.revision, "model")
     if folder is None:
-        yield Finding("model", False, f"{name} is neither a folder nor in the Hub's cache", fetch)
+        yield Finding("model", False, f"{name} is neither a folder nor in the Hub's cache", fix)
     elif not Path(name).is_dir() and not any(folder.glob("*.safetensors")):
-        yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fetch)
+        yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fix)
     else:
         try:
             policy.check(folder)
         except UserError as error:
-            yield Finding("model", False, str(error), fetch)
+            yield Finding("model", False, str(error), fix)
         else:
-            yield Finding("model", True, f"{folder} is whole")
+            yield Finding("model", True, f"{folder} is complete")
 
 
 def number_format(dtype: Dtype) -> Finding:
-    """Whether this node trains in a format of 16 bits; where stages run on others, they ask there."""
+    """This node can train in a 16-bit format. Stages on other nodes check it there."""
     from rloo_pipeline.training import formats
 
     try:
-        trains = formats.trains_in(dtype)
+        supported = formats.trains_in(dtype)
     except ImportError:
-        return Finding("model.dtype", True, f"{dtype}; the stages, whose environment is not this one, ask DeepSpeed")
-    said = f"{dtype} can{'' if trains else 'not'} be trained on this machine, says DeepSpeed"
-    return Finding("model.dtype", trains, said, formats.CURE)
+        return Finding("model.dtype", True, f"{dtype}; not checked, because DeepSpeed is not installed here")
+    message = f"DeepSpeed {'supports' if supported else 'does not support'} {dtype} on this machine"
+    return Finding("model.dtype", supported, message, formats.CURE)
 
 
-def datasets(config: Config, fetch: str) -> Iterator[Finding]:
-    """Whether data is here and can be read, as far as its first row tells."""
-    for key, source in inputs.sources(config).items():
-        yield _dataset(config, key, source, fetch)
+def datasets(config: Config, fix: str) -> Iterator[Finding]:
+    """The data is here, and its first row can be read."""
+    for key, source in dataset_inputs.sources(config).items():
+        yield _dataset(config, key, source, fix)
 
 
-def _dataset(config: Config, key: str, source: Source, fetch: str) -> Finding:
+def _dataset(config: Config, key: str, source: Source, fix: str) -> Finding:
     base = Path(config.data_dir or ".")
     if source.generator:
-        return Finding(key, True, f"made by {source.generator}")
+        return Finding(key, True, f"generated by {source.generator}")
     if source.path:
         try:
-            columns = inputs.columns(config, key, source)
+            columns = dataset_inputs.columns(config, key, source)
         except UserError as error:
             return Finding(key, False, str(error))
         size = f"{base / source.path}, {(base / source.path).stat().st_size / 1e6:.1f} MB"
         return Finding(key, True, size + (f", columns {', '.join(columns)}" if columns else ""))
     name = str(source.name)
-    folder = base / name if (base / name).is_dir() else inputs.cached(name, source.revision, "dataset")
+    folder = base / name if (base / name).is_dir() else dataset_inputs.cached(name, source.revision, "dataset")
     if folder is None:
-        return Finding(key, False, f"{name} is neither a folder nor in the Hub's cache", fetch)
+        return Finding(key, False, f"{name} is neither a folder nor in the Hub's cache", fix)
     empty = not any(file.is_file() for file in folder.rglob("*"))
-    return Finding(key, not empty, f"{folder}{' is empty' if empty else ''}", fetch)
+    return Finding(key, not empty, f"{folder}{' is empty' if empty else ''}", fix)
 
 
 def space(folder: Path, needed: float | None) -> Iterator[Finding]:
-    """Free space, free files and quota where results go, against the bytes that the run will write."""
-    place = folder if folder.exists() else Path()
-    free = shutil.disk_usage(place).free
-    said = f"{free / GB:.1f} GB free at {place.resolve()}"
+    """Free space, free inodes and quota in the folder of the results suffice for what the run will write.
+
+    Args:
+        folder: for the results.
+        needed: bytes that the run will write; None if unknown.
+    """
+    folder = folder if folder.exists() else Path()
+    free = shutil.disk_usage(folder).free
+    message = f"{free / GB:.1f} GB free at {folder.resolve()}"
     if needed is None:
-        yield Finding("disk", True, f"{said}; what the run needs is not known before the model is here", note=True)
+        yield Finding("disk", True, f"{message}; how much the run needs is unknown until the model is here", note=True)
     else:
-        cure = "free some, raise keep_every, or link results/ to a larger file system"
-        yield Finding("disk", free > needed, f"{said}, the run needs about {size_of(needed)}", cure)
-    if inodes := os.statvfs(place).f_files:
-        left = os.statvfs(place).f_favail
-        yield Finding("files", left > 10_000, f"{left} of {inodes} files are free", "remove some, or ask for more")
+        fix = "free some, raise keep_every, or link results/ to a larger file system"
+        yield Finding("disk", free > needed, f"{message}, the run needs about {size_of(needed)}", fix)
+    if inodes := os.statvfs(folder).f_files:
+        left = os.statvfs(folder).f_favail
+        yield Finding("files", left > 10_000, f"{left} of {inodes} inodes are free", "remove files, or ask for more")
     if program := shutil.which("quota"):
-        done = subprocess.run([program, "-w", "-p"], capture_output=True, text=True, check=False)
-        yield from quota(done.stdout, needed or 0.0)
+        process = subprocess.run([program, "-w", "-p"], capture_output=True, text=True, check=False)
+        yield from quota(process.stdout, needed or 0.0)
 
 
 def size_of(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Bytes in GB or MB, as text."""
     return f"{count / GB:.1f} GB" if count >= 0.1 * GB else f"{count / MB:.1f} MB"
 
 
-def quota(said: str, needed: float) -> Iterator[Finding]:
-    """What `quota -w -p` says: file system, blocks of 1 KiB used, soft and hard limit (0: none), …"""
-    for line in said.splitlines():
-        words = line.split()
-        if len(words) < 4 or not words[1].rstrip("*").isdigit() or not words[3].isdigit():
+def quota(output: str, needed: float) -> Iterator[Finding]:
+    """The quota suffices on each file system.
+
+    Args:
+        output: of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …
+        needed: bytes that the run will write.
+    """
+    for line in output.splitlines():
+        fields = line.split()
+        if len(fields) < 4 or not fields[1].rstrip("*").isdigit() or not fields[3].isdigit():
             continue
-        used, limit = int(words[1].rstrip("*")) * 1024, (int(words[2]) or int(words[3])) * 1024
+        used, limit = int(fields[1].rstrip("*")) * 1024, (int(fields[2]) or int(fields[3])) * 1024
         if limit:
-            left = f"{(limit - used) / GB:.1f} GB of the quota on {words[0]} are left"
-            yield Finding(f"quota {words[0]}", limit - used > needed, left, "free some, or ask for more")
+            left = f"{(limit - used) / GB:.1f} GB of the quota on {fields[0]} are left"
+            yield Finding(f"quota {fields[0]}", limit - used > needed, left, "free some, or ask for more")

@@ -75,7 +75,7 @@ class Controller:
         else:
             trackers.require(self._config.trackers)
         if self._workflow.output_settings.dryrun:
-            for note in inputs.refuse(self._config):
+            for note in inputs.require(self._config):
                 logger.warning(note)
         elif self._main:
             self._hold_run()
@@ -121,7 +121,7 @@ class Controller:
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays: write `executor: rloo-slurm` "
                 "in the profile, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
             )
-        for note in inputs.refuse(self._config):
+        for note in inputs.require(self._config):
             logger.warning(note)
         if self._held.alone:
             self._write_config()

@@ -19,7 +19,7 @@ from rloo_pipeline.config import TABLE_COLUMNS, Config, Dataset
 from rloo_pipeline.data.prompting import check_columns, check_names, encode, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import inputs
+from rloo_pipeline.preflight import model_inputs
 from rloo_pipeline.runtime.progress import say, track
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     seen = {tuple(row["prompt_ids"]) for row in held_out}
     train, train_counts = _part("train", config.dataset, places["train"]["path"], tokenizer, seen)
     longest = max(len(row["prompt_ids"]) for row in (*train, *held_out))
-    inputs.check_context(config, read_json(model / "config.json"), longest, str(model))
+    model_inputs.check_context(config, read_json(model / "config.json"), longest, str(model))
     with atomic_folder(output) as beside:
         for name, rows in (("train", train), ("eval", held_out)):
             _save(rows, beside / name)

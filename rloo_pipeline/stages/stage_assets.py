@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts.files import atomic_folder, write_json
 from rloo_pipeline.config import Config, Source, import_string
 from rloo_pipeline.data.building import build
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import inputs
+from rloo_pipeline.preflight import dataset_inputs, model_inputs
 from rloo_pipeline.runtime.progress import say
 
 ASSETS = "assets.json"
@@ -25,12 +25,12 @@ def stage_assets(config: Config, output: Path) -> None:
     Raises:
         UserError: something named in the configuration is not there, cannot be fetched, or cannot work.
     """
-    sources = inputs.sources(config)
+    sources = dataset_inputs.sources(config)
     for key, source in sources.items():
-        inputs.columns(config, key, source)
+        dataset_inputs.columns(config, key, source)
     with atomic_folder(output) as beside:
         path, revision = _model(config, beside)
-        inputs.check_model(config, beside / "model" if path is None else Path(path))
+        model_inputs.check_model(config, beside / "model" if path is None else Path(path))
         assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
@@ -45,13 +45,13 @@ def _model(config: Config, beside: Path) -> tuple[str | None, str | None]:
     if model.build is not None:
         build(model, config.seed, config.data_dir, beside / "model")
         return None, None
-    if folder := inputs.local_model(config):
+    if folder := model_inputs.local_model(config):
         return str(folder), None
     return _snapshot(str(model.name_or_path), "model", model.revision, WEIGHTS_AND_TEXT)
 
 
 def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | None]:
-    path = inputs.data_file(key, source, data_dir)
+    path = dataset_inputs.data_file(key, source, data_dir)
     if path is not None:
         return {"path": str(path), "revision": None}
     if source.generator is not None:

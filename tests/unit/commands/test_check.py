@@ -1,4 +1,4 @@
-"""What `rloo check` finds in seconds, and that `plan`, `doctor` and Snakemake find the same by files alone."""
+"""Findings of `rloo check`, and that `plan`, `doctor` and Snakemake find the same by files alone."""
 
 import io
 import json
@@ -11,11 +11,11 @@ from helpers import merged, mini
 from rich.console import Console
 
 from rloo_pipeline.artifacts import model_dims
-from rloo_pipeline.commands.check import check, look
+from rloo_pipeline.commands.check import check, findings
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, inputs, places
+from rloo_pipeline.preflight import Finding, inputs, model_inputs, places
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
 MINE = """
@@ -63,24 +63,25 @@ def case(tmp_path, tiny_model):
 
 
 def problems(config: Config, folder: Path) -> dict[str, str]:
-    """What `check` says is wrong, and that what files alone tell says the same."""
+    """Messages of the problems that `check` finds, by subject."""
     (folder / "scratch").mkdir(exist_ok=True)
-    return {found.what: found.said for found in look(config, folder / "scratch") if not found.ok}
+    return {found.subject: found.message for found in findings(config, folder / "scratch") if not found.ok}
 
 
 def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
-    found = list(look(case(), tmp_path))
+    found = list(findings(case(), tmp_path))
     assert all(one.ok and not one.note for one in found)
-    assert [one.what for one in found] == ["model", "tokenizer", "dataset.train", "dataset.eval", *["reward right"] * 2]
-    said = {one.what: one.said for one in found}
-    assert "qwen3, context 256, float32" in said["model"]
-    assert said["dataset.train"].startswith("8 rows of question, answer; prompts of ")
-    assert said["reward right"] == (
+    subjects = ["model", "tokenizer", "dataset.train", "dataset.eval", *["reward right"] * 2]
+    assert [one.subject for one in found] == subjects
+    messages = {one.subject: one.message for one in found}
+    assert "qwen3, context 256, float32" in messages["model"]
+    assert messages["dataset.train"].startswith("8 rows of question, answer; prompts of ")
+    assert messages["reward right"] == (
         "on rows of dataset.eval: the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
     )
-    assert inputs.refuse(case()) == [
-        "the model's context is 256 tokens: with completions of 48 there is room for prompts of 208, and "
-        "dataset.max_prompt_length (512) lets in longer ones"
+    assert inputs.require(case()) == [
+        "the model's context is 256 tokens: with completions of 48 there is room for prompts of 208, "
+        "but dataset.max_prompt_length (512) allows longer ones"
     ]
 
 
@@ -94,7 +95,7 @@ FROM_FILES = {
         {"model": "evaluation.max_completion_length (999) do not fit"},
     ),
     "no such model folder": ({"model": {"name_or_path": "./modle"}}, {"model": "no such folder (model.name_or_path"}),
-    "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not read as your home"}),
+    "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not expanded"}),
     "no such data file": (
         {"dataset": {"train": {"path": "tran.jsonl"}}},
         {"dataset.train": "tran.jsonl: no such dataset file (dataset.train.path 'tran.jsonl', data_dir"},
@@ -111,19 +112,20 @@ FROM_FILES = {
 
 
 @pytest.mark.parametrize("name", FROM_FILES)
-def test_what_files_tell_is_found_without_an_engine_everywhere(name, case, tmp_path) -> None:
+def test_every_command_finds_the_same_problems_by_files_alone(name, case, tmp_path) -> None:
     changes, expected = FROM_FILES[name]
     config = case(**changes)
     found = problems(config, tmp_path)
-    assert found.keys() == expected.keys() | {what for what in found if what.startswith("reward")}
-    seen = {one.what: one.problem for one in inputs.look(config) if one.problem}
-    doctors = {one.what: one.said for one in (*places.model(config, ""), *places.datasets(config, "")) if not one.ok}
-    for what, words in expected.items():
-        assert words in found[what]
-        assert seen[what] == doctors[what] == found[what]
+    assert found.keys() == expected.keys() | {subject for subject in found if subject.startswith("reward")}
+    by_files = {one.subject: one.message for one in inputs.findings(config) if not one.ok}
+    by_doctor = [*places.model(config, ""), *places.datasets(config, "")]
+    doctors = {one.subject: one.message for one in by_doctor if not one.ok}
+    for subject, message in expected.items():
+        assert message in found[subject]
+        assert by_files[subject] == doctors[subject] == found[subject]
     with pytest.raises(UserError) as error:
-        inputs.refuse(config)
-    assert str(error.value).startswith(next(iter(seen.values())))
+        inputs.require(config)
+    assert str(error.value).startswith(next(iter(by_files.values())))
 
 
 def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case, tmp_path) -> None:
@@ -131,7 +133,7 @@ def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case
     place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": "falcon_h1"}))
     assert "falcon_h1 mixes tokens in recurrent" in problems(case(), tmp_path)["model"]
     with pytest.raises(UserError, match="falcon_h1 mixes tokens"):
-        inputs.refuse(case())
+        inputs.require(case())
 
 
 def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path, monkeypatch) -> None:
@@ -141,7 +143,7 @@ def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path
         monkeypatch.setattr(formats, "trains_in", lambda _, trains=trains: trains)
         folder = tmp_path / str(trains)
         folder.mkdir()
-        (found,) = (one for one in look(case(model={"dtype": "bfloat16"}), folder) if one.what == "model.dtype")
+        (found,) = (one for one in findings(case(model={"dtype": "bfloat16"}), folder) if one.subject == "model.dtype")
         assert (found.ok, found.note) == (True, not trains)
 
 
@@ -167,10 +169,10 @@ def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, said
 
 def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokenizers(case, tmp_path) -> None:
     config = case(rewards=[{"function": f"{tmp_path}/mine.py:{name}"} for name in ("nothing", "ids")])
-    found = [one for one in look(config, tmp_path) if one.what.startswith("reward")]
+    found = [one for one in findings(config, tmp_path) if one.subject.startswith("reward")]
     assert [one.note for one in found] == [True, True, False, False]
-    assert "None for all" in found[0].said
-    assert "the data's own solutions 2, 2, 2, 2" in found[2].said, "a digit and the end"
+    assert "None for all" in found[0].message
+    assert "the data's own solutions 2, 2, 2, 2" in found[2].message, "a digit and the end"
 
 
 def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> None:
@@ -210,14 +212,14 @@ def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_pa
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     config = case(model={"name_or_path": "no/such-model", "revision": "v1"})
     with pytest.raises(UserError, match=r"hf download no/such-model config\.json --revision v1"):
-        inputs.shape(config)
+        model_inputs.shape(config)
     arguments = ConfigArguments(Path("my run.yaml"), ["rounds=3"]).snakemake_arguments
-    assert inputs.fetch_all(config, arguments) == (
+    assert inputs.fetch_command(config, arguments) == (
         "snakemake --cores 1 --configfile 'my run.yaml' --config rounds=3 -- results/mini/assets"
     )
     (space, *_) = places.space(tmp_path, None)
-    assert space == Finding("disk", True, space.said, note=True)
-    assert "not known before the model is here" in space.said
+    assert space == Finding("disk", True, space.message, note=True)
+    assert "unknown until the model is here" in space.message
 
 
 def test_weights_that_are_there_in_part_are_not_counted(tmp_path, tiny_model) -> None:

@@ -1,4 +1,4 @@
-"""A node's problems are found, each with what to do about it, and a node without any passes."""
+"""`rloo doctor` finds the problems of a node and says what to do, and passes a node without any."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,8 @@ import yaml
 from helpers import ROOT, mini, rloo
 
 from rloo_pipeline.config import Config, Model
-from rloo_pipeline.preflight import image, places, slurm
+from rloo_pipeline.preflight import image, places, slurm_checks
+from rloo_pipeline.preflight.slurm_checks import ResourceRequest
 
 LOCK = "nvidia-cuda-runtime==13.0.96\ntorch==2.13.0\n"
 SHOWN = (
@@ -40,8 +41,8 @@ def test_apptainer_must_start_and_be_new(tmp_path, script, ok, said) -> None:
         executable(tmp_path, "apptainer", script)
     found = image.apptainer(str(tmp_path / "apptainer") if script else None)
     assert found.ok == ok
-    assert said in found.said
-    assert ok or "module" in found.cure
+    assert said in found.message
+    assert ok or "module" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_the_kernels_word_on_namespaces_is_read(tmp_path, monkeypatch, file, val
     (tmp_path / file).write_text(f"{value}\n")
     found = image.namespaces(tmp_path)
     assert found.ok == ok
-    assert ok or file.replace("/", ".") in found.cure
+    assert ok or file.replace("/", ".") in found.fix
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_images_cuda_is_held_against_the_driver(lock, driver, oks) -> None:
 
 
 def test_the_pinned_list_of_the_gpu_image_names_its_cuda() -> None:
-    said = [found.said for found in image.cuda((ROOT / "requirements" / "cuda.txt").read_text(), (12, 4))]
+    said = [found.message for found in image.cuda((ROOT / "requirements" / "cuda.txt").read_text(), (12, 4))]
     assert "image of CUDA 13.0, driver for CUDA 12.4" in said[1]
 
 
@@ -87,7 +88,7 @@ def test_a_quota_that_is_too_small_is_a_problem() -> None:
     lines = f"{said}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
     (found,) = places.quota(lines, needed=50e6)
     assert found.ok
-    assert found.said == "0.1 GB of the quota on /dev/sda1 are left"
+    assert found.message == "0.1 GB of the quota on /dev/sda1 are left"
     assert not next(places.quota(lines, needed=5e9)).ok
 
 
@@ -96,43 +97,46 @@ def test_a_quota_that_is_too_small_is_a_problem() -> None:
     [("UNLIMITED", float("inf")), ("30:00", 30), ("02:00:00", 120), ("1-12:00:00", 2160), ("2-0", 2880)],
 )
 def test_slurms_times_are_read(time, minutes) -> None:
-    assert slurm.minutes_of(time) == minutes
+    assert slurm_checks.minutes_of(time) == minutes
 
 
 def test_wishes_are_held_against_partitions() -> None:
-    found = slurm.partitions(SHOWN, NODES)
+    found = slurm_checks.partitions(SHOWN, NODES)
     for wish, word in (
-        (slurm.Wanted("gpu", 120, 64000, "gpu:1"), ""),
-        (slurm.Wanted("gpu", 60, 8000, "gpu:h100:4"), ""),
-        (slurm.Wanted(None, 60, 8000, None), ""),
-        (slurm.Wanted("gpu", 121, 8000, "gpu:1"), "runtime"),
-        (slurm.Wanted("gpu", 60, 64001, "gpu:1"), "mem_mb"),
-        (slurm.Wanted("cpu", 60, 193000, None), "mem_mb"),
-        (slurm.Wanted("gpu", 60, 8000, "gpu:h200:1"), "gres"),
-        (slurm.Wanted("gpu", 60, 8000, "gpu:a100:3"), "gres"),
-        (slurm.Wanted("cpu", 60, 8000, "gpu:1"), "gres"),
-        (slurm.Wanted("old", 60, 8000, None), "slurm_partition"),
-        (slurm.Wanted("none", 60, 8000, None), "slurm_partition"),
-        (slurm.Wanted("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 4)), ""),
-        (slurm.Wanted("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 8)), "lower deepspeed.processes"),
-        (slurm.Wanted(None, 60, 8000, "gpu:1", ("vllm.tensor_parallel_size", 2)), "set gres"),
-        (slurm.Wanted("cpu", 60, 8000, None, ("deepspeed.processes", 8)), ""),
+        (ResourceRequest("gpu", 120, 64000, "gpu:1"), ""),
+        (ResourceRequest("gpu", 60, 8000, "gpu:h100:4"), ""),
+        (ResourceRequest(None, 60, 8000, None), ""),
+        (ResourceRequest("gpu", 121, 8000, "gpu:1"), "runtime"),
+        (ResourceRequest("gpu", 60, 64001, "gpu:1"), "mem_mb"),
+        (ResourceRequest("cpu", 60, 193000, None), "mem_mb"),
+        (ResourceRequest("gpu", 60, 8000, "gpu:h200:1"), "gres"),
+        (ResourceRequest("gpu", 60, 8000, "gpu:a100:3"), "gres"),
+        (ResourceRequest("cpu", 60, 8000, "gpu:1"), "gres"),
+        (ResourceRequest("old", 60, 8000, None), "slurm_partition"),
+        (ResourceRequest("none", 60, 8000, None), "slurm_partition"),
+        (ResourceRequest("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 4)), ""),
+        (
+            ResourceRequest("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 8)),
+            "lower deepspeed.processes",
+        ),
+        (ResourceRequest(None, 60, 8000, "gpu:1", ("vllm.tensor_parallel_size", 2)), "set gres"),
+        (ResourceRequest("cpu", 60, 8000, None, ("deepspeed.processes", 8)), ""),
     ):
-        said, cure = slurm.judge(found, wish)
+        said, cure = slurm_checks.judge(found, wish)
         assert (word in cure) if word else not cure, (wish, said, cure)
 
 
 def test_what_rules_ask_for_is_read_from_the_workflow_and_the_profile() -> None:
-    settings = slurm.read(ROOT / "profiles" / "slurm")
+    settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
     rules, made = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))
-    asked = slurm.wanted(settings, rules, made)
+    asked = slurm_checks.requests(settings, rules, made)
     assert {"rollout", "score", "update", "update_last", "update_transient", "evaluate", "report"} <= asked.keys()
     assert asked["update_last"] == asked["update"]
     assert asked["update"].minutes == 240
     assert asked["update"].partition == "gpu"
     settings["set-resources"]["update"]["runtime"] = "30 * attempt"
-    assert slurm.wanted(settings, rules, made)["update"].minutes == 30
-    used = {rule: wish.used_by for rule, wish in asked.items() if wish.gres}
+    assert slurm_checks.requests(settings, rules, made)["update"].minutes == 30
+    used = {rule: wish.engine_gpus for rule, wish in asked.items() if wish.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
     }
@@ -175,8 +179,9 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     outcome = rloo("doctor", made, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="400")
     assert outcome.returncode == 1
     assert "5 problems" in outcome.stderr
-    for words in ("image.sif is not here", "make images", "mend container.binds", "truncated or damaged", "rows.jsonl"):
-        assert words in outcome.stdout
+    problems = ("image.sif does not exist", "correct container.binds", "truncated or damaged", "rows.jsonl")
+    for message in ("make images", *problems):
+        assert message in outcome.stdout
     assert "Traceback" not in outcome.stderr
 
 
@@ -184,7 +189,7 @@ def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
-    found = {finding.what: finding.ok for finding in places.caches()}
+    found = {finding.subject: finding.ok for finding in places.caches()}
     assert found["cache folder"]
     assert not found["HF_HOME folder"]
 
@@ -204,4 +209,4 @@ def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path) -> None:
     model = Model(name_or_path=str(tmp_path))
     (found,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
     assert not found.ok
-    assert "bloom computes its attention by itself" in found.said
+    assert "bloom computes its attention by itself" in found.message

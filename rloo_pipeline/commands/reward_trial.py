@@ -1,0 +1,128 @@
+"""Calls every reward function of a configuration on a few rows of its data, for `rloo check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.config import Config, Reward, import_string
+from rloo_pipeline.data.rows import Row
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.preflight import Finding
+from rloo_pipeline.runtime import devices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rloo_pipeline.scoring.score_batch import RewardBatch
+
+PROMPTS, SAMPLES = 4, 2
+"""A function is called with this many prompts, and this many completions of each."""
+WRONG_ANSWER = "I do not know."
+"""A completion that is not from the data."""
+
+
+class DatasetSample(NamedTuple):
+    """The rows of a dataset and its first prompts."""
+
+    rows: list[Row]
+    prompts: list[Any]
+    """Of the first rows: messages or strings."""
+    lengths: list[int]
+    """Tokens of these prompts; empty if there is no tokenizer."""
+
+
+class RewardInputs(NamedTuple):
+    """Arguments for the reward functions."""
+
+    batch: RewardBatch
+    has_solutions: bool
+    """Whether the first completion of each prompt is the data's own solution."""
+
+
+def findings(
+    config: Config,
+    datasets: Mapping[str, DatasetSample],
+    folder: Path | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Iterator[Finding]:
+    """One finding per reward function and dataset: the scores of some training rows and of some held-out rows.
+
+    Args:
+        config: of the run.
+        datasets: by key; those that could be read.
+        folder: of the model, if it is there.
+        tokenizer: of the model, if it is there.
+    """
+    keys = [key for key in ("dataset.train", "dataset.eval") if key in datasets]
+    inputs = {key: _inputs(config, datasets[key], tokenizer) for key in keys}
+    for reward in config.rewards:
+        if reward.gpus and not devices.has_gpu():
+            yield _not_called(reward, "it needs a GPU, and there is none here")
+        elif not inputs:
+            yield _not_called(reward, "there are no rows to call it with")
+        for key in inputs if not reward.gpus or devices.has_gpu() else ():
+            finding = _call(reward, key, inputs[key], folder)
+            yield finding
+            if not finding.ok:
+                break
+
+
+def _not_called(reward: Reward, reason: str) -> Finding:
+    """What the text of its file shows about a function."""
+    subject = f"reward {reward.column}"
+    try:
+        import_string.check(reward.function)
+    except UserError as error:
+        return Finding(subject, False, str(error))
+    return Finding(subject, True, f"{reward.function} exists; it was not called, because {reason}", note=True)
+
+
+def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
+    from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
+    from rloo_pipeline.scoring.score_batch import RewardBatch
+
+    rows = [row for row in dataset.rows[:PROMPTS] for _ in range(SAMPLES)]
+    prompts = [prompt for prompt in dataset.prompts[:PROMPTS] for _ in range(SAMPLES)]
+    names = ["completion", "solution", "answer"]
+    if config.warmstart.sft is not None:
+        names.insert(0, config.warmstart.sft.completion_column)
+    solution = next((name for name in names if isinstance(rows[0].get(name), str)), None)
+    texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
+    completions: list[Any] = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    ids = [[*range(len(text.split()))] for text in texts]  # as many as words, if there is no tokenizer
+    if tokenizer is not None:
+        ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids"}
+    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
+    batch = RewardBatch(prompts, completions, ids, columns | {"finish_reason": ["stop"] * len(rows)})
+    return RewardInputs(batch, solution is not None)
+
+
+def _call(reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -> Finding:
+    """Scores the rows with one function."""
+    from rloo_pipeline.scoring.dispatch import WorkerPools
+    from rloo_pipeline.scoring.score_batch import score_with
+
+    subject, rows = f"reward {reward.column}", f"on rows of {key}"
+    constants = {} if folder is None else {"tokenizer_path": str(folder)}
+    samples = [SAMPLES] * (len(inputs.batch.prompts) // SAMPLES)
+    try:
+        with WorkerPools([reward], reward.threads) as pools:
+            (scored,) = score_with(pools, inputs.batch, samples, constants)
+    except UserError as error:
+        return Finding(subject, False, f"{rows}: {error}")
+    if failure := next(filter(None, [*scored.errors, *scored.notes]), None):
+        message = f"{rows}: {failure}; the run would continue (see on_error and on_timeout of this reward)"
+        return Finding(subject, True, message, note=True)
+    if set(scored.scores) == {None}:
+        return Finding(subject, True, f"{rows}: None for all; does it find the columns it needs?", note=True)
+    scores = ["None" if score is None else f"{score:.4g}" for score in scored.scores]
+    parts = [f"'{WRONG_ANSWER}' {', '.join(scores[1::SAMPLES])}"]
+    if inputs.has_solutions:
+        parts.insert(0, f"the data's own solutions {', '.join(scores[::SAMPLES])}")
+    return Finding(subject, True, f"{rows}: {'; '.join(parts)}")

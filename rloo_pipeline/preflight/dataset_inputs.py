@@ -1,0 +1,114 @@
+"""Checks of the datasets that a configuration names: the file exists, can be read, and has the columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.config import Config, Source
+from rloo_pipeline.data import json_rows, rows
+from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns, check_names
+from rloo_pipeline.errors import UserError, did_you_mean
+
+DEMONSTRATIONS = "warmstart.sft.demonstrations"
+
+
+def sources(config: Config) -> dict[str, Source]:
+    """The datasets of a run by their configuration key."""
+    datasets = {"dataset.train": config.dataset.train, "dataset.eval": config.dataset.eval}
+    if config.warmstart.sft is not None:
+        datasets[DEMONSTRATIONS] = config.warmstart.sft.demonstrations
+    return datasets
+
+
+def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
+    """The file of a source; None if the source is not a file.
+
+    Raises:
+        UserError: the file is missing, unreadable, empty or of an unknown format.
+    """
+    if source.path is None:
+        return None
+    path = Path(data_dir or ".") / source.path
+    if not path.is_file():
+        siblings = (file.name for file in path.parent.glob("*")) if path.parent.is_dir() else ()
+        origin = f"{key}.path '{source.path}', data_dir '{data_dir or '.'}'"
+        suggestion = did_you_mean(path.name, siblings)
+        raise UserError(f"{path}: no such dataset file ({origin}, relative to {Path.cwd()}){suggestion}")
+    rows.check_file(path)
+    return path
+
+
+def data_place(config: Config, key: str, source: Source) -> str | None:
+    """Where the rows of a source are read: a file, a folder, the Hub's cache, or the import string of its generator.
+    None if they are not downloaded yet.
+
+    Raises:
+        UserError: as `data_file`.
+    """
+    if source.generator is not None:
+        return source.generator
+    path = data_file(key, source, config.data_dir)
+    if path is None:
+        name = str(source.name)
+        folder = Path(config.data_dir or ".") / name
+        path = folder if folder.is_dir() else cached(name, source.revision, "dataset")
+    return None if path is None else str(path)
+
+
+def cached(name: str, revision: str | None, kind: str) -> Path | None:
+    """The snapshot of a Hub repository in the local cache; None if there is none.
+
+    Args:
+        name: Hub id.
+        revision: commit, tag or branch.
+        kind: `model` or `dataset`.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, repo_type=kind, local_files_only=True))
+    except Exception:  # the Hub's exceptions differ between versions, and here all mean that it is not cached
+        return None
+
+
+def columns(config: Config, key: str, source: Source) -> list[str] | None:
+    """The columns of a file, by its first row; None if the source is not a file or would have to be read completely.
+
+    Raises:
+        UserError: the file is missing, its first row cannot be read, or a column that the configuration names is
+            missing.
+    """
+    path = data_file(key, source, config.data_dir)
+    names = None if path is None else _first_columns(path)
+    if names is not None:
+        check_source_columns(config, key, names, str(path))
+    return names
+
+
+def check_source_columns(config: Config, key: str, names: list[str], path: str) -> None:
+    """Checks that a source has the columns that the configuration names.
+
+    Raises:
+        UserError: one is missing, or has a name that is reserved for the tables of a run.
+    """
+    check_columns(names, config.dataset, path)
+    if key in ("dataset.train", "dataset.eval"):
+        check_names(names, config.dataset, path)
+    elif config.warmstart.sft is not None:
+        check_column(config.warmstart.sft.completion_column, names, COMPLETION, path)
+
+
+def _first_columns(path: Path) -> list[str] | None:
+    if path.suffix in rows.JSON:
+        first = next(json_rows.objects(path), None)
+        if first is None:
+            raise UserError(f"{path}: is empty, there is no row in it")
+        return list(first.row)
+    try:
+        import pyarrow.parquet
+    except ImportError:  # not installed where only the controller runs
+        return None
+    try:
+        return list(pyarrow.parquet.read_schema(path).names)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: truncated or damaged ({' '.join(str(error).split())[:160]})") from error

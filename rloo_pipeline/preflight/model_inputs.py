@@ -1,0 +1,146 @@
+"""Checks of a model by its config.json: it exists, can be trained, and has the context that the run needs."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.data import building
+from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.training import model_support
+
+
+def local_model(config: Config) -> Path | None:
+    """The model's folder if the configuration names a local one; None if it is on the Hub or built by a function.
+
+    Raises:
+        UserError: the name is a path, and that folder is missing or has no config.json.
+    """
+    name = config.model.name_or_path
+    if name is None:
+        return None
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UserError(f"{name}: no config.json, so this is not a model folder (model.name_or_path)")
+        return path
+    if name.startswith(("/", ".", "~")) or len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir()):
+        suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*")))
+        home = "; ~ is not expanded, write out your home folder" if name.startswith("~") else ""
+        raise UserError(f"{name}: no such folder (model.name_or_path, relative to {Path.cwd()}){suggestion}{home}")
+    return None
+
+
+def model_folder(config: Config) -> Path | None:
+    """The folder with the model's config.json, local or in the Hub's cache. None if a function builds the model, or if
+    it is not downloaded yet.
+
+    Raises:
+        UserError: as `local_model`.
+    """
+    folder, name = local_model(config), config.model.name_or_path
+    if folder is not None or name is None:
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(name, "config.json", revision=config.model.revision)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def shape(config: Config) -> model_dims.ModelDims:
+    """The dimensions of the model; a model that a function builds is built to read them.
+
+    Raises:
+        UserError: the model is not on this machine, cannot be trained, or lacks the dimensions of a transformer.
+    """
+    assets = Path("results") / config.run / "assets" / "model"
+    if config.model.build is not None and (assets / "config.json").exists():
+        return _trainable_shape(config, assets)
+    if config.model.build is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries
+                    building.build(config.model, config.seed, config.data_dir, Path(folder))
+            except ImportError as error:
+                raise UserError(f"{config.model.build} needs the environment of the stages ({error})") from error
+            return _trainable_shape(config, Path(folder))._replace(source=config.model.build)
+    source = model_folder(config)
+    if source is None:
+        raise UserError(
+            f"{config.model.name_or_path}: neither a folder nor in the Hub's cache; planning needs only its "
+            f"config.json, download it where there is internet: {fetch_config(config)}"
+        )
+    return _trainable_shape(config, source)
+
+
+def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
+    model_support.refuse_run(config, folder)
+    return model_dims.read(folder)
+
+
+def check_model(config: Config, folder: Path) -> None:
+    """Checks by its config.json that a model can be sampled from and trained as configured.
+
+    Raises:
+        UserError: training does not support it, or its context is too short for the completions alone.
+    """
+    model_support.refuse_run(config, folder)
+    check_context(config, read_json(folder / "config.json"), 1, str(folder))
+
+
+def check_context(config: Config, facts: dict[str, Any], longest_prompt: int, path: str) -> None:
+    """Checks that prompts and completions fit into the model's context.
+
+    Args:
+        config: of the run.
+        facts: the model's config.json.
+        longest_prompt: its length in tokens; 1 if unknown.
+        path: for the message.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    context = model_dims.context(facts)
+    for key, tokens in completion_lengths(config).items():
+        if context is not None and longest_prompt + tokens > context:
+            prompt = "a prompt" if longest_prompt == 1 else f"the longest prompt ({longest_prompt} tokens)"
+            raise UserError(
+                f"{path}: the model's context is {context} tokens, {prompt} and {key} ({tokens}) do not fit into it; "
+                f"lower {key}{'' if longest_prompt == 1 else ' or dataset.max_prompt_length'}, or use a model with a "
+                "longer context"
+            )
+
+
+def completion_lengths(config: Config) -> dict[str, int]:
+    """Maximum completion lengths in tokens, by their configuration key."""
+    lengths = {"rollout.max_completion_length": config.rollout.max_completion_length}
+    if config.evaluation.max_completion_length is not None:
+        lengths["evaluation.max_completion_length"] = config.evaluation.max_completion_length
+    return lengths
+
+
+def tight_context(config: Config, facts: dict[str, Any]) -> str:
+    """A note if prompts of the maximum length would not fit into the context, else an empty string.
+
+    Not an error: the stage `prompts` knows the real lengths.
+    """
+    context, longest = model_dims.context(facts), max(completion_lengths(config).values())
+    if context is None or longest + config.dataset.max_prompt_length <= context:
+        return ""
+    return (
+        f"the model's context is {context} tokens: with completions of {longest} there is room for prompts of "
+        f"{context - longest}, but dataset.max_prompt_length ({config.dataset.max_prompt_length}) allows longer ones"
+    )
+
+
+def fetch_config(config: Config) -> str:
+    """The command that downloads only the config.json of a Hub model."""
+    revision = ["--revision", config.model.revision] if config.model.revision else []
+    return shlex.join(["hf", "download", str(config.model.name_or_path), "config.json", *revision])

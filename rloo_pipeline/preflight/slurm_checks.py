@@ -1,0 +1,217 @@
+"""Checks of a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that the jobs request;
+and the jobs request as many GPUs as their engines use.
+
+Requests that the rules make themselves are read from workflow/rules/*.smk, from `growing(amount)`: the amount of the
+first attempt, and the first number of a sum.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.preflight import Finding
+
+RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
+GROWING = re.compile(r"(mem_mb|runtime)=growing\((\d+)")
+GPUS = re.compile(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?")
+UNLIMITED = ("UNLIMITED", "infinite", "INVALID")
+
+
+class Partition(NamedTuple):
+    """A partition of the cluster."""
+
+    up: bool
+    minutes: float
+    """Maximum time of a job."""
+    megabytes: float
+    """Maximum memory of a job on a node."""
+    gres: str
+    """Generic resources of its nodes, such as `gpu:h100:4`."""
+
+
+class ResourceRequest(NamedTuple):
+    """The resources that a rule requests."""
+
+    partition: str | None
+    minutes: float
+    megabytes: float
+    gres: str | None
+    engine_gpus: tuple[str, int] | None = None
+    """Configuration key with the number of GPUs per node that its engine uses, and that number."""
+
+
+def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
+    """All checks of SLURM; none if the profile is for another executor.
+
+    Args:
+        profile: folder of the Snakemake profile.
+        rules: folder with the .smk files.
+        config: of the run.
+
+    Raises:
+        UserError: the profile cannot be read.
+    """
+    settings = read_profile(profile)
+    if settings.get("executor") != "slurm":
+        return
+    scontrol, sinfo = shutil.which("scontrol"), shutil.which("sinfo")
+    if scontrol is None or sinfo is None:
+        yield Finding("slurm", False, "no scontrol and sinfo on the PATH", "run this on a login or compute node")
+        return
+    shown = subprocess.run([scontrol, "show", "partition", "-o"], capture_output=True, text=True, check=False)
+    nodes = subprocess.run([sinfo, "-h", "-o", "%R|%m|%G"], capture_output=True, text=True, check=False)
+    if shown.returncode:
+        yield Finding("slurm", False, f"does not respond ({shown.stderr.strip()[:100]})", "check whether SLURM is up")
+        return
+    yield from compare_requests(partitions(shown.stdout, nodes.stdout), requests(settings, rules, config))
+
+
+def read_profile(profile: Path) -> dict[str, Any]:
+    """The settings in a profile.
+
+    Raises:
+        UserError: the file is missing, or not YAML.
+    """
+    file = profile / "profile.v9+.yaml"
+    try:
+        return dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such profile; pass its folder with --profile") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{file}: not a profile ({' '.join(str(error).split())[:120]})") from error
+
+
+def partitions(shown: str, nodes: str) -> dict[str, Partition]:
+    """Partitions by name.
+
+    Args:
+        shown: output of `scontrol show partition -o`.
+        nodes: output of `sinfo -h -o '%R|%m|%G'`.
+    """
+    node_memory: dict[str, float] = {}
+    gres: dict[str, str] = {}
+    for name, memory, gpus in (line.strip().split("|", 2) for line in nodes.splitlines() if line.count("|") == 2):
+        node_memory[name] = max(node_memory.get(name, 0.0), float(re.sub(r"\D", "", memory) or 0))
+        gres[name] = f"{gres.get(name, '')} {gpus}".strip()
+    by_name = {}
+    for line in shown.splitlines():
+        facts = dict(field.split("=", 1) for field in line.split() if "=" in field)
+        if partition := facts.get("PartitionName"):
+            limit = facts.get("MaxMemPerNode", "UNLIMITED")
+            megabytes = node_memory.get(partition, float("inf")) if limit in UNLIMITED else float(limit)
+            minutes = minutes_of(facts.get("MaxTime", "UNLIMITED"))
+            by_name[partition] = Partition(facts.get("State") == "UP", minutes, megabytes, gres.get(partition, ""))
+    return by_name
+
+
+def minutes_of(time: str) -> float:
+    """A time of SLURM, [days-]hours:minutes:seconds, in minutes."""
+    if time in UNLIMITED:
+        return float("inf")
+    days, _, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    padded = [*parts, 0, 0] if days else [*([0] * (3 - len(parts))), *parts]
+    hours, minutes, seconds = padded[:3]
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+
+
+def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, ResourceRequest]:
+    """What each rule requests in its first attempt: as set for it in the profile, else in the rule, else the default
+    of the profile.
+    """
+    engine_gpus = _engine_gpus(config)
+    default, per_rule = settings.get("default-resources") or {}, settings.get("set-resources") or {}
+    by_rule = {}
+    for rule, own in _rules(rules):
+        resources = {**default, **own, **(per_rule.get(rule) or {})}
+        minutes, memory = _first_number(resources.get("runtime")), _first_number(resources.get("mem_mb"))
+        partition, gres = resources.get("slurm_partition"), resources.get("gres")
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule))
+    return by_rule
+
+
+def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
+    """By rule: the configuration key with the number of GPUs per node that its engine uses, and that number."""
+    ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
+    parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
+    training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
+    sampling = ["probe", "trial_probe", "rollout", "evaluate", "harness"]
+    return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, parallel)}
+
+
+def _rules(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
+    """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
+    resources: dict[str, dict[str, int]] = {}
+    for file in sorted(folder.glob("*.smk")):
+        text = file.read_text(encoding="utf-8")
+        headers = list(RULE.finditer(text))
+        ends = [*(header.start() for header in headers), len(text)][1:]
+        for header, end in zip(headers, ends, strict=False):
+            own = {name: int(amount) for name, amount in GROWING.findall(text[header.start() : end])}
+            name = header[1] or header[3]
+            resources[name] = own or resources.get(header[2] or "", {})
+            if resources[name]:
+                yield name, resources[name]
+
+
+def _first_number(value: Any) -> float:
+    """A number of minutes or megabytes; of an expression such as `30 * attempt`, its first number."""
+    match = re.search(r"\d+(?:\.\d+)?", str(value if value is not None else 0))
+    return float(match[0]) if match else 0.0
+
+
+def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, ResourceRequest]) -> Iterator[Finding]:
+    """Each request against its partition; rules with the same request share a finding."""
+    groups: dict[ResourceRequest, list[str]] = {}
+    for rule, request in by_rule.items():
+        groups.setdefault(request, []).append(rule)
+    for request, rules in groups.items():
+        message, fix = judge(by_name, request)
+        yield Finding(f"slurm {', '.join(rules)}", not fix, message, fix)
+
+
+def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[str, str]:
+    """Message and fix for a request; the fix is empty if the cluster can satisfy it."""
+    gpus = GPUS.fullmatch(request.gres or "")
+    if gpus and request.engine_gpus and int(gpus[2] or 1) < request.engine_gpus[1]:
+        key, count = request.engine_gpus
+        message = f"requests {request.gres}, but {key} uses {count} GPUs per node"
+        return message, f"set gres to that number in the profile, or lower {key}"
+    if request.partition is None:
+        return "the default partition of the cluster", ""
+    partition = by_name.get(request.partition)
+    if partition is None:
+        names = ", ".join(sorted(by_name)) or "none"
+        return f"no partition '{request.partition}' (there are {names})", "set slurm_partition in the profile"
+    name = f"partition '{request.partition}'"
+    if not partition.up:
+        return f"{name} is not up", "wait, or set another slurm_partition"
+    if request.minutes > partition.minutes:
+        message = f"{name} allows {partition.minutes:.0f} minutes, {request.minutes:.0f} are requested"
+        return message, "set runtime under set-resources in the profile"
+    if request.megabytes > partition.megabytes:
+        message = f"{name} allows {partition.megabytes:.0f} MB, {request.megabytes:.0f} are requested"
+        return message, "set mem_mb under set-resources in the profile"
+    if request.gres and not _has_gres(partition.gres, request.gres):
+        message = f"{name} has no node with {request.gres} (it has {partition.gres or 'none'})"
+        return message, "set gres in the profile as `sinfo -o '%P %G'` shows it"
+    gres = f", {request.gres}" if request.gres else ""
+    return f"{name}: {request.minutes:.0f} minutes, {request.megabytes:.0f} MB{gres}", ""
+
+
+def _has_gres(available: str, requested: str) -> bool:
+    """Whether a node has the requested GPUs: a type and a number, or a number alone."""
+    request = GPUS.fullmatch(requested)
+    if request is None:
+        return True  # not GPUs
+    kind, count = request[1], int(request[2] or 1)
+    return any(kind in (None, model) and int(number or 1) >= count for model, number in GPUS.findall(available))
