@@ -34,7 +34,7 @@ def diagnose(run: Path, console: Console | None = None) -> None:
         state += f", ended by a gate after round {stopped}"
     console.print(state, highlight=False)
     if not symptoms:
-        console.print("no symptoms" if done else "no round is finished yet", highlight=False)
+        console.print("no symptoms" if done else "no round is done yet", highlight=False)
         return
     console.print(_table(symptoms, done))
 

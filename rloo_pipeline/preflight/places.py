@@ -98,7 +98,7 @@ def number_format(dtype: Dtype) -> Finding:
         supported = formats.trains_in(dtype)
     except ImportError:
         return Finding("model.dtype", True, f"{dtype}; not checked, because DeepSpeed is not installed here")
-    message = f"DeepSpeed {'supports' if supported else 'does not support'} {dtype} on this machine"
+    message = f"{dtype} can{'' if supported else 'not'} be trained on this machine, says DeepSpeed"
     return Finding("model.dtype", supported, message, formats.CURE)
 
 

@@ -40,15 +40,15 @@ def said_of(folder: Path, text: str) -> str:
         ("checks: {probe_prompts: 16}", "checks:", ": checks: the section is empty; give it a key, or leave it out"),
         ("vllm: {threads: 1}", "vllm: 1", ": vllm: must be a section with keys of its own (gpu_memory_utilization"),
         ("update: {", "update: {lora: {target_modules: 3}, ", ": update.lora.target_modules: Input should be a valid"),
-        ("seed: 1", "seed: 1\nseed: 2", ": key 'seed' occurs twice, in lines 3 and 4; remove one"),
-        ("{beta: 0.05", "{beta: 0, beta: 0.05", ": key 'beta' occurs twice, in lines 28 and 28"),
-        ("seed: 1", "seed 1", ", line 4: not valid YAML: could not find expected ':'"),
+        ("seed: 1", "seed: 1\nseed: 2", ": key 'seed' occurs twice, in lines 4 and 5; remove one"),
+        ("{beta: 0.05", "{beta: 0, beta: 0.05", ": key 'beta' occurs twice, in lines 29 and 29"),
+        ("seed: 1", "seed 1", ", line 5: not valid YAML: could not find expected ':'"),
         (
             "  dtype: float32",
             "\tdtype: float32",
-            ", line 8: not valid YAML: found character that cannot start any token",
+            ", line 9: not valid YAML: found character that cannot start any token",
         ),
-        ("report: {", "report: [", ", line 31: not valid YAML"),
+        ("report: {", "report: [", ", line 32: not valid YAML"),
     ],
 )
 def test_it_names_the_place_and_what_may_have_been_meant(old, new, said, tmp_path) -> None:
