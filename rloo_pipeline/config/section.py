@@ -31,3 +31,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
         if isinstance(value, Mapping) and isinstance(changes.get(key), Mapping):
             merged[key] = merge(value, changes[key])
     return merged
+
+
+def flatten(section: Mapping[str, Any], prefix: str = "") -> JSON:
+    """The keys of all depths, joined by dots; an empty mapping is a value."""
+    flat: JSON = {}
+    for key, value in section.items():
+        nested = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat

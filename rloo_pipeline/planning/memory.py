@@ -15,7 +15,7 @@ from rloo_pipeline.rollout.engine_size import cache_bytes
 from rloo_pipeline.training.deepspeed_config import stage_of
 
 Terms = dict[str, float]
-MB, GB, GIB = 1e6, 1e9, 2.0**30
+MB, GB = 1e6, 1e9
 
 PROCESS = {"cpu": 430 * MB, "cuda": 1.0 * GB}
 """An update before it loads a model: interpreter and libraries; on GPUs the CUDA context and NCCL's buffers."""
@@ -96,7 +96,7 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
         "weights": shape.parameters * size * split["weights"],
         "optimizer": optimizer,
         **forward,
-        "gradients beside these": max(0.0, gradients - freed),
+        "gradients beyond these": max(0.0, gradients - freed),
     }
 
 

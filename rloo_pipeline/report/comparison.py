@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config import JSON
+from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.statistics import gain, holm
 from rloo_pipeline.report.finished import Finished
@@ -174,7 +175,7 @@ def differing(configs: Mapping[str, JSON]) -> dict[str, dict[str, Any]]:
 
     The run's name and its section `report` are left out.
     """
-    flat = {name: _flat(_by_name(config)) for name, config in configs.items()}
+    flat = {name: flatten(_by_name(config)) for name, config in configs.items()}
     keys = dict.fromkeys(key for values in flat.values() for key in values)
     by_key = {key: {name: values.get(key) for name, values in flat.items()} for key in keys}
     return {
@@ -192,11 +193,3 @@ def _by_name(config: JSON) -> JSON:
         for reward in config["rewards"]
     }
     return {key: value for key, value in config.items() if key not in ("run", "report")} | {"rewards": rewards}
-
-
-def _flat(value: JSON, prefix: str = "") -> dict[str, Any]:
-    """Keys of all depths, joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) and inner else {f"{prefix}{key}": inner}
-    return flat

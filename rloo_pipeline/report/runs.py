@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import JSON, Config
@@ -109,16 +109,13 @@ class Run:
         Raises:
             UserError: the round has not been sampled or scored, or a table is damaged.
         """
-        from rloo_pipeline.artifacts import tables
+        from rloo_pipeline.report.round_table import read_round
 
-        rollouts, scores = self._shards(number, "rollouts"), self._shards(number, "scores")
-        folder = self._round(number)
-        tables.check_aligned(rollouts, scores, str(folder / "scores"))
-        joined = {name: rollouts[name] for name in rollouts.column_names}
-        joined |= {name: scores[name] for name in scores.column_names}
-        if any((folder / "reference").glob("*.parquet")):
-            joined["reference_logps"] = self._shards(number, "reference")["reference_logps"]
-        return _dataset(_with_update(joined, folder / "train.parquet"))
+        self._shards(number, "scores")
+        table = read_round(self._round(number), [file.name for file in self._shards(number, "rollouts")])
+        if any((self._round(number) / "reference").glob("*.parquet")):
+            table = table.append_column("reference_logps", self._table(number, "reference")["reference_logps"])
+        return _dataset(table)
 
     def scores(self, number: int) -> Dataset:
         """The scores of a round.
@@ -126,7 +123,7 @@ class Run:
         Raises:
             UserError: the round has not been scored, or a table is damaged.
         """
-        return _dataset(self._shards(number, "scores"))
+        return _dataset(self._table(number, "scores"))
 
     def evaluation(self, name: str = "final") -> JSON:
         """The summary of an evaluation.
@@ -167,16 +164,20 @@ class Run:
     def _round(self, number: int) -> Path:
         return self.folder / "rounds" / f"{number:05d}"
 
-    def _shards(self, number: int, kind: str) -> pa.Table:
+    def _table(self, number: int, kind: str) -> pa.Table:
         from rloo_pipeline.artifacts import tables
 
+        return tables.read_all(self._shards(number, kind), kind)
+
+    def _shards(self, number: int, kind: str) -> list[Path]:
+        """The files of a round's table, once all shards exist."""
         folder, expected = self._round(number) / kind, self.config.rollout.shards
         shards = sorted(folder.glob("*.parquet"))
         if len(shards) < expected:
             raise UserError(
                 f"{folder}: {len(shards)} of {expected} shards exist; the last finished round is {len(self.rounds)}"
             )
-        return tables.read_all(shards, kind)
+        return shards
 
     def _json(self, name: str, hint: str) -> JSON:
         file = self.folder / name
@@ -184,25 +185,6 @@ class Run:
             raise UserError(f"{file}: no such file; {hint}")
         content: JSON = read_json(file)
         return content
-
-
-def _with_update(joined: dict[str, Any], file: Path) -> pa.Table:
-    """Completions with the columns of train.parquet, null for completions that the update did not use."""
-    import pyarrow as pa
-
-    from rloo_pipeline.artifacts import tables
-
-    if not file.exists():
-        return pa.table(joined)
-    trained = tables.read(file, "train").drop_columns("reward")
-    places = {key: place for place, key in enumerate(_keys(trained))}
-    order = pa.array([places.get(key) for key in _keys(joined)], type=pa.int64())
-    names = [name for name in trained.column_names if name not in ("prompt_id", "sample")]
-    return pa.table({**joined, **{name: trained[name].take(order) for name in names}})
-
-
-def _keys(table: Any) -> list[tuple[str, int]]:
-    return list(zip(table["prompt_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
 
 
 def _dataset(table: pa.Table) -> Dataset:

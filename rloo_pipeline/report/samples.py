@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -11,6 +11,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.evaluation.completions import is_correct
+from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, permutation
 
 EXAMPLES = 20
@@ -88,31 +89,17 @@ def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]
     shards = sorted((folder / "rollouts").glob("*.parquet"))
     if not shards:
         return []
-    rollouts = tables.read_all(shards, "rollouts")
-    scores = tables.read_all([folder / "scores" / shard.name for shard in shards], "scores")
-    tables.check_aligned(rollouts, scores, str(folder / "scores"))
-    trained = tables.read(folder / "train.parquet", "train").to_pylist()
-    advantages = {(row["prompt_id"], row["sample"]): row["advantage"] for row in trained}
-    joined = pa.table({**_columns(rollouts), **_columns(scores)})
-    ids = list(dict.fromkeys(rollouts["prompt_id"].to_pylist()))
-    samples = len(rollouts) // len(ids)
+    table = read_round(folder, [shard.name for shard in shards])
+    ids = list(dict.fromkeys(table["prompt_id"].to_pylist()))
+    samples = len(table) // len(ids)
     drawn = sorted(permutation(len(ids), derive(config.seed, "report", number))[:GROUPS])
     prompts = PromptSet(run / "prompts" / "train").by_id([ids[place] for place in drawn])
     shown = []
     for place in drawn:
-        prompt_id = ids[place]
-        rows = joined.slice(place * samples, min(samples, COMPLETIONS))
-        completions = [
-            completion._replace(advantage=advantages.get((prompt_id, sample)))
-            for completion, sample in zip(_completions(config, rows), rows["sample"].to_pylist(), strict=True)
-        ]
-        left_out = samples - len(completions)
-        shown.append(ShownGroup(number, _messages(prompts[prompt_id]["prompt"]), completions, left_out))
+        completions = _completions(config, table.slice(place * samples, min(samples, COMPLETIONS)))
+        messages = _messages(prompts[ids[place]]["prompt"])
+        shown.append(ShownGroup(number, messages, completions, samples - len(completions)))
     return shown
-
-
-def _columns(table: pa.Table) -> dict[str, Any]:
-    return {name: table[name] for name in table.column_names}
 
 
 def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
@@ -126,6 +113,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
             {name: row[name] for name in names},
             row["finish_reason"],
             len(row["completion_ids"]),
+            row.get("advantage"),
         )
         for place, row in enumerate(rows.to_pylist())
     ]

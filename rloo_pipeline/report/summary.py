@@ -71,8 +71,8 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
     measures |= {"length": Measure(_length(samples), None), "truncated": Measure(_truncated(samples), samples)}
     gains = _paired(config, before, after, measures)
     gains |= _paired(config, *_read_pair(run, "greedy.parquet"), {"greedy": _pass_at(config, 1, 1)})
-    corrected = holm({name: one.p for name, one in gains.items()})
-    return {name: {**one._asdict(), "p_holm": corrected[name]} for name, one in gains.items()}
+    corrected = holm({name: paired.p for name, paired in gains.items()})
+    return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
 
 def _read_pair(run: Path, file: str) -> tuple[pa.Table, pa.Table]:

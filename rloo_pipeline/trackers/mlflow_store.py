@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.config.section import flatten
 from rloo_pipeline.trackers.trackers import PROJECT, History, Point
 
 if TYPE_CHECKING:
@@ -95,18 +96,9 @@ def _log_config(client: MlflowClient, run_id: str, config: Mapping[str, Any]) ->
     """Logs the configuration as parameters such as `algorithm.beta`."""
     from mlflow.entities import Param
 
-    params = [Param(_name(name), str(value)[:MAX_VALUE_LENGTH]) for name, value in _flat(config).items()]
+    params = [Param(_name(name), str(value)[:MAX_VALUE_LENGTH]) for name, value in flatten(config).items()]
     for place in range(0, len(params), PARAMS_PER_CALL):
         client.log_batch(run_id, params=params[place : place + PARAMS_PER_CALL])
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Keys of all depths, joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        nested = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return flat
 
 
 def _name(name: str) -> str:

@@ -28,7 +28,7 @@ def test_metrics_are_a_frame_with_a_row_a_round(folder: Path) -> None:
     assert run.evaluation("final")["distance"]["kl/sequence_mean"] == 3.25
 
 
-def test_rollouts_stand_beside_their_scores_and_advantages(folder: Path) -> None:
+def test_rollouts_come_with_their_scores_and_advantages(folder: Path) -> None:
     run = rloo_pipeline.open_run(str(folder))
     rows = run.rollouts(1)
     assert len(rows) == len(run.scores(1)) == PROMPTS * 4
@@ -36,7 +36,7 @@ def test_rollouts_stand_beside_their_scores_and_advantages(folder: Path) -> None
     assert {row["reward"] == 1.0 for row in rows if "yes" in row["completion"]} == {True}
 
 
-def test_what_is_not_there_is_said(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_part_is_an_error(folder: Path, tmp_path: Path) -> None:
     run = rloo_pipeline.open_run(folder)
     with pytest.raises(UserError, match="0 of 1 shards"):
         run.rollouts(2)
