@@ -56,12 +56,12 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_dry_run_from_python_says_what_would_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_from_python_lists_the_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     project = Project(tmp_path / "project")
-    asked = rloo_pipeline.run(project.configure(), changes={"rounds": 3}, folder=project.folder, dry_run=True)
-    assert asked is None
+    run = rloo_pipeline.run(project.configure(), changes={"rounds": 3}, folder=project.folder, dry_run=True)
+    assert run is None
     assert "rounds/00003/rollouts/001.parquet" in capfd.readouterr().out
-    with pytest.raises(UserError, match="did not end well"):
+    with pytest.raises(UserError, match="the run failed"):
         rloo_pipeline.run(project.configure(), changes={"rounds": 0}, folder=project.folder, dry_run=True)
     assert "rounds" in capfd.readouterr().out
 
