@@ -1,3 +1,1 @@
-"""The stages: each reads files, calls the layers below, writes files. One file a stage, one function a file that
-matters.
-"""
+"""The stages of the DAG, one file each: a stage reads files, calls the packages below and writes files."""

@@ -1,7 +1,7 @@
-"""checks: a probe of policy 0 → checks.json (checks.failed.json), before any update is paid for.
+"""checks: a probe of policy 0 → checks.json, or checks.failed.json, before any compute is spent on updates.
 
-Stops the run where a check fails that `checks.accept` does not name. A trial is the same of the model as it is, before
-SFT: it stops nothing, and says whether SFT is asked for.
+The run stops if a check fails that `checks.accept` does not name. A trial is the same for the base model before SFT: it
+does not stop the run, but tells whether SFT is needed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
-Found = list[dict[str, Any]]
+Verdicts = list[dict[str, Any]]
 Array = NDArray[np.float64]
-BARS = 24
-"""Of the histogram of lengths."""
-LARGEST_SHOWN = 64
-"""K up to which the expected share of mixed groups is given."""
+HISTOGRAM_BINS = 24
+"""Bins of the histogram of lengths."""
+LARGEST_K = 64
+"""Largest K for which the expected share of mixed groups is given."""
 
 
 def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Path, trial: bool, output: Path) -> None:
-    """Judges a policy and writes what came out.
+    """Runs the checks on a policy and writes their verdicts.
 
     Args:
         config: of the stage.
-        assets: what `stage-assets` wrote, for the demonstrations.
-        prompts: what `prompts` wrote.
-        folder: the policy, or `assets` for the model as it is.
+        assets: folder that `stage-assets` wrote, for the demonstrations.
+        prompts: folder that the stage `prompts` wrote.
+        folder: the policy, or `assets` for the base model.
         probed: its probe.
-        trial: whether a failure stops nothing.
+        trial: whether failed checks do not stop the run.
         output: checks.json.
 
     Raises:
@@ -63,59 +63,59 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     folder = resolve_policy(folder)
     table = tables.read(probed, "completions")
     evidence = gather(config, assets, prompts, folder, table)
-    found = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
-    say_checks(found)
-    failed = [check for check in found if check["verdict"] == "fail" and not check["accepted"]]
+    verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
+    say_checks(verdicts)
+    failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
     stops = bool(failed) and not trial
-    place = output.with_suffix(".failed.json") if stops else output
+    path = output.with_suffix(".failed.json") if stops else output
     write_json(
-        place,
+        path,
         {
             "policy": tables.footer(table)["policy"],
             "prompts": len(evidence.rewards),
             "num_generations": evidence.rewards.shape[1],
-            "checks": found,
-            "asks_for_sft": [check["name"] for check in found if check["asks_for_sft"]],
-            **_shapes(evidence),
+            "checks": verdicts,
+            "asks_for_sft": [check["name"] for check in verdicts if check["asks_for_sft"]],
+            **_distributions(evidence),
         },
     )
     if stops:
         advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
         raise UserError(
-            f"{folder}: the warm start does not pass its checks ({place}): {advice} "
+            f"{folder}: the warm start does not pass its checks ({path}): {advice} "
             f"To go on in spite of it: checks.accept: [{', '.join(check['name'] for check in failed)}]"
         )
 
 
 def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.Table) -> Evidence:
-    """Everything that the checks see, from the probe and from passes of the trainer's model."""
+    """Collects what the checks need, from the probe and from forward passes of the trainer's model."""
     samples = int(tables.footer(table)["num_generations"])
-    completions = table["completion_ids"].to_pylist()
-    ids = table["prompt_id"].to_pylist()[::samples]
-    known = PromptSet(prompts / "train").by_id(ids)
+    completion_ids = table["completion_ids"].to_pylist()
+    prompt_ids = table["prompt_id"].to_pylist()[::samples]
+    prompt_rows = PromptSet(prompts / "train").by_id(prompt_ids)
     texts = table["completion"].to_pylist()
-    lengths = np.array([len(own) for own in completions]).reshape(-1, samples)
+    lengths = np.array([len(ids) for ids in completion_ids]).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    passed = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
+    model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    sequences = Sequences(table["prompt_ids"].to_pylist(), completions)
+    sequences = Sequences(table["prompt_ids"].to_pylist(), completion_ids)
     scored = forward_only.score(
-        TokenLogProbs(passed, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
+        TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )
     differences = None
     if not config.rollout.cut_by:
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
-    trained, held_out = _demonstrated(config, assets, prompts, passed)
+    trained, held_out = _demonstration_logps(config, assets, prompts, model)
     return Evidence(
         packed=self_check.of(folder, config.model.trust_remote_code).logps,
-        tokens=token_facts(config, folder, [known[prompt_id] for prompt_id in ids]),
+        tokens=token_facts(config, folder, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
         rewards=grid(table["reward"], samples),
         right=is_correct(table, config.rewards, config.correct, samples),
         lengths=lengths,
         truncated=truncated,
-        texts=[texts[place : place + samples] for place in range(0, len(texts), samples)],
+        texts=[texts[first : first + samples] for first in range(0, len(texts), samples)],
         in_form=_in_form(config, table, samples),
         differences=differences,
         entropies=_flat(scored.entropies),
@@ -126,41 +126,39 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     )
 
 
-def _demonstrated(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
-    """Log-probs of some demonstrations' tokens: of those that SFT trains on, and of the held-out ones."""
+def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
+    """Log-probs of the tokens of some demonstrations: those that SFT trains on, and the held-out ones."""
     section = config.warmstart.sft
     if section is None:
         return None, None
-    places = read_json(assets / "assets.json")
-    start = Path(places["model"]["path"])
-    found = demonstrations(config, section, places["demonstrations"]["path"], start, prompts)
+    sources = read_json(assets / "assets.json")
+    start = Path(sources["model"]["path"])
+    examples = demonstrations(config, section, sources["demonstrations"]["path"], start, prompts)
 
     def logps(pairs: Sequence[tuple[list[int], list[int]]], name: str) -> Array | None:
-        drawn = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]
-        if not drawn:
+        indices = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]
+        if not indices:
             return None
-        some = [pairs[place] for place in drawn]
+        sequences = Sequences(*zip(*(pairs[index] for index in indices), strict=True))
         tokens = config.deepspeed.max_tokens_per_micro_batch
-        return _flat(
-            forward_only.score(TokenLogProbs(model, 1.0), Sequences(*zip(*some, strict=True)), tokens, name).logps
-        )
+        return _flat(forward_only.score(TokenLogProbs(model, 1.0), sequences, tokens, name).logps)
 
-    pairs = list(zip(found.trained.prompts, found.trained.completions, strict=True))
-    return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(found.held_out, "held out")
+    pairs = list(zip(examples.trained.prompts, examples.trained.completions, strict=True))
+    return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(examples.held_out, "held out")
 
 
 def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_] | None:
-    """Which completions have the form; None where no reward function tells."""
+    """Which completions have the required format, [prompts, samples]; None where no reward function measures it."""
     functions = [reward.column for reward in config.rewards]
     name = config.checks.format_reward or ("format" if "format" in functions else None)
     return None if name is None else np.nan_to_num(grid(table[name], samples)) >= 1.0
 
 
-def _shapes(evidence: Evidence) -> dict[str, Any]:
-    """Distributions for the report: lengths, right answers a group, mixed groups by K."""
-    counts, edges = np.histogram(evidence.lengths, bins=BARS, range=(0, max(evidence.longest, 1)))
+def _distributions(evidence: Evidence) -> dict[str, Any]:
+    """Distributions for the report: lengths, correct completions per group, expected share of mixed groups by K."""
+    counts, edges = np.histogram(evidence.lengths, bins=HISTOGRAM_BINS, range=(0, max(evidence.longest, 1)))
     mixing = mixing_of(evidence)
-    ks = [2**power for power in range(1, LARGEST_SHOWN.bit_length())]
+    ks = [2**power for power in range(1, LARGEST_K.bit_length())]
     samples = evidence.right.shape[1]
     return {
         "lengths": {"edges": edges.tolist(), "counts": counts.tolist()},
@@ -169,15 +167,15 @@ def _shapes(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def say_checks(found: Found) -> None:
-    """The checks as a table, for the terminal and the log."""
+def say_checks(verdicts: Verdicts) -> None:
+    """Shows the checks as a table on the terminal and in the log."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_edge=False)
     for heading in ("check", "", "value", "limits", "advice"):
         table.add_column(heading, overflow="fold")
-    for check in found:
+    for check in verdicts:
         verdict = f"{check['verdict']}, accepted" if check["accepted"] else check["verdict"]
         advice = "" if check["verdict"] == "pass" else check["advice"]
         table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)

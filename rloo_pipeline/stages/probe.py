@@ -19,13 +19,13 @@ from rloo_pipeline.training import self_check
 
 
 def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, output: Path) -> None:
-    """Samples and scores the probe prompts.
+    """Samples and scores completions of some training prompts.
 
     Args:
         config: of the stage.
-        prompts: what the stage `prompts` wrote.
-        folder: a policy, or what `stage-assets` wrote: then the model as it is.
-        earlier: a probe of the model as it is; where the policy is still that, it is taken over.
+        prompts: folder that the stage `prompts` wrote.
+        folder: a policy, or the folder of `stage-assets` for the base model.
+        earlier: a probe of the base model, which is copied if the policy is the base model.
         output: the table.
 
     Raises:
@@ -34,20 +34,20 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     folder = resolve_policy(folder)
     digest = policy.digest(folder)
     if earlier and tables.footer(tables.read(earlier, "completions", ["sample"]))["policy"] == digest:
-        with atomic_write(output) as beside:
-            shutil.copyfile(earlier, beside)
-        say("the policy is the model as it is, which has been probed")
+        with atomic_write(output) as temporary:
+            shutil.copyfile(earlier, temporary)
+        say("the policy is the base model, so its probe is used")
         return
-    self_check.of(folder, config.model.trust_remote_code)  # before an engine starts
+    self_check.of(folder, config.model.trust_remote_code)  # fails before an engine is started
     train = PromptSet(prompts / "train")
-    drawn = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
+    indices = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
     samples = config.checks.probe_num_generations or config.rollout.num_generations
-    decoding = groups.sampling_config_of(config.rollout)
+    sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
-    made = groups.sample_groups(sampler, train.rows(drawn), samples, decoding, config.seed, ("probe",))
-    rolled = pa.Table.from_pylist(made, schema=tables.ROLLOUTS)
+    completions = groups.sample_groups(sampler, train.rows(indices), samples, sampling, config.seed, ("probe",))
+    rolled = pa.Table.from_pylist(completions, schema=tables.ROLLOUTS)
     joined = join_scores(config, rolled, score_table(config, rolled, train, folder))
-    about = {"num_generations": samples, **groups.sampling_facts(config.model, decoding)}
+    about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
     tables.write(output, joined, joined.schema, "completions", run=config.run, seed=config.seed, policy=digest, **about)
 
 
@@ -58,6 +58,6 @@ def join_scores(config: Config, rolled: pa.Table, scored: pa.Table) -> pa.Table:
 
 
 def resolve_policy(folder: Path) -> Path:
-    """The folder itself, or the model that `stage-assets` put in place."""
+    """The folder of a policy: `folder` itself, or the base model in a folder of `stage-assets`."""
     assets = folder / "assets.json"
     return Path(read_json(assets)["model"]["path"]) if assets.exists() else folder

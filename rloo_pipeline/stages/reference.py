@@ -1,6 +1,6 @@
-"""reference: log-probs of the rolled-out completions under the reference policy (policy 0), one shard of a round.
+"""reference: one shard of rollouts → log-probs of the completions under the reference policy (policy 0).
 
-A job of its own, so that the trainer never holds a second model. Not run where beta is 0.
+It is a job of its own, so that the trainer never holds a second model. It does not run where beta is 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from rloo_pipeline.workers import engine_cache
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
-    """Writes the reference log-probs of one shard, row by row as the rollouts."""
+    """Writes the reference log-probs of one shard, in the order of its rollouts.
+
+    Args:
+        config: of the stage.
+        policy_folder: the reference policy.
+        rollouts: the shard.
+        output: the table.
+    """
     import torch
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -32,25 +39,25 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         model = forward_only.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
-    logprobs.to(devices.device_type())  # which another stage may have had meanwhile
+    logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
     sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
     tokens = config.deepspeed.max_tokens_per_micro_batch
     began = time.monotonic()
-    found = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
+    logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
     seconds = time.monotonic() - began
-    known = tables.footer(rolled)
-    made = [
+    rollout_facts = tables.footer(rolled)
+    rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
-            rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), found, strict=True
+            rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), logps, strict=True
         )
     ]
     about = {
-        **{key: known[key] for key in ("run", "round", "shard", "seed")},
+        **{key: rollout_facts[key] for key in ("run", "round", "shard", "seed")},
         "policy": digest,
         "dtype": config.model.dtype,
     }
-    tables.write(output, made, tables.REFERENCE, "reference", **about)
+    tables.write(output, rows, tables.REFERENCE, "reference", **about)
     engine_cache.keep("reference", key, logprobs)
     count = sum(map(len, sequences.completions))
-    say(f"reference log-probs of {len(made)} completions, {count} tokens, computed in {seconds:.2f} s")
+    say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")

@@ -1,4 +1,4 @@
-"""report: everything a run left behind → summary.json and report.html."""
+"""report: the files of a run → summary.json and report.html."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rloo_pipeline.runtime.progress import say
 
 
 def report(config: Config, run: Path, summary: Path, html: Path) -> None:
-    """Writes the summary and the page of the run in folder `run`.
+    """Writes the summary and the report of the run in folder `run`.
 
     Raises:
         UserError: a file of the run is missing or damaged.
     """
-    found = summarize(config, run)
-    write_json(summary, found)
-    with atomic_write(html) as beside:
-        beside.write_text(render(config, run, found), encoding="utf-8")
-    low, high = found["gain_ci95"]
-    before, after = found["warmstart"]["accuracy"], found["final"]["accuracy"]
+    facts = summarize(config, run)
+    write_json(summary, facts)
+    with atomic_write(html) as temporary:
+        temporary.write_text(render(config, run, facts), encoding="utf-8")
+    low, high = facts["gain_ci95"]
+    before, after = facts["warmstart"]["accuracy"], facts["final"]["accuracy"]
     say(
-        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {found['gain']:+.1%} (95% "
+        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {facts['gain']:+.1%} (95% "
         f"interval {low:+.1%} to {high:+.1%}); see {html}"
     )

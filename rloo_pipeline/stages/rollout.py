@@ -1,6 +1,4 @@
-"""rollout: a policy and prompts → K completions a prompt with token ids and the sampler's log-probs (one shard of a
-round).
-"""
+"""rollout: a policy and prompts → one shard of a round: K completions per prompt, with token ids and log-probs."""
 
 from __future__ import annotations
 
@@ -19,10 +17,19 @@ from rloo_pipeline.seeds import derive, rows_of_round, shard_range
 
 
 def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path) -> None:
-    """Samples the completions of shard `shard` (from 0) of round `round_` (from 1).
+    """Samples the completions of one shard.
+
+    Args:
+        config: of the stage.
+        prompts: folder that the stage `prompts` wrote.
+        policy_folder: the policy.
+        round_: number of the round, from 1.
+        shard: number of the shard, from 0.
+        output: the table.
 
     Raises:
-        UserError: there are fewer prompts than a round needs, or the policy is not whole or does not fit its context.
+        UserError: there are fewer prompts than a round needs, the policy is not complete, or prompts and completions do
+            not fit its context.
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
@@ -31,7 +38,7 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
             f"{prompts}: {len(train)} training prompts, a round needs {settings.sampled_prompts}; "
             "lower rollout.generation_batch_size"
         )
-    decoding = groups.sampling_config_of(settings)
+    sampling = groups.sampling_config_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
     rows = _prompts(config, train, round_, shard)
     about = {
@@ -40,11 +47,11 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         "shard": shard,
         "seed": config.seed,
         "policy": sampler.digest,
-        **groups.sampling_facts(config.model, decoding),
+        **groups.sampling_facts(config.model, sampling),
     }
     samples, names = settings.num_generations, ("round", round_)
-    made = groups.sample_groups(sampler, rows, samples, decoding, config.seed, names)
-    table = tables.build(made, tables.ROLLOUTS, "rollouts", **about)
+    completions = groups.sample_groups(sampler, rows, samples, sampling, config.seed, names)
+    table = tables.build(completions, tables.ROLLOUTS, "rollouts", **about)
     tables.save(output, table)
     tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
@@ -55,8 +62,8 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
 
 
 def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[dict[str, Any]]:
-    """A shard's share of the prompts of a round."""
+    """The prompts of one shard of a round."""
     settings = config.rollout
-    places = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
-    share = shard_range(len(places), settings.shards, shard)
-    return train.rows(places[share.start : share.stop])
+    indices = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
+    share = shard_range(len(indices), settings.shards, shard)
+    return train.rows(indices[share.start : share.stop])

@@ -1,8 +1,7 @@
-"""score: rollouts and the prompts' columns → one score a completion from each reward function, and their weighted
-sum.
+"""score: rollouts and the columns of their prompts → the score of each reward function and their weighted sum.
 
-A function may be scored in a job of its own (`only`), into a table with its scores alone, from which the job with the
-others takes them (`parts`): the table of all is the same as from one job.
+A reward function may run in a job of its own (`only`), which writes a table with its scores alone. The job with the
+other functions reads them from there (`parts`) and writes the same table as a single job would.
 """
 
 from __future__ import annotations
@@ -34,49 +33,49 @@ def score(
 
     Args:
         config: with the reward functions.
-        prompts: the folder that the stage `prompts` wrote.
-        policy_folder: a policy with the tokenizer of those that sampled.
+        prompts: folder that the stage `prompts` wrote.
+        policy_folder: a policy with the tokenizer of the rollouts.
         rollouts: the shard.
-        output: the table of scores; with `only` that of one function.
-        only: name of the one function to score.
-        parts: what the same stage wrote for functions that were scored alone.
+        output: the table of scores; with `only`, the table of one function.
+        only: name of the one function to run.
+        parts: tables that this stage wrote with `only`.
 
     Raises:
-        UserError: a reward function fails or returns something else than one finite number or None a completion; there
-            is none of that name; or a part is not of this shard.
+        UserError: a reward function fails or does not return one finite number or None per completion; the
+            configuration has no function `only`; or a part is not of this shard.
     """
-    given = dict(_part(config.rewards, part) for part in parts)
-    todo = [reward for reward in config.rewards if reward.column not in given and only in (None, reward.column)]
-    if only is not None and not todo:
+    separate = dict(_part(config.rewards, part) for part in parts)
+    rewards = [reward for reward in config.rewards if reward.column not in separate and only in (None, reward.column)]
+    if only is not None and not rewards:
         near = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
-    devices.note_subprocess_gpus(sum(reward.gpus for reward in todo))
-    with WorkerPools(todo, config.scoring.workers) as pools:  # they start while tables are read
+    devices.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
+    with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
         rolled = tables.read(rollouts, "rollouts")
         about = _about(rolled)
-        for name, part in given.items():
+        for name, part in separate.items():
             tables.check_aligned(rolled, part, f"the scores of {name} alone")
         columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder)
     if only is not None:
-        made = as_table(rolled, tables.part_schema(only), {only: columns[only].scores}, [columns[only]])
-        tables.write(output, made, made.schema, "part", **about)
+        scores = as_table(rolled, tables.part_schema(only), {only: columns[only].scores}, [columns[only]])
+        tables.write(output, scores, scores.schema, "part", **about)
     else:
-        columns |= {name: _read(part, name) for name, part in given.items()}
-        made = join(config.rewards, rolled, columns)
-        tables.write(output, made, made.schema, "scores", **about)
+        columns |= {name: _read(part, name) for name, part in separate.items()}
+        scores = join(config.rewards, rolled, columns)
+        tables.write(output, scores, scores.schema, "scores", **about)
 
 
 def _about(rolled: pa.Table) -> dict[str, str]:
-    """What the footer of a table of scores has from that of its rollouts."""
-    known = tables.footer(rolled)
-    return {key: known[key] for key in ("run", "round", "shard", "seed", "policy")}
+    """The facts that a table of scores takes from the footer of its rollouts."""
+    facts = tables.footer(rolled)
+    return {key: facts[key] for key in ("run", "round", "shard", "seed", "policy")}
 
 
 def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
-    """A table of one function's scores, with its name.
+    """The name of a function that ran alone, and the table of its scores.
 
     Raises:
-        UserError: it is damaged, or the configuration has no such function.
+        UserError: the table is damaged, or the configuration has no such function.
     """
     table = tables.read(file, "part")
     name = str(table.column_names[len(tables.KEYS)])

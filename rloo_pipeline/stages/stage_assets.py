@@ -1,7 +1,7 @@
-"""stage-assets: model and datasets → local folders at a pinned revision. The only stage that may use a network.
+"""stage-assets: model and datasets → local folders at a pinned revision. The only stage that may use the network.
 
-Writes `assets.json`: where each source lies and at which revision, and beside it the model where the configuration
-builds one. Every other stage reads this and runs offline.
+Writes `assets.json` with the path and revision of each source, and the model if the configuration builds one. All other
+stages read it and run offline.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*
 
 
 def stage_assets(config: Config, output: Path) -> None:
-    """Fetches or makes everything the run needs, into the folder `output` where it must be made.
+    """Finds, fetches or builds the model and the datasets of a run.
+
+    Args:
+        config: of the stage.
+        output: folder for assets.json and a model that is built.
 
     Raises:
-        UserError: something named in the configuration is not there, cannot be fetched, or cannot work.
+        UserError: a model or dataset does not exist, cannot be fetched, or does not fit the configuration.
     """
     sources = dataset_inputs.sources(config)
     for key, source in sources.items():
         dataset_inputs.columns(config, key, source)
-    with atomic_folder(output) as beside:
-        path, revision = _model(config, beside)
-        model_inputs.check_model(config, beside / "model" if path is None else Path(path))
+    with atomic_folder(output) as temporary:
+        path, revision = _model(config, temporary)
+        model_inputs.check_model(config, temporary / "model" if path is None else Path(path))
         assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
-        write_json(beside / ASSETS, assets)
-    places = "; ".join(f"{name} {assets[name]['path']}" for name in names.values())
-    say(f"assets: model {assets['model']['path']}; {places}")
+        write_json(temporary / ASSETS, assets)
+    paths = "; ".join(f"{name} {assets[name]['path']}" for name in names.values())
+    say(f"assets: model {assets['model']['path']}; {paths}")
 
 
-def _model(config: Config, beside: Path) -> tuple[str | None, str | None]:
-    """Path and revision; None where there is none of them."""
+def _model(config: Config, temporary: Path) -> tuple[str | None, str | None]:
+    """Path and revision of the model; None for the path of a model that is built, and for an unknown revision."""
     model = config.model
     if model.build is not None:
-        build(model, config.seed, config.data_dir, beside / "model")
+        build(model, config.seed, config.data_dir, temporary / "model")
         return None, None
     if folder := model_inputs.local_model(config):
         return str(folder), None
@@ -61,15 +65,15 @@ def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | N
     folder = Path(data_dir or ".") / name
     if folder.is_dir():
         return {"path": str(folder), "revision": None}
-    found, revision = _snapshot(name, "dataset", source.revision, None)
-    return {"path": found, "revision": revision}
+    snapshot, revision = _snapshot(name, "dataset", source.revision, None)
+    return {"path": snapshot, "revision": revision}
 
 
 def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:
-    """A Hub repository as a local folder, and the commit, which is the folder's name."""
+    """Fetches a Hub repository. Returns its local folder and the commit, which is the name of the folder."""
     import os
 
-    # the variable is read when huggingface_hub is imported, and this is the one stage that may go out
+    # huggingface_hub reads the variable on import; this is the only stage that may use the network
     os.environ["HF_HUB_OFFLINE"] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -78,9 +82,9 @@ def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | 
     try:
         path = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        why = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:160]
         raise UserError(
-            f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({why}); run this "
+            f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({reason}); run this "
             "stage where there is internet (a login node), or give a local folder"
         ) from error
     return path, Path(path).name

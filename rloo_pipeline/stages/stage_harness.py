@@ -1,4 +1,4 @@
-"""stage-harness: data of lm-eval's tasks → the cache of `datasets`, where there is internet → tasks.json."""
+"""stage-harness: downloads the data of lm-eval's tasks into the cache of `datasets` → tasks.json."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rloo_pipeline.stages.harness import load_tasks, section_of
 
 
 def stage_harness(config: Config, output: Path) -> None:
-    """Loads every task once and writes their names.
+    """Loads every task once, which downloads its data, and writes the names.
 
     Raises:
         UserError: lm-eval does not know a task, or its data cannot be fetched.
     """
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # read when the libraries are imported
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # the libraries read them on import
         os.environ[name] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     tasks = sorted(load_tasks(section_of(config)))
     write_json(output, {"tasks": tasks})
-    say(f"data of {', '.join(tasks)} is in place")
+    say(f"the data of {', '.join(tasks)} has been downloaded")

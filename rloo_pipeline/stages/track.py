@@ -1,6 +1,6 @@
-"""track: metrics.json of a run's rounds → a W&B folder, an MLflow store, and a file that says what was sent where.
+"""track: metrics.json of a run's rounds → a W&B folder or an MLflow store, and a record of what was sent.
 
-It reads files and nothing else of the run, beside which it works: no stage waits for it.
+It only reads files of the run and works while the run goes on; no stage waits for it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rloo_pipeline.trackers import trackers
 
 
 def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path | None, output: Path | None) -> None:
-    """Sends the rounds that are done to each tracker in `to`, or to those of `report_to`.
+    """Sends the metrics of finished rounds to trackers.
 
     Args:
-        run: its folder.
-        to: names of trackers.
-        round_: a round that is done; later ones are sent where they were made after it. All where not given.
-        earlier: what the call before this one wrote.
-        output: where to write what was sent. With it, a tracker that fails is a warning, and the next call sends all
-            that is missing; without it, an error.
+        run: folder of the run.
+        to: names of trackers, by default those of `report_to`.
+        round_: last round to send; of later rounds, those that were finished after it are sent too. By default all.
+        earlier: `output` of the previous call.
+        output: file for the record of what was sent. With it, a tracker that fails gives a warning, and the next call
+            sends what is missing; without it, it is an error.
 
     Raises:
-        UserError: there is no run, no round or no tracker, or a library is missing.
+        UserError: there is no run, no finished round or no tracker, or a library is missing.
     """
     config = run_files.read(run).config
     names = list(to or config.trackers)
@@ -39,20 +39,20 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
         lacks = "no round is done yet" if names else "report_to names no tracker; name one with --to"
         raise UserError(f"{run}: {lacks}")
     digest, sent = history.digest(len(history.points)), dict[str, dict[str, str]]()
-    before = read_json(earlier)["sent"] if earlier else {}
+    previous = read_json(earlier)["sent"] if earlier else {}
     for name in names:
-        if before.get(name, {}).get("digest") == digest:
-            sent[name] = before[name]
-        elif said := _send(name, history, run, strict=output is None):
-            sent[name] = {"digest": digest, "said": said}
-            if output is None or history.finished or not before:
-                say(f"{name}: {len(history.points)} rounds; {said}")
+        if previous.get(name, {}).get("digest") == digest:
+            sent[name] = previous[name]
+        elif message := _send(name, history, run, strict=output is None):
+            sent[name] = {"digest": digest, "said": message}
+            if output is None or history.finished or not previous:
+                say(f"{name}: {len(history.points)} rounds; {message}")
     if output:
         write_json(output, {"rounds": len(history.points), "sent": sent})
 
 
 def _send(name: str, history: trackers.History, run: Path, strict: bool) -> str | None:
-    """What to tell people; None where it failed, whatever the reason: a tracker that is away ends no training."""
+    """Sends to one tracker. Returns a message for the user, or None after any error: training goes on without it."""
     try:
         return trackers.sender(name)(history, run)
     except Exception as error:

@@ -1,8 +1,8 @@
 """update: a round's completions, scores and reference log-probs → the next policy, trainer state and metrics.
 
-The mathematics is in `algorithm/`, applied by `training/batch.py` (rewards → advantages over the whole round) and
-`training/objective.py` (loss). They are fed in `round_training.py`: for each of num_iterations passes, the round's
-groups are shuffled by seed and cut into steps_per_generation optimizer steps.
+The mathematics is in `algorithm/`; `training/batch.py` (rewards → advantages over the whole round) and
+`training/objective.py` (loss) apply it. `training/round_training.py` is the loop: for each of num_iterations passes,
+the groups of the round are shuffled by seed and split into steps_per_generation optimizer steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class UpdateOutputs(NamedTuple):
-    """What an update writes."""
+    """Files and folders that an update writes."""
 
     policy: Path
     trainer: Path
@@ -40,10 +40,18 @@ class UpdateOutputs(NamedTuple):
 def update(
     config: Config, round_: int, start: Path, trainer: Path | None, inputs: Inputs, outputs: UpdateOutputs
 ) -> None:
-    """Makes policy `round_` from policy `round_ - 1` in `start` and the trainer state in `trainer` (None in round 1).
+    """Trains policy `round_` from policy `round_ - 1`.
+
+    Args:
+        config: of the stage.
+        round_: number of the round, from 1.
+        start: policy `round_ - 1`.
+        trainer: trainer state of that policy; None in round 1.
+        inputs: tables of the round.
+        outputs: what to write.
 
     Raises:
-        UserError: an input is damaged, tables do not belong together, or the state is not of this policy.
+        UserError: an input is damaged, the tables do not belong together, or the state is not of the policy in `start`.
     """
     import torch
 
@@ -51,23 +59,23 @@ def update(
     sampled = round_data.read(config, inputs)
     engine, carried = _engine(config, round_, start, trainer)
     trained = round_training.train(config, round_, engine, carried, sampled)
-    made = engine.save_policy(outputs.policy)
-    engine.save_state(outputs.trainer, trained.carried.to_json(), round=round_, policy=made)
+    policy_digest = engine.save_policy(outputs.policy)
+    engine.save_state(outputs.trainer, trained.carried.to_json(), round=round_, policy=policy_digest)
     if engine.rank.first:
         metrics = sample_metrics(sampled.rolled, sampled.scored, config.rollout.num_generations)
         metrics |= update_metrics(trained.batch, trained.record, config.algorithm, knows_ratio(config.algorithm))
         metrics |= _step_metrics(engine, trained) | {"round": round_, "num_tokens": trained.carried.num_tokens}
-        _write(config, round_, trained, metrics, outputs, made)
+        _write(config, round_, trained, metrics, outputs, policy_digest)
         say(
             f"round {round_}: reward {metrics['reward']}, grad norm {_shown(metrics['grad_norm'])}, "
             f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
         )
-    if not engine_cache.keep("trainer", _state_of(config, round_, made, outputs.trainer), engine):
+    if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
 
 
 def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> tuple[Engine, Carried]:
-    """The trainer as the round before left it: kept, or from its files."""
+    """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
     from rloo_pipeline.training.batch import Carried
 
     seed = derive(config.seed, "update", round_)
@@ -84,7 +92,7 @@ def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> t
 
 
 def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
-    """What makes a kept trainer the one that these files are of: its manifest names every byte of its state."""
+    """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
     return Settings.of_update(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
 
 
@@ -93,7 +101,7 @@ def _shown(value: float | None) -> str:
 
 
 def _step_metrics(engine: Engine, trained: Trained) -> Metrics:
-    """Loss and gradient norm as means over the round's optimizer steps; null where none was made."""
+    """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
     steps = trained.steps
     return {
         "step": engine.step_count,
@@ -104,12 +112,14 @@ def _step_metrics(engine: Engine, trained: Trained) -> Metrics:
     }
 
 
-def _write(config: Config, round_: int, trained: Trained, metrics: Metrics, outputs: UpdateOutputs, made: str) -> None:
-    """train.parquet, metrics.json and the same as TensorBoard events; `made` is the digest of the new policy."""
+def _write(
+    config: Config, round_: int, trained: Trained, metrics: Metrics, outputs: UpdateOutputs, policy_digest: str
+) -> None:
+    """Writes train.parquet, metrics.json and the same metrics as TensorBoard events."""
     table = round_data.train_table(
         trained.rolled, trained.batch, trained.record, ratio_known=metrics["ratio/mean"] is not None
     )
-    about = {"run": config.run, "round": round_, "seed": config.seed, "policy": made}
+    about = {"run": config.run, "round": round_, "seed": config.seed, "policy": policy_digest}
     tables.write(outputs.table, table, tables.TRAIN, "train", **about)
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)

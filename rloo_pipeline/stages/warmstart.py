@@ -1,4 +1,4 @@
-"""warmstart: the staged model → policy 0, as it is or trained on demonstrations first (stage `sft`)."""
+"""warmstart: the base model → policy 0, unchanged or trained on demonstrations first (SFT)."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from rloo_pipeline.training.sft import sft
 
 
 def trains(config: Config, trial: Path | None) -> bool:
-    """Whether SFT is run: always where there are demonstrations, or as the trial of the model as it is asks for it."""
+    """Whether SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
     if config.warmstart.sft is None:
         return False
     return trial is None or bool(read_json(trial)["asks_for_sft"])
 
 
 def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, output: Path) -> None:
-    """Writes policy 0 into `output`; where SFT is asked for, every rank takes part.
+    """Writes policy 0; with SFT, every rank calls this.
 
     Args:
         config: of the stage.
-        assets, prompts: what these stages wrote.
-        trial: checks of the model as it is, where `warmstart.train` is `auto`.
+        assets, prompts: folders that these stages wrote.
+        trial: checks of the base model, where `warmstart.train` is `auto`.
         output: the policy.
 
     Raises:
-        UserError: the model is not whole or cannot be trained; no demonstrations are left.
+        UserError: the model is not complete or cannot be trained, or no demonstrations are left.
     """
     model = Path(read_json(assets / "assets.json")["model"]["path"])
     model_support.refuse_run(config, model)
     if trial is not None and config.warmstart.sft is not None:
-        asking = read_json(trial)["asks_for_sft"]
-        say(f"SFT is asked for by {', '.join(asking)}" if asking else "no check asks for SFT")
+        checks = read_json(trial)["asks_for_sft"]
+        say(f"SFT is asked for by {', '.join(checks)}" if checks else "no check asks for SFT")
     if config.warmstart.sft is not None and trains(config, trial):
         sft(config, config.warmstart.sft, assets, prompts, output)
         return
     policy.check(model)
-    found = self_check.of(model, config.model.trust_remote_code)
+    result = self_check.of(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)
-    with atomic_folder(output) as beside:
+    with atomic_folder(output) as temporary:
         for file in folder_files(model):
             if file.suffix not in policy.PICKLES:
-                link_or_copy(file, beside / file.relative_to(model))
-        (beside / self_check.RECORD).unlink(missing_ok=True)  # which may be a link to the model's
-        found.write(beside)
-    say(f"policy 0 is {model} as it is")
+                link_or_copy(file, temporary / file.relative_to(model))
+        (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
+        result.write(temporary)
+    say(f"policy 0 is {model}, unchanged")
