@@ -1,4 +1,4 @@
-"""A small model and a finished run."""
+"""Fixtures for all tests: a small model, a finished run, and isolation of engines between tests."""
 
 import os
 import shutil
@@ -17,20 +17,20 @@ from hypothesis import settings
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-# Models here are so small that threads cost more than they give; before torch is imported, and for what is started.
+# The models are so small that threads slow them down. Set before torch is imported, and inherited by child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What a property holds for does not depend on how busy the machine is, nor on examples found elsewhere.
+# Property tests must not depend on the load of the machine or on examples stored elsewhere.
 settings.register_profile("rloo", deadline=None, derandomize=True, database=None)
 settings.load_profile("rloo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--long` for `make test-all`."""
+    """Adds `--long`, which `make test-all` uses."""
     parser.addoption("--long", action="store_true", help="run the tests that take long, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--long`, skips what takes long, so that the end says how many those are."""
+    """Without `--long`, skips the long tests, so that the summary counts them."""
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what was skipped, and what would run it."""
+    """Prints how many tests were skipped, why, and how to run them."""
     reports = terminalreporter.stats.get("skipped", [])
     if reports:
         terminalreporter.section("left out")
@@ -47,13 +47,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Ends what commands were forked from."""
+    """Ends the process from which commands are forked."""
     forks.close()
 
 
 @pytest.fixture(autouse=True)
 def _no_rank_is_left_behind() -> Iterator[None]:
-    """An engine in this process makes it a rank, and the commands of later tests would take themselves for it."""
+    """Restores the variables of a rank, which an engine in this process sets and later commands would inherit."""
     before = {name: os.environ.get(name) for name in OF_A_RANK}
     yield
     for name, value in before.items():
@@ -65,9 +65,7 @@ def _no_rank_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_group_of_processes_is_left_behind() -> None:
-    """An engine of vLLM that has ended in this process took the group of its processes along, and DeepSpeed has it in
-    mind all the same.
-    """
+    """Makes DeepSpeed forget a process group that a vLLM engine of this process has destroyed."""
     groups = sys.modules.get("deepspeed.utils.groups")
     if groups is not None:
         from torch.distributed import distributed_c10d
@@ -88,9 +86,9 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
-    """A project with the finished run `mini`; tests must leave its files as they found them.
+    """A project with the finished run `mini`; tests must not change its files.
 
-    The processes of pytest make it once, and each has a copy of its own.
+    One pytest worker runs it, and each worker gets its own copy.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,8 +1,8 @@
-"""Commands without their imports: forks of one process that has the libraries, each as new as a process of its own.
+"""Runs commands without the cost of their imports, as forks of one process that has imported the libraries.
 
-A stage imports its libraries for 5 to 10 s of CPU and does in a test what takes a tenth of that. `run` stands for
+A stage spends 5 to 10 s of CPU on imports, and in a test a tenth of that on its work. `run` replaces
 `subprocess.run([sys.executable, "-m", MODULE, *words])`: the same code from the same folder and PYTHONPATH, with its
-own environment, outputs and exit status. The libraries are there already, and none of this package is.
+own environment, outputs and exit status. The libraries are imported already, the modules of this package are not.
 """
 
 import atexit
@@ -26,23 +26,23 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 LIBRARIES = ("vllm.v1.worker.cpu_worker", "snakemake.cli", "pyarrow.parquet", "datasets", "peft")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-"""With more threads it would have a pool of them, which a fork has not."""
+"""One thread, since a fork does not inherit the threads of a pool."""
 
 _server: subprocess.Popen[str] | None = None
 
 
 class Command(NamedTuple):
-    """`python -m MODULE WORDS`, or `python MODULE WORDS` where it is a file."""
+    """`python -m MODULE WORDS`, or `python MODULE WORDS` if MODULE is a file."""
 
     module: str
     words: Sequence[str]
     environment: Mapping[str, str]
     folder: Path | None = None
-    """Where it runs, by default where this process does."""
+    """Working folder, by default that of this process."""
 
 
 def run(*command: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command, whose parts are those of `Command`."""
+    """Runs one command; the arguments are the fields of `Command`."""
     return run_together([Command(*command)])[0]
 
 
@@ -60,7 +60,7 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
             server.stdin.write(json.dumps(asked) + "\n")
             server.stdin.flush()
             codes = json.loads(server.stdout.readline())
-        except BaseException:  # a test that took too long: what it began must not answer the next one
+        except BaseException:  # such as a test's timeout: its commands must not answer the next test
             os.killpg(server.pid, signal.SIGKILL)
             close()
             raise
@@ -71,7 +71,7 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
 def run_ranks(
     module: str, words: Sequence[str], count: int, **environment: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Runs a command as ranks of one job, each of which has the environment that torchrun would give it."""
+    """Runs a command as the ranks of one job, each with the environment that torchrun would set."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -84,7 +84,7 @@ def run_ranks(
 
 
 def call(function: Callable[..., Any], *values: Any) -> Any:
-    """What a function of a module gives in a process of its own."""
+    """Calls a module's function in a process of its own and returns its result."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "call"
         file.write_bytes(pickle.dumps((function, values)))
@@ -94,7 +94,7 @@ def call(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def close() -> None:
-    """Ends the process that is forked, if there is one."""
+    """Ends the process from which commands are forked, if it runs."""
     global _server
     if _server is not None:
         _server.stdin.close()
@@ -113,7 +113,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    """Does what is asked for, line by line, until nobody can ask any more."""
+    """Runs the commands of each request, a line of JSON, until standard input is closed."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "r+") as nowhere:
         for number in (0, 1):
@@ -132,7 +132,7 @@ def _serve() -> None:
 
 
 def _import() -> None:
-    """The libraries, the way in which this package imports them, and then nothing of this package."""
+    """Imports the libraries as this package does, then removes the modules of this package."""
     from rloo_pipeline.runtime import import_shims
     from rloo_pipeline.runtime.environment import prepare
 
@@ -150,7 +150,7 @@ def _import() -> None:
 
 
 def _become(module: str, words: list[str], environment: dict[str, str], folder: str, *files: str) -> None:
-    """Is the command to its end, in a process that was forked for it."""
+    """Runs the command in this forked process and exits."""
     for number, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
@@ -184,7 +184,7 @@ def _become(module: str, words: list[str], environment: dict[str, str], folder: 
 
 
 def _answer(file: Path) -> None:
-    """Calls what lies in a file, and puts its answer there."""
+    """Calls the pickled function in `file` and writes its result there."""
     function, values = pickle.loads(file.read_bytes())
     file.write_bytes(pickle.dumps(function(*values)))
 

@@ -1,4 +1,4 @@
-"""What tests share: the command `rloo`, configurations, made-up rounds, a copy of the project."""
+"""Shared by the tests: the command `rloo`, configurations, synthetic rounds, copies of the project."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def gsm8k_rows(name: str) -> list[dict[str, str]]:
 
 
 def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a stage as a person would."""
+    """Runs `rloo WORDS` as a user would."""
     return forks.run("rloo_pipeline", [str(word) for word in words], {**os.environ, **environment})
 
 
 def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    """Runs stages one after the other, up to one that fails: its exit status, and what all of them said."""
+    """Runs stages one after the other until one fails. Returns the last exit status and the output of all of them."""
     said = [""] * 2
     for words in calls:
         outcome = rloo(*words)
@@ -44,7 +44,7 @@ def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
 
 
 def until(there: Callable[[], object], seconds: float = 300.0) -> None:
-    """Waits for what comes, however busy the machine is."""
+    """Waits until `there()` is true; long enough for a busy machine."""
     deadline = time.monotonic() + seconds
     while not there():
         assert time.monotonic() < deadline, "it has not come"
@@ -52,7 +52,7 @@ def until(there: Callable[[], object], seconds: float = 300.0) -> None:
 
 
 def merged(base: dict, changes: dict) -> dict:
-    """A configuration with some keys changed, sections key by key."""
+    """A configuration with some keys changed; sections are merged key by key."""
     made = dict(base)
     for key, value in changes.items():
         made[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
@@ -65,7 +65,7 @@ def mini(**changes) -> dict:
 
 
 class Round:
-    """The tables of one round in a run's folder, filled with made-up completions, and the command to update on them."""
+    """The tables of one round in a run's folder with synthetic completions, and the command that updates on them."""
 
     def __init__(self, run: Path, model: Path, /, **changes) -> None:
         self.run, self.model = run, model
@@ -73,7 +73,7 @@ class Round:
         (run / "config.yaml").write_text(yaml.safe_dump(mini(**changes)))
 
     def write(self, number: int, reward: float | None = None) -> "Round":
-        """Writes rollouts, scores (all of them `reward`, if given) and reference log-probs of 16 groups of 4 in two
+        """Writes rollouts, scores (all equal to `reward`, if given) and reference log-probs of 16 groups of 4, in two
         shards.
         """
         from rloo_pipeline.artifacts import tables
@@ -107,20 +107,20 @@ class Round:
         return self.run / "rounds" / f"{number:05d}" / kind / f"{shard:03d}.parquet"
 
     def update(self, number: int = 1) -> subprocess.CompletedProcess[str]:
-        """Makes policy `number`."""
+        """Trains policy `number`."""
         return rloo(*self.words(number))
 
     def update_by_ranks(self, number: int = 1, count: int = 2) -> list[subprocess.CompletedProcess[str]]:
-        """Makes policy `number` by ranks that no stage has started; what each of them said."""
+        """Trains policy `number` with ranks that no stage has started. Returns the outcome of each rank."""
         from rloo_pipeline.artifacts import fence
 
-        held = self.run / "held"  # the output is held for ranks by who starts them
+        held = self.run / "held"  # ranks inherit the fencing token of the process that starts them
         held.write_text("here")
         words = [str(word) for word in self.words(number) if not str(word).startswith("--log=")]
         return forks.run_ranks("rloo_pipeline", words, count, **{fence.VARIABLE: f"here {held}"})
 
     def words(self, number: int = 1) -> tuple[object, ...]:
-        """The command that makes policy `number`."""
+        """The command that trains policy `number`."""
         folder = self.run / "rounds" / f"{number:05d}"
         shards = {
             kind: [self._table(number, kind, shard) for shard in range(2)]
@@ -137,7 +137,7 @@ class Round:
         )
 
     def policy(self, number: int) -> Path:
-        """Where a policy lies."""
+        """The folder of a policy."""
         return self.run / "policies" / f"{number:05d}"
 
     def weights(self, number: int = 1) -> dict:
@@ -154,7 +154,7 @@ PARTS = ("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requir
 # a gate that ends the run `mini` after any round
 STOP = {"cold_start": {"action": "stop", "rounds": 1, "zero_std": 0.01}}
 
-# of a run, what follows on policy 0
+# files of a run that depend on policy 0
 AFTER_SFT = (
     *("warmstart", "policies/0000[12]", "rounds", "trainer", "tensorboard", "evaluation", "logs"),
     *("summary.json", "report.html"),
@@ -162,7 +162,7 @@ AFTER_SFT = (
 
 
 class Project:
-    """A copy of the sources whose edits change nothing elsewhere; one that is there is taken as it is."""
+    """A copy of the sources that a test may edit; a folder that exists is used unchanged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = self.made_in = folder
@@ -184,7 +184,7 @@ class Project:
         return path
 
     def take(self, other: "Project", *but: str) -> "Project":
-        """Takes over the run of another project, but for some files and folders, and what Snakemake knows of it."""
+        """Copies the run of another project without the files that match `but`, and Snakemake's metadata of it."""
         for part in ("results", ".snakemake"):
             shutil.copytree(other.folder / part, self.folder / part, symlinks=True)
         for pattern in but:
@@ -198,7 +198,7 @@ class Project:
         return forks.run("snakemake", ["--configfile", "config/test.yaml", *words], self.environment, self.folder)
 
     def planned(self, *words: str, **changes) -> set[str]:
-        """What a dry run would write, relative to the run's folder."""
+        """The files that a dry run would write, relative to the run's folder."""
         outcome = self.snakemake("--dry-run", *words, **changes)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         lines = re.findall(r"^    output: (.*)$", outcome.stdout + outcome.stderr, re.MULTILINE)
@@ -206,14 +206,14 @@ class Project:
         return {file.split("/", 2)[2] for file in files}
 
     def files(self, pattern: str) -> dict[str, bytes]:
-        """Files of the run and their bytes; of a table with scores, those without the seconds that scoring took."""
+        """Files of the run and their bytes; tables of scores without the column of scoring seconds."""
         run = self.folder / "results" / "mini"
         found = (file for file in sorted(run.glob(pattern)) if file.is_file() and ".snakemake" not in file.name)
         return {str(file.relative_to(run)): without_seconds(file) for file in found}
 
 
 def without_seconds(file: Path) -> bytes:
-    """A file's bytes; a table that has a column `seconds` is written again without it, footer and order kept."""
+    """The bytes of a file; a table with a column `seconds` is rewritten without it, with the same footer and order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Very small models of several classes as folders; weights spread so that each of them matters."""
+"""Very small models of several classes as folders, with weights large enough that each of them matters."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ CONTEXT = 256
 
 
 def build(folder: Path, seed: int, kind: str, **_: Any) -> Path:
-    """Writes a model of this kind and the demo's tokenizer; another seed is another model in every weight."""
+    """Writes a model of this kind with the demo's tokenizer; models of different seeds differ in every weight."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -26,7 +26,7 @@ def build(folder: Path, seed: int, kind: str, **_: Any) -> Path:
 
 
 def adapter(base: Path, folder: Path, seed: int) -> Path:
-    """Writes a LoRA adapter on a model, whose effect is as large as that of the model's own weights."""
+    """Writes a LoRA adapter on a model, with an effect as large as that of the model's own weights."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM
@@ -45,8 +45,8 @@ def adapter(base: Path, folder: Path, seed: int) -> Path:
 
 
 def configuration(kind: str, tokenizer: Any) -> Any:
-    """Of `untied` (Qwen3), `qwen3_moe`, `mixtral`, whose experts vLLM pads, and `olmo2`, which vLLM runs by
-    transformers' own layers.
+    """The configuration of a kind: `untied` (Qwen3), `qwen3_moe`, `mixtral`, whose experts vLLM pads, or `olmo2`, which
+    vLLM runs with the layers of transformers.
     """
     import transformers
 

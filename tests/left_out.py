@@ -1,16 +1,16 @@
-"""What the tests say at their end of those that were left out, and of the command that runs them."""
+"""The lines at the end of a test run about skipped tests and the commands that run them."""
 
 from collections.abc import Mapping
 
 LONG = "takes long"
 GSM8K = "GSM8K is not here"
 PACKAGES = {"bubblewrap is not installed": "bubblewrap", "chromium is not installed": "chromium"}
-"""Of Debian, by words of the reason for which a test is skipped without them."""
+"""Debian packages, by the reason for which a test is skipped without them."""
 COMMANDS = {GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)", LONG: "make test-all"}
 
 
 def lines(skipped: Mapping[str, int]) -> list[str]:
-    """Args: how many tests were skipped for each reason."""
+    """The lines for the numbers of skipped tests by reason."""
     said = [f"{count} skipped: {reason}" for reason, count in skipped.items()]
     missing = [package for words, package in PACKAGES.items() if any(words in reason for reason in skipped)]
     commands = [f"apt-get install {' '.join(missing)}"] if missing else []

@@ -1,4 +1,4 @@
-"""An HTTP server on this machine that answers as a test tells it to."""
+"""An HTTP server on this machine whose answers a test defines."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):
-    """What arrived."""
+    """A request that the server received."""
 
     path: str
     headers: dict[str, str]
@@ -18,7 +18,7 @@ class Request(NamedTuple):
 
 
 class Server:
-    """Answers each POST with what `answer(request, number)` gives: (status, body), the body as JSON or raw bytes."""
+    """Answers each POST with (status, body) from `answer(request, number)`; the body is sent as JSON or raw bytes."""
 
     def __init__(self, answer: Callable[[Request, int], tuple[int, Any]]) -> None:
         self.requests: list[Request] = []
@@ -46,7 +46,7 @@ class Server:
                     self.end_headers()
                     self.wfile.write(content)
                 except OSError:
-                    pass  # a client that would not wait
+                    pass  # the client has closed the connection
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -57,7 +57,7 @@ class Server:
 
 @contextmanager
 def serving(answer: Callable[[Request, int], tuple[int, Any]]) -> Iterator[Server]:
-    """A server for the block."""
+    """Runs a server during the block."""
     made = Server(answer)
     thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Finished runs that nobody had to wait for, and what an HTML page says."""
+"""Synthetic finished runs, and a parser for the text of an HTML page."""
 
 import random
 from datetime import datetime, timedelta
@@ -46,7 +46,7 @@ CHECKED = {
 
 
 def configuration(**changes: Any) -> Config:
-    """The configuration of a made-up run."""
+    """The configuration of a synthetic run."""
     source = {"path": "rows.jsonl"}
     reward = "rloo_pipeline.rewards.answer:exact_answer_reward"
     plain = {
@@ -63,7 +63,7 @@ def configuration(**changes: Any) -> Config:
 
 
 def write_completions(config: Config, run: Path, name: str, worked: float, chance: float) -> None:
-    """An evaluation; warm starts do not depend on the run."""
+    """Writes an evaluation; that of the warm start is the same for every run."""
     draw = random.Random(f"{name} {config.run if name == 'final' else ''}")
     rows = []
     for place in range(PROMPTS * SAMPLES):
@@ -100,7 +100,7 @@ def write_completions(config: Config, run: Path, name: str, worked: float, chanc
 
 
 def write_round(run: Path, number: int) -> None:
-    """Rollouts, scores and what the update used, of as many groups of 4 as there are prompts."""
+    """Writes rollouts, scores and train.parquet of a round, with one group of 4 per prompt."""
     draw, names = random.Random(f"round {number}"), ("prompt_id", "sample")
     rolled, scored, trained = [], [], []
     for place in range(PROMPTS * 4):
@@ -125,7 +125,7 @@ def write_round(run: Path, number: int) -> None:
 
 
 def write_prompts(folder: Path) -> None:
-    """The prompts of an evaluation, or to train on."""
+    """Writes a set of prompts."""
     rows = [{"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{n}+<b>{n}</b>"}]} for n in range(PROMPTS)]
     table = pa.Table.from_pylist(rows)
     folder.mkdir(parents=True)
@@ -165,7 +165,7 @@ def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, fl
 
 
 def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
-    """What the report is made of."""
+    """Writes the files that the report reads."""
     for number in range(1, config.rounds + 1):
         write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number, config.run, learned))
     for number in {1, (config.rounds + 1) // 2, config.rounds}:
@@ -186,7 +186,7 @@ def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
 
 
 def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
-    """A finished run, without its page and without weights."""
+    """Writes a finished run without report.html and weights."""
     make_run(run, config, learned)
     (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     write_json(run / "summary.json", summarize(config.only("report"), run))
@@ -194,7 +194,7 @@ def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
 
 
 class Reader(HTMLParser):
-    """Every element's attributes, and the text outside scripts and styles."""
+    """Collects the attributes of every element and the text outside of scripts and styles."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Very small models with random weights, made without files."""
+"""Very small models with random weights, in memory only."""
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -20,14 +20,14 @@ SIZES = {
 
 
 def qwen3(tied: bool = True, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
-    """Always the same one."""
+    """A Qwen3 model that is the same in every call."""
     attention.register()
     torch.manual_seed(0)
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)).to(dtype)
 
 
 def gradient(model: torch.nn.Module) -> torch.Tensor:
-    """Of all weights, flat; forgotten in the model."""
+    """The gradient of all weights as one vector; resets it in the model."""
     found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     model.zero_grad()
     return found

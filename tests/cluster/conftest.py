@@ -1,4 +1,4 @@
-"""The test cluster: `make cluster-up` starts it, `make images` builds the image."""
+"""Fixtures of the test cluster: `make cluster-up` starts it, `make images` builds the image."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from rloo_pipeline.config.loading import load
 
 @pytest.fixture(scope="session")
 def image() -> Path:
-    """The image of the sources as they are."""
+    """The image for the current sources."""
     name = ROOT / containers.image(load(ROOT / ".test" / "config" / "config.yaml"), ROOT)
     if not name.exists():
         missing(f"no image {name}: run `make images`")
@@ -24,7 +24,7 @@ def image() -> Path:
 
 @pytest.fixture(scope="session")
 def slurm() -> None:
-    """The nodes are there."""
+    """Requires a running SLURM."""
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         missing("no SLURM here: run `make cluster-up` (Debian 12, as root)")
 

@@ -1,4 +1,4 @@
-"""The test cluster: what its tests share."""
+"""Shared by the tests of the cluster: projects whose jobs run on SLURM, and commands of SLURM."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from helpers import ROOT, Project, mini
 
 
 def missing(what: str) -> None:
-    """Without what they need these tests skip, but not where all of them are asked for."""
+    """Skips a test whose requirement is missing; fails it in CI."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(what, pytrace=False)
 
 
 def ask(*command: str) -> str:
-    """What a command of SLURM says."""
+    """The output of a SLURM command."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first true answer."""
+    """Waits until `true()` returns a true value, and returns it."""
     deadline = time.monotonic() + seconds
     while not (answer := true()):
         assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
@@ -38,7 +38,7 @@ SLOW_ONCE = '''
 import pathlib, time
 
 def slow_once(completions, **_):
-    """Far too long, the first time that it is called."""
+    """Takes far too long in its first call."""
     mark = pathlib.Path({mark!r})
     if not mark.exists():
         mark.touch()
@@ -46,7 +46,7 @@ def slow_once(completions, **_):
     return [0.0] * len(completions)
 '''
 
-# what is there is taken as it is, whoever made it
+# keeps files that exist, whichever code and parameters made them
 GO_ON = ("--rerun-triggers", "mtime")
 
 
@@ -64,12 +64,12 @@ class Cluster(Project):
         self.environment["XDG_CONFIG_HOME"] = str(home)
 
     def command(self, *words: str) -> list[str]:
-        """The documented words, with the waits of a small cluster."""
+        """The documented arguments of snakemake, with waiting times for a small cluster."""
         quick = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
         return ["--profile", "slurm", "--sdm", "apptainer", *quick, *words]
 
     def start(self, *words: str, end: bool = True, **changes) -> subprocess.Popen[str]:
-        """Starts the command and comes back; what was started before is ended first, unless `end` is false."""
+        """Starts the command without waiting for it; ends the previous command first, unless `end` is false."""
         self.configure(**changes)
         if end:
             self.end()
@@ -85,7 +85,7 @@ class Cluster(Project):
         return self.started
 
     def at_round_1(self, finished: Project, *removed: str) -> "Cluster":
-        """The state of the finished run with everything up to its warm start and checks, less what is `removed`."""
+        """Copies the finished run without what follows round 1 and without the files in `removed`."""
         run = self.folder / "results" / "mini"
         shutil.copytree(finished.folder / "results" / "mini", run)
         later = ("policies/00002", "rounds/00002", "trainer", "evaluation", "summary.json", "report.html")
@@ -94,7 +94,7 @@ class Cluster(Project):
         return self
 
     def start_slow_score(self, finished: Project, *words: str) -> subprocess.Popen[str]:
-        """Scores a shard with one more reward, which takes too long when it is first called; waits for that call."""
+        """Starts to score a shard with a reward that takes too long in its first call, and waits for that call."""
         self.at_round_1(finished, "rounds/00001/scores")
         mark = self.folder / "mark"
         (self.folder / "slow.py").write_text(SLOW_ONCE.format(mark=str(mark)))
@@ -109,7 +109,7 @@ class Cluster(Project):
         return started
 
     def rloo(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of `rloo` in this project's folder."""
+        """Runs `rloo WORDS` in this project's folder."""
         return subprocess.run(
             [sys.executable, "-m", "rloo_pipeline", *words],
             cwd=self.folder,
@@ -120,14 +120,14 @@ class Cluster(Project):
         )
 
     def submit(self, *words: str, **changes) -> str:
-        """`rloo submit` of the configuration; the id of its job."""
+        """Runs `rloo submit` with the configuration. Returns the id of its job."""
         self.configure(**changes)
         outcome = self.rloo("submit", "--config", "config/test.yaml", "--sbatch=mem=12000", *words)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         return outcome.stdout.split()[1].rstrip(";")
 
     def outcome(self, job: str, seconds: float = 1200) -> dict[str, Any]:
-        """How a submitted run ended."""
+        """Waits until a submitted run has ended, and returns its outcome."""
         folder = self.folder / "results" / "mini" / "logs" / "submit"
 
         def ended() -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ class Cluster(Project):
             print("".join(file.read_text() for file in folder.glob("*log.out")))
 
     def end(self) -> None:
-        """Ends what was started, and its jobs."""
+        """Ends the command that was started, and its jobs."""
         if self.started and self.started.poll() is None:
             self.started.kill()
             self.started.wait()
@@ -151,26 +151,26 @@ class Cluster(Project):
                 subprocess.run(["scancel", job], check=False)
 
     def logs(self) -> str:
-        """What the jobs that failed have said."""
+        """The logs of failed jobs."""
         return "".join(log.read_text() for log in (self.folder / ".snakemake" / "slurm_logs").rglob("*.log"))
 
     def finish(self, started: subprocess.Popen[str], seconds: float = 1200) -> None:
-        """Waits for the command, which must end well."""
+        """Waits for the command, which must succeed."""
         assert started.wait(seconds) == 0, self.said()
 
     def said(self) -> str:
-        """What the command that was started has said."""
+        """The output of the command that was started."""
         return (self.folder / "snakemake.log").read_text()
 
     def cancel(self, started: subprocess.Popen[str], job: str, named: str) -> None:
-        """Cancels a job, which must end the run with a line that has its name, and without another try."""
+        """Cancels a job, which must end the run with a line that names it, and without a retry."""
         ask("scancel", job)
         assert started.wait(300) == 1
         assert f"SLURM job {named} was cancelled" in self.said()
         assert "Trying to restart" not in self.said()
 
     def wait_for(self, started: subprocess.Popen[str], rule: str, seconds: float = 1200) -> tuple[str, str]:
-        """Id and node of a rule's job, once it runs."""
+        """Waits until a job of a rule runs. Returns its id and node."""
 
         def found() -> tuple[str, str] | None:
             assert started.poll() is None, self.said()
@@ -179,7 +179,7 @@ class Cluster(Project):
         return wait_until(found, seconds, f"a job of {rule} runs")
 
     def waiting_array(self, started: subprocess.Popen[str], seconds: float = 1200) -> str:
-        """Id of an array job of this folder that waits."""
+        """Waits until an array job of this folder is pending. Returns its id."""
 
         def found() -> str | None:
             assert started.poll() is None, self.said()
@@ -189,7 +189,7 @@ class Cluster(Project):
         return wait_until(found, seconds, "an array job waits")
 
     def running(self, rule: str) -> tuple[str, str] | None:
-        """Id and node of a running job of a rule."""
+        """Id and node of a running job of a rule; None where none runs."""
         for line in ask("squeue", "-h", "-t", "running", "-o", "%i %N %k").splitlines():
             job, node, comment = line.split(maxsplit=2)
             if comment.split("_wildcards")[0] == f"rule_{rule}" and self.holds(job):
@@ -197,5 +197,5 @@ class Cluster(Project):
         return None
 
     def holds(self, job: str) -> bool:
-        """Whether a job works in this folder."""
+        """Whether a job runs in this folder."""
         return f"WorkDir={self.folder}\n" in ask("scontrol", "show", "job", job)

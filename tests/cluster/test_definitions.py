@@ -1,5 +1,5 @@
-"""The images' definitions, built without what their %post would install: files, arguments, labels, help, the shell's
-syntax. The image for GPUs is checked no further here, where its base is not.
+"""The definitions of the images, built without the packages of their %post: files, arguments, labels, help, shell
+syntax. The image for GPUs is checked no further, since its base image is not available here.
 """
 
 import json
@@ -19,7 +19,7 @@ ARGUMENTS = {"bootstrap": "localimage", "version": "9.9", "lock": "0123456789ab"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """An almost empty system, whose sh does nothing."""
+    """An almost empty system with an sh that does nothing."""
     folder = tmp_path_factory.mktemp("base")
     for name in ("bin", "dev", "etc", "proc", "root", "sys", "tmp", "usr", "var"):
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster, and that the run goes on to the same bytes."""
+"""Faults on a cluster, after which the run continues to the same bytes."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ SLOW_FIRST = '''
 import pathlib, time
 
 def slow_first(completions, **_):
-    """Whoever calls it first waits to be told to go on."""
+    """The first call waits until it may continue."""
     folder = pathlib.Path({folder!r})
     try:
         (folder / "at work").touch(exist_ok=False)
@@ -27,7 +27,7 @@ def slow_first(completions, **_):
 
 
 def test_a_node_that_does_not_see_the_image_says_so(cluster, finished) -> None:
-    """The image goes while the run is under way."""
+    """The image is removed while the run is under way."""
     cluster.at_round_1(finished, "policies/00001", "rounds", "logs")
     started = cluster.start(*GO_ON, "--retries=0", "--", "results/mini/policies/00001")
     cluster.wait_for(started, "rollout")

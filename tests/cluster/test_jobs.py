@@ -1,4 +1,4 @@
-"""What SLURM does to a stage's job, and that the run goes on, or ends with a clear line."""
+"""What SLURM does to the job of a stage, after which the run continues or ends with a clear line."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import functools, time
 
 @functools.cache
 def eat():
-    """3 GB for long enough to be seen."""
+    """Holds 3 GB for long enough to be measured."""
     taken = bytearray(3 << 30)
     time.sleep(10)
 
@@ -61,7 +61,7 @@ def test_a_cancelled_update_is_made_anew_and_one_whose_node_dies_runs_on_another
 
 
 def kill_node(name: str, job: str) -> None:
-    """As if it lost its power: the daemon, and all that it had started for the job."""
+    """Like a loss of power: kills the daemon and everything that it started for the job."""
     daemon = int(Path(f"/run/slurm/slurmd.{name}.pid").read_text())
     os.kill(daemon, signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{daemon}").exists(), 10, "the daemon is gone")
@@ -76,7 +76,7 @@ def kill_node(name: str, job: str) -> None:
 
 @pytest.mark.parametrize("mode", ["requeued", "cancelled"])
 def test_a_preempted_stage_is_made_again(cluster, finished, mode) -> None:
-    """A partition with PreemptMode=REQUEUE puts the job back, one with CANCEL does not."""
+    """A partition with PreemptMode=REQUEUE requeues the job, one with CANCEL does not."""
     sizes = (f"score:slurm_partition={mode}", "score:mem_mb=150000")
     started = cluster.start_slow_score(finished, "--set-resources", *sizes)
     job, node = cluster.running("score")
@@ -108,7 +108,7 @@ def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
 
 
 def test_a_gate_ends_a_run_and_a_second_call_in_the_same_words_makes_its_report(cluster, finished) -> None:
-    """A finished run of two rounds is extended by a third one, which the gate does not let begin."""
+    """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
     cluster.take(finished, "report.html")
     cluster.finish(cluster.start(*GO_ON, rounds=3, gates=STOP))
     said = cluster.said()

@@ -1,4 +1,4 @@
-"""Updates over several nodes."""
+"""Updates on several nodes."""
 
 import pytest
 from machine import GO_ON

@@ -1,4 +1,4 @@
-"""Whole runs on a real SLURM in the real image: the same bytes as on one machine."""
+"""Whole runs on a real SLURM in the real image give the same bytes as on one machine."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluste
 
 
 def test_the_page_of_a_run_in_an_image_says_which_it_was(cluster, finished, image) -> None:
-    """Also where the image lies outside of the working folder, as here."""
+    """Also with an image outside of the working folder, as here."""
     cluster.take(finished, "report.html")
     outcome = cluster.snakemake("--cores=1", "--sdm=apptainer", *GO_ON)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
@@ -35,7 +35,7 @@ def test_the_page_of_a_run_in_an_image_says_which_it_was(cluster, finished, imag
 
 
 def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
-    """In a network namespace with nothing but loopback."""
+    """Runs in a network namespace with nothing but loopback."""
     cluster.configure()
     words = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00001")
     alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -62,7 +62,7 @@ def test_an_image_of_another_name_runs_again_what_used_it(cluster, image) -> Non
 
 
 def test_an_edit_of_the_sources_holds_in_the_image(cluster) -> None:
-    """The package that plans is bound over the image's own."""
+    """The host's package is bound over the package in the image."""
     stage = cluster.folder / "rloo_pipeline" / "stages" / "stage_assets.py"
     stage.write_text(stage.read_text().replace("def stage_assets(", "raise SystemExit('edited')\n\ndef stage_assets("))
     outcome = cluster.snakemake("--cores", "1", "--sdm", "apptainer", "--", "results/mini/assets")

@@ -1,4 +1,4 @@
-"""Shards side by side: as tasks of an array job, and as steps on the nodes of one job; ranks that do not meet."""
+"""Shards in parallel: as tasks of an array job, and as steps on the nodes of one job; ranks that do not meet."""
 
 import re
 
@@ -13,7 +13,7 @@ FAILS_ONCE = '''
 import os, pathlib
 
 def fails_once(completions, **_):
-    """Whoever calls it first fails."""
+    """The first call fails."""
     try:
         pathlib.Path({mark!r}).touch(exist_ok=False)
     except FileExistsError:
@@ -68,7 +68,7 @@ def test_shards_of_a_job_of_two_nodes_run_on_both(cluster, finished) -> None:
 
 
 def test_a_rank_that_does_not_come_is_missed(cluster, finished) -> None:
-    """With less patience than the 45 s that it has."""
+    """With less patience than the default of 45 s."""
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
     (cluster.folder / "sitecustomize.py").write_text(ABSENT)
     nodes = cluster.folder / "rloo_pipeline" / "cluster" / "nodes.py"

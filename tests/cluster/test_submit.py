@@ -1,4 +1,4 @@
-"""A run that is one SLURM job and outlives its time limit, and a controller that does."""
+"""A run that is one SLURM job and continues after its time limit, and a controller that does."""
 
 import json
 

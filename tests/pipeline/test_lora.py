@@ -1,4 +1,4 @@
-"""A LoRA run: the adapter of one round is what vLLM samples from in the next."""
+"""A LoRA run: vLLM samples from the adapter of the previous round."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +22,7 @@ def test_vllm_samples_from_the_adapter_that_the_round_before_made(tmp_path) -> N
 
 
 def assert_trainer_agrees(project: Project, rolled: list[dict]) -> None:
-    """The sampler's log-probs are those of the adapter under PEFT, in the trainer's own code."""
+    """The sampler's log-probs equal those of the adapter under PEFT in the trainer's code."""
     import peft
     import torch
 

@@ -28,7 +28,7 @@ def test_a_finished_run_is_not_run_again_from_python(finished, capfd) -> None:
 
 
 def test_the_summary_has_nothing_of_the_clock(finished) -> None:
-    """Made again from other logs, it has the same bytes; the page may not."""
+    """Written again from other logs, summary.json has the same bytes; report.html may differ."""
     summary = finished.folder / "results" / "mini" / "summary.json"
     before = summary.read_bytes()
     log = finished.folder / "results" / "mini" / "logs" / "update" / "00001.log"

@@ -1,4 +1,4 @@
-"""Change one thing and read what Snakemake would run."""
+"""After one change, Snakemake reruns exactly the jobs that it affects."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
 
 
 def updates(rounds: range = range(1, 3)) -> set[str]:
-    """What updates write."""
+    """Files that updates write."""
     per_round = (
         *("policies/{0:05d}", "trainer/{0:05d}", "rounds/{0:05d}/metrics.json", "rounds/{0:05d}/train.parquet"),
         "tensorboard/{0:05d}.tfevents",
@@ -34,7 +34,7 @@ def updates(rounds: range = range(1, 3)) -> set[str]:
 
 
 def gates(rounds: range) -> set[str]:
-    """What is said of rounds that have one behind them."""
+    """Diagnoses of rounds that are not the last one."""
     return {f"rounds/{number:05d}/diagnosis.json" for number in rounds}
 
 
@@ -54,7 +54,7 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
 
 
 def test_what_must_run_is_found_behind_a_check_that_is_made_again(finished) -> None:
-    """Snakemake alone would judge the warm start again and overlook the updates behind it."""
+    """Snakemake alone would check the warm start again and miss the updates that depend on it."""
     changed = {"update": {"learning_rate": 0.001}, "checks": {"accept": ["teaching"]}}
     judged = {"warmstart/checks.json"}
     assert finished.planned(checks=changed["checks"]) == judged | REPORT
@@ -110,7 +110,7 @@ def test_a_gate_runs_no_round_again(finished) -> None:
 def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_the_run_goes_on(
     finished, tmp_path
 ) -> None:
-    """A finished run of two rounds is extended by a third one, which the gate does not let begin."""
+    """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
     project = Project(tmp_path / "project").take(finished)
     kept = project.files("[prt]*/**/*")
     outcome = project.snakemake("--cores", "1", "--retries", "2", rounds=3, gates=STOP)
@@ -146,14 +146,14 @@ def test_where_an_engine_runs_is_no_reason_to_sample_again(finished) -> None:
 
 
 def test_what_an_update_needs_of_a_machine_is_no_reason_to_train_again(finished) -> None:
-    """A run that ran out of memory goes on from there with less of it."""
+    """A run that ran out of memory continues with settings that need less."""
     less = {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True, "threads": 2}
     assert finished.planned(deepspeed=less) == set()
     assert finished.planned(deepspeed={"zero_stage": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
 
 
 def test_what_lets_a_reward_fail_is_no_reason_to_score_again(finished) -> None:
-    """A run that ended at a row goes on behind it."""
+    """A run that ended at a bad row continues after it."""
     rewards = [reward | {"on_error": "none", "concurrency": 2} for reward in mini()["rewards"]]
     assert finished.planned(rewards=rewards) == set()
 
@@ -185,8 +185,8 @@ def test_an_edit_of_what_code_does_runs_the_stages_that_it_does_it_in(finished, 
 
 
 def test_upkeep_runs_nothing(finished) -> None:
-    """A comment and a mended docstring in every file, and what tells people of a run: the command line, the TensorBoard
-    files, the page of symptoms.
+    """A comment and a changed docstring in every file rerun nothing, nor do edits of code that only reports on a run:
+    the command line, the TensorBoard files, the page of symptoms.
     """
     package = finished.folder / "rloo_pipeline"
     files = sorted(package.rglob("*.py"))
@@ -203,7 +203,7 @@ def test_upkeep_runs_nothing(finished) -> None:
 
 @contextmanager
 def edited(path: Path) -> Iterator[Path]:
-    """A file that is afterwards as it was."""
+    """Restores a file after the block."""
     before = path.read_text()
     try:
         yield path
@@ -230,7 +230,7 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
 
 @pytest.mark.long
 def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
-    """A run of another name takes them from the first one's cache and trains nothing."""
+    """A run of another name reads it from the first one's cache and trains nothing."""
     finished.environment["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path)
     try:
         for run in ("first", "second"):

@@ -1,4 +1,4 @@
-"""kill -9 of any stage, or of Snakemake itself, and the same command goes on to the same bytes."""
+"""After kill -9 of any stage, or of Snakemake itself, the same command continues to the same bytes."""
 
 import os
 import signal
@@ -109,7 +109,7 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
 
 @pytest.mark.long
 def test_a_longer_run_goes_on_where_a_shorter_one_ended(project, finished) -> None:
-    """Two rounds at once, or one and then another: the same policies, as the learning rate has its own horizon."""
+    """Two rounds in one call or in two give the same policies, as the learning rate has its own horizon."""
     project.take(finished, *AFTER_SFT)
     for rounds in (1, 2):
         outcome = project.snakemake("--cores", "2", "--", "results/mini/policies/" + f"{rounds:05d}", rounds=rounds)

@@ -1,4 +1,4 @@
-"""Workers keep engines alive between rounds: the same bytes as without them, and as with workers that die."""
+"""Workers keep engines alive between rounds: the bytes are the same as without workers, and with workers that die."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def same(project: Project, finished: Project) -> None:
 
 
 def said(project: Project) -> list[str]:
-    """What the workers said."""
+    """The logs of the workers."""
     logs = (project.folder / "results" / "mini" / "logs" / "workers").glob("*.log")
     return [line for log in logs for line in log.read_text().splitlines()]
 
@@ -37,7 +37,7 @@ def served(project: Project) -> list[str]:
 
 
 def test_stages_by_themselves_give_the_bytes_that_workers_gave(tmp_path, finished) -> None:
-    """By the commands that Snakemake prints, in a copy of the run without a shard of its second round."""
+    """Runs the commands that Snakemake prints, in a copy of the run without one shard of its second round."""
     again = ("rounds/00002/*/000.parquet", "policies/00002", "rounds/00002/*.*", "tensorboard/00002*")
     project = Project(tmp_path / "project").take(finished, *again)
     planned = project.snakemake("--dry-run", "--forceall", "--printshellcmds")
@@ -71,7 +71,7 @@ def test_a_run_without_workers_gives_the_same_bytes(tmp_path, finished) -> None:
 
 @pytest.mark.long
 def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished) -> None:
-    """They die in the second round, whose update then begins with the trainer state on the disk."""
+    """They die in the second round, whose update then starts from the trainer state on disk."""
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     project.environment["TMPDIR"] = str(tmp_path)
     project.configure()
@@ -97,7 +97,7 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
 
 
 def test_workers_end_with_their_snakemake(finished) -> None:
-    """Which has made the run where this one was copied from."""
+    """The run that this one was copied from has written it."""
 
     def alive() -> list[psutil.Process]:
         processes = psutil.process_iter(["cmdline", "cwd"])
@@ -109,7 +109,7 @@ def test_workers_end_with_their_snakemake(finished) -> None:
 
 @pytest.mark.long
 def test_a_mixture_of_experts_gives_the_same_bytes_with_workers_and_without(tmp_path) -> None:
-    """Its second rollout is a swap, in which vLLM would leave the experts as they were."""
+    """Its second rollout is a swap, in which vLLM by itself would not renew the experts."""
     model = {"build": f"{kinds.__file__}:build", "build_options": {"kind": "qwen3_moe"}}
     changes = {"model": model, "rollout": {"shards": 1}, "evaluation": {"bootstrap_samples": 100}}
     warm = Project(tmp_path / "warm")

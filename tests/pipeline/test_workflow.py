@@ -1,4 +1,4 @@
-"""The workflow as Snakemake sees it: lint, picture, sizes, errors before anything runs."""
+"""The workflow as Snakemake sees it: lint, DAG, sizes, and errors before anything runs."""
 
 import re
 import shutil
@@ -94,7 +94,7 @@ def test_only_kept_policies_outlive_the_run(project) -> None:
 
 
 def test_a_dry_run_writes_nothing(project) -> None:
-    """Nor does it write a finished run's configuration over with another."""
+    """Nor does it overwrite a finished run's configuration with another one."""
     path = project.folder / "results" / "mini" / "config.yaml"
     assert not path.exists(), "nor did any of the tests above"
     path.parent.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_a_dry_run_writes_nothing(project) -> None:
 
 
 def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
-    """500 rounds, past where Python's recursion limit stopped; 1,000 are in the README's table."""
+    """500 rounds are beyond Python's default recursion limit; 1,000 are in the README's table."""
     planned = project.planned(rounds=500, algorithm={"beta": 0})
     assert "policies/00500" in planned
     assert "rounds/00500/rollouts/001.parquet" in planned
@@ -134,7 +134,7 @@ def test_a_bad_configuration_stops_before_anything_runs(project, changes, words)
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
 def test_the_shipped_configurations_are_valid(name) -> None:
-    """One that names no rounds is an overlay, made for any other configuration."""
+    """A file without rounds is an overlay for any other configuration."""
     from rloo_pipeline.config.loading import validate
 
     made = yaml.safe_load((ROOT / "config" / name).read_text())

@@ -1,14 +1,14 @@
-"""What tests that make engines in their own process need."""
+"""Fixtures for tests that create engines in the pytest process."""
 
 import pytest
 
 
 @pytest.fixture
 def engines(monkeypatch) -> None:
-    """Engines of any kind on any processor, which leave nothing behind in this process.
+    """Allows engines of any dtype on any processor, and undoes their changes to this process.
 
-    DeepSpeed asks the processor whether it is quick in a number format, and does not begin where it is not. Here it
-    begins: the same operations are slower there, and their results are what is tested.
+    DeepSpeed refuses a dtype that is slow on this processor. Here it is allowed: the results are the same, and they are
+    what is tested.
     """
     import torch
 
@@ -19,5 +19,5 @@ def engines(monkeypatch) -> None:
 
     for name in ("is_fp16_supported", "is_bf16_supported"):
         monkeypatch.setattr(get_accelerator(), name, lambda: True)
-    # ZeRO 3 puts a function of its own in its place, for all of the process
+    # ZeRO 3 replaces this function for the whole process
     monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)

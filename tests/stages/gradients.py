@@ -17,7 +17,7 @@ from rloo_pipeline.training.schedule import Schedule
 from rloo_pipeline.training.settings import Settings
 
 LENGTH = 24
-"""Tokens of each sequence, so that max_tokens says how many go into a micro-batch."""
+"""Tokens per sequence, so that max_tokens decides how many sequences are in a micro-batch."""
 ROWS = list(range(8))
 TOKEN = {"importance_sampling_level": "token"}
 CASES = {
@@ -38,12 +38,12 @@ CASES = {
 
 
 def plain(rewards: torch.Tensor) -> torch.Tensor:
-    """The rewards themselves: advantages that do not sum to 0, and so a loss that is more than rounding."""
+    """The rewards as advantages: they do not sum to 0, so the loss is more than rounding."""
     return rewards.nan_to_num(0.0)
 
 
 def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
-    """Rewards and log-probs that nothing in a loss leaves out."""
+    """Rewards and log-probs for which every term of a loss matters."""
     generator = torch.Generator().manual_seed(2)
     lengths = torch.tensor([len(ids) for ids in sequences.completions])
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
@@ -56,7 +56,7 @@ def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
 
 
 def main(model: Path, output: Path) -> None:
-    """Every case, in micro-batches of 8, 4 and 1."""
+    """Computes every case in micro-batches of 8, 4 and 1."""
     torch.set_num_threads(1)
     schedule = Schedule(0.0, "constant", 0, 0, 0.0)  # the weights stay
     settings = Settings("float32", False, 0.8, schedule, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
@@ -68,7 +68,7 @@ def main(model: Path, output: Path) -> None:
     gradients: list[torch.Tensor] = []
 
     def keep() -> None:
-        """In place of clipping, where the gradient is whole on every rank."""
+        """Replaces clipping, at which point every rank has the whole gradient."""
         parameters = engine.engine.module.parameters()
         gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in parameters]))
 

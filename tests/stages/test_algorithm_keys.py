@@ -1,4 +1,4 @@
-"""Keys of `algorithm` seen from the update stage, run as a command on made-up rounds."""
+"""Keys of `algorithm` in the update stage, which runs as a command on synthetic rounds."""
 
 import json
 
@@ -97,7 +97,7 @@ def test_an_over_sampled_round_trains_on_the_first_groups_whose_rewards_differ(t
 
 
 def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_path, tiny_model) -> None:
-    """The made-up sampler's log-probs differ much from the trainer's; both ways of measuring must say so."""
+    """The synthetic sampler's log-probs differ much from the trainer's; both ways of measuring must show it."""
     one_step = {"steps_per_generation": 1, "beta": 0.0}
     free = metrics(updated(tmp_path / "free", tiny_model, algorithm=one_step))
     passed = metrics(updated(tmp_path / "pass", tiny_model, algorithm={**one_step, "beta": 0.05}))
@@ -134,7 +134,7 @@ def test_two_passes_over_one_batch_are_two_passes(tmp_path, tiny_model) -> None:
 
 
 def test_a_ratio_that_no_step_measured_is_null(tmp_path, tiny_model) -> None:
-    """REINFORCE in two steps needs no old log-probs: the second step's ratio is not known."""
+    """REINFORCE in two steps needs no old log-probs, so the ratio of the second step is unknown."""
     run = updated(tmp_path, tiny_model, algorithm={"clip": "none", "beta": 0, "steps_per_generation": 2})
     assert metrics(run)["ratio/mean"] is None
     assert {row["ratio"] for row in table(run)} == {None}
@@ -158,7 +158,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory, tiny_model) -> dict[str, Round]:
-    """A round by each of them, and by the defaults."""
+    """A round with each of these settings, and one with the defaults."""
     folder = tmp_path_factory.mktemp("variants")
     runs = {
         name: Round(folder / name, tiny_model, algorithm=algorithm).write(1)
@@ -179,7 +179,7 @@ def test_each_variant_makes_another_policy_and_finite_metrics(name, variants) ->
 
 
 def test_the_weights_of_the_mismatch_are_in_the_metrics_under_trls_names(variants) -> None:
-    """As losses were multiplied by them: of completions or of tokens, truncated or dropped."""
+    """The factors by which losses were multiplied: of completions or of tokens, truncated or dropped."""
     ratio = "sampling/importance_sampling_ratio"
     for name, longest in (("sequence_tis", 2), ("token_mis", 2), ("sequence_mean_mis", 1)):
         found = metrics(variants[name])
@@ -192,7 +192,7 @@ FILTERED = {"algorithm": {"filter_zero_variance": True, "beta": 0}, "update": {"
 
 
 def check_left_out(run: Round, said: str) -> None:
-    """Round 2, whose rewards are all equal, made neither of its two steps."""
+    """Round 2, whose rewards are all equal, makes neither of its two steps."""
     before, after = run.weights(1), run.weights(2)
     assert all((after[name] == before[name]).all() for name in before), "no momentum, no weight decay"
     found = metrics(run, 2)
@@ -203,7 +203,7 @@ def check_left_out(run: Round, said: str) -> None:
 
 
 def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go_on(tmp_path, tiny_model) -> None:
-    """The first round is left out too: a state without any moments goes on as well."""
+    """The first round is left out too, so a trainer state without moments must be resumable."""
     run = Round(tmp_path / "run", tiny_model, **FILTERED)
     for number, reward in ((1, None), (2, 1.0), (3, None)):
         run.write(number, reward)

@@ -1,4 +1,4 @@
-"""Bad input is one sentence: exit code 1, a line that names the file or key, no traceback, nothing half-written."""
+"""Bad input gives exit code 1, one line that names the file or key, no traceback and no incomplete file."""
 
 import json
 import shutil
@@ -42,13 +42,13 @@ class Case:
         (self.folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def edit(self, name: str, **changes) -> None:
-        """Changes keys of one of the model's JSON files; None takes a key away."""
+        """Changes keys of one of the model's JSON files; None removes a key."""
         path = self.model / name
         content = json.loads(path.read_text()) | changes
         path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
     def prepare(self) -> str:
-        """Runs stage-assets and prompts; what they said if one failed."""
+        """Runs stage-assets and prompts; returns the outcome of the last one."""
         for words in (("stage-assets",), ("prompts", "--assets", self.run / "assets")):
             output = self.run / ("assets" if words[0] == "stage-assets" else "prompts")
             outcome = rloo(*words, "--output", output, f"--log={self.run / 'logs' / words[0]}.log")
@@ -60,7 +60,7 @@ class Case:
 
 
 def one_line(said: str, *words: str) -> None:
-    """The last line is an error that has these words; there is no traceback anywhere."""
+    """Checks that the last line is an error with these words, and that there is no traceback."""
     lines = [line for line in said.splitlines() if line.startswith("rloo ")]
     assert len(lines) == 1, said
     assert "Traceback" not in said
@@ -164,7 +164,7 @@ def test_a_second_bos_token_is_a_sentence(tmp_path, tiny_model) -> None:
 
 
 def sampled(case: Case, policy: Path) -> str:
-    """Prepares and runs a rollout from a policy; what it said."""
+    """Prepares and runs a rollout from a policy; returns its outcome."""
     assert case.prepare() == ""
     output = case.run / "rounds" / "00001" / "rollouts" / "000.parquet"
     outcome = rloo(
@@ -256,7 +256,7 @@ def test_a_reward_that_is_not_there_is_a_sentence(tmp_path, tiny_model) -> None:
 
 
 def score(folder: Path, model: Path, function: str):
-    """Scores made-up rollouts of 64 completions with one function."""
+    """Scores 64 synthetic completions with one function."""
     import datasets
 
     from rloo_pipeline.artifacts import tables
@@ -290,7 +290,7 @@ def score(folder: Path, model: Path, function: str):
 
 
 def test_a_full_disk_is_a_sentence(tmp_path, tiny_model) -> None:
-    """A file system of 64 KiB, mounted for the stage alone in a namespace of its own."""
+    """A file system of 64 KiB, mounted for the stage alone in its own mount namespace."""
     import os
 
     run = Round(tmp_path / "run", tiny_model).write(1)

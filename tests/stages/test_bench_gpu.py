@@ -1,4 +1,4 @@
-"""tools/bench/gpu.py: the FLOPs that it counts, what it measures on a CPU, and what it says of what is not there."""
+"""tools/bench/gpu.py: the FLOPs that it counts, its measurements on a CPU, and its messages about missing packages."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def measured(tmp_path, *words: str, **environment: str) -> dict[str, dict]:
 
 
 def test_the_flops_of_a_step_are_those_that_torch_counts(gpu) -> None:
-    """All but attention, which torch counts as if every token saw every other one."""
+    """All but attention, which torch counts as if every token attended to every other one."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,7 +66,7 @@ def test_our_step_without_deepspeed_is_measured_on_any_device(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_side_whose_library_is_missing_is_left_out_by_name(tmp_path) -> None:
-    """As on a machine with torch, transformers and peft: no more is imported for the step without DeepSpeed."""
+    """On a machine with only torch, transformers and peft: the step without DeepSpeed imports no more than these."""
     missing = ("trl", "deepspeed", "vllm", "pydantic")
     for name in missing:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module {name}', name={name!r})")

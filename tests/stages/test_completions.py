@@ -1,4 +1,4 @@
-"""Completions are what vLLM itself gives: tokens, log-probs, and the text to the last character."""
+"""Completions equal vLLM's own output: tokens, log-probs, and the text to the last character."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ SIZES = {"hidden_size": 32, "layers": 1, "heads": 2, "key_value_heads": 1, "head
 
 @pytest.fixture(scope="module")
 def sampler(tmp_path_factory) -> Sampler:
-    """Of random weights, so that completions are pieces of words and of characters of several bytes."""
+    """A sampler with random weights, so that completions have parts of words and of multi-byte characters."""
     folder = tmp_path_factory.mktemp("model")
     corpus = folder / "corpus.jsonl"
     corpus.write_text('{"text": "naïve café, 日本語 and 😀 — and so on"}\n' * 20)
@@ -63,7 +63,7 @@ assert len(sampler.sample([Request([5, 6], 1)], SamplingConfig(1.0, 1.0, 0, None
 
 
 def test_no_compiler_is_needed_to_sample(sampler, tmp_path) -> None:
-    """vLLM would have one compile what nobody reads, as soon as it samples the first token."""
+    """vLLM compiles its ranking of the sampled token, which nobody reads, as soon as it samples the first token."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "lscpu").symlink_to(shutil.which("lscpu"))

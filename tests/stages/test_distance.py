@@ -1,4 +1,4 @@
-"""The KL of a policy from policy 0 is what transformers' own logits say."""
+"""The KL of a policy from policy 0 equals the one computed from transformers' logits."""
 
 import json
 from pathlib import Path

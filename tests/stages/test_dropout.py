@@ -1,4 +1,4 @@
-"""Dropout of a model's own is off in training; where it is asked for it is on in both sides of a ratio."""
+"""A model's own dropout is off in training; if configured, it is on in both sides of a ratio."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SEQUENCES = Sequences([[5, 6, 7]] * 2, [[8, 9, 10], [11, 12]])
 
 
 def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Old ones, twice, and those that an optimizer step sees."""
+    """Old log-probs, computed twice, and the log-probs in an optimizer step."""
     seen = []
 
     def loss_of(_, logps, mask, __):

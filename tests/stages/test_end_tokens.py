@@ -1,4 +1,4 @@
-"""How a completion ends: every end token counts as one, and padding with the end token hides none of them."""
+"""How a completion ends: every end token counts, and padding with the end token hides none of them."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
-    """The model with a second end token in generation_config.json, as many chat models have."""
+    """A model with a second end token in generation_config.json, like many chat models."""
     folder = Path(shutil.copytree(tiny_model, tmp_path / "two-ends"))
     path = folder / "generation_config.json"
     generation = json.loads(path.read_text())
@@ -24,7 +24,7 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
 
 
 def sampled(folder: Path, token: int) -> None:
-    """Ends an engine, which a process that trains, too, would not bear."""
+    """Samples in an engine and ends it, since this process also trains."""
     from rloo_pipeline.rollout.requests import Request, SamplingConfig
     from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
@@ -47,7 +47,7 @@ def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> No
 
 
 def padding_with(token: str | None, tiny_model: Path, folder: Path) -> Path:
-    """The model, with a tokenizer that has another PAD token, or none."""
+    """The model with a tokenizer that has another PAD token, or none."""
     shutil.copytree(tiny_model, folder)
     path = folder / "tokenizer_config.json"
     tokenizer = json.loads(path.read_text())
@@ -57,7 +57,7 @@ def padding_with(token: str | None, tiny_model: Path, folder: Path) -> Path:
 
 
 def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_policy(tmp_path, tiny_model) -> None:
-    """Nothing is padded, so no end token can be taken for padding and masked."""
+    """Nothing is padded, so no end token can be mistaken for padding and masked."""
     models = {
         "own": tiny_model,
         "eos": padding_with("eos_token", tiny_model, tmp_path / "pad-is-eos"),

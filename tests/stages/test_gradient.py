@@ -1,4 +1,4 @@
-"""How an optimizer step is cut into micro-batches and processes changes neither its loss nor its gradient."""
+"""How an optimizer step is split into micro-batches and ranks changes neither its loss nor its gradient."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).with_name("gradients.py")
 
 
 def found(folder: Path, model: Path, processes: int) -> dict:
-    """Loss and gradient of every case by how it was cut."""
+    """Loss and gradient of every case, by how it was split."""
     output = folder / f"{processes}.pt"
     outcomes = forks.run_ranks(PROGRAM, [str(model), str(output)], processes)
     assert output.exists(), [outcome.stderr for outcome in outcomes]
@@ -36,7 +36,7 @@ def test_loss_and_gradient_are_those_of_one_micro_batch_in_one_process(cuts, cas
 
 
 def test_the_cases_differ_from_each_other(cuts) -> None:
-    """Otherwise the test above would compare one thing with itself."""
+    """Otherwise the test above would compare equal things."""
     gradients = [cuts[1][case, 8][1] for case in CASES]
     for i, left in enumerate(gradients):
         assert all((left - right).norm() > 1e-3 * left.norm() for right in gradients[:i])

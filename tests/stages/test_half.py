@@ -1,4 +1,4 @@
-"""A step in 16 bits is AdamW's on float32 copies of the weights, with gradients that add up in float32."""
+"""A step in 16 bits is AdamW's step on float32 copies of the weights, with gradients accumulated in float32."""
 
 from typing import Any
 
@@ -20,17 +20,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 ROWS, LENGTH = 8, 16
 RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.99), 1e-8, 0.1
 SCALE = {"bfloat16": 1.0, "float16": 2.0**13}
-"""Of the loss, so that gradients in float16 do not vanish. DeepSpeed begins with 2¹⁶, which they do not bear."""
+"""Loss scale, so that gradients in float16 do not vanish. DeepSpeed's initial 2¹⁶ would overflow."""
 
 
 def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
-    """A loss whose gradient's norm is over 1, so that it is clipped, and in which rows pull to both sides."""
+    """A loss with a gradient norm above 1, so that it is clipped, and with rows of opposite gradients."""
     weights = torch.tensor([-0.5 if row % 3 else 1.0 for row in rows])
     return -((logps * mask).sum(-1) * weights).sum() / 20
 
 
 def wanted(model: Any, sequences: Sequences, dtype: str) -> dict[str, Tensor]:
-    """Weights after AdamW's first step, in float32."""
+    """The weights after AdamW's first step, in float32."""
     module = TokenLogProbs(model, 1.0)
     total = {name: torch.zeros_like(weights, dtype=torch.float64) for name, weights in model.named_parameters()}
     for row in range(ROWS):

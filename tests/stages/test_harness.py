@@ -1,4 +1,4 @@
-"""lm-eval asks a policy through its vLLM backend, offline, and what it says of the clock stays out of the result."""
+"""lm-eval runs on a policy with its vLLM backend, without network, and no field of its result depends on the clock."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`rloo rescore` and `rloo reward-test`: other rewards on a finished run, a new reward on rows of data."""
+"""`rloo rescore` and `rloo reward-test`: other rewards on a finished run, and a new reward on rows of data."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def mine(tmp_path) -> Path:
 
 @pytest.fixture
 def run(tmp_path) -> Round:
-    """A run with two rounds whose rewards are made up."""
+    """A run of two rounds with synthetic rewards."""
     made = Round(tmp_path / "run", tmp_path / "no-model").write(1).write(2)
     rows = [
         {"prompt_id": f"{shard}-{group}", "prompt": "x", "prompt_ids": [4], "answer": "1"}
@@ -51,7 +51,7 @@ def run(tmp_path) -> Round:
 
 
 def rescored(run: Round, output: Path, **reward) -> dict:
-    """What rescore.json says of all rounds."""
+    """The part of rescore.json about all rounds."""
     config = load(run.run / "config.yaml")
     rescore(config, run.run, [Reward.model_validate(reward)], output, 1)
     return json.loads((output / "rescore.json").read_text())["overall"]

@@ -1,4 +1,4 @@
-"""The stage `score`: what its table holds, and that neither the number of processes nor that of jobs is in it."""
+"""The stage `score`: the content of its table, which depends neither on the number of processes nor on that of jobs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A trainer that goes on from policy and state takes the step that it would have taken anyway, to the last bit."""
+"""A trainer resumed from policy and state takes the same step as one that was not interrupted, to the last bit."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
     [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
 )
 def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stage, dtype) -> None:
-    """On a CPU both places are the host's memory; storages are emptied and filled as on a GPU."""
+    """On a CPU both places are host memory; storages are emptied and filled as on a GPU."""
     import torch
 
     tiny_qwen3(tmp_path / "model", 0, **SIZES)

@@ -1,4 +1,4 @@
-"""A sampler that takes another policy's weights samples like one that was started with them; each step of it counts."""
+"""After a swap of weights a sampler gives the completions of a new engine; each step of the swap is needed."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ HOW = SamplingConfig(1.0, 1.0, 0, None, 12)
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
-    """Two policies that differ in every weight; embedding and projection are one."""
+    """Two policies that differ in every weight, with tied embeddings."""
     folder = tmp_path_factory.mktemp("policies")
     for seed in (1, 2):
         tiny_qwen3(folder / str(seed), seed, **SIZES)
@@ -42,7 +42,7 @@ def fresh(folder: Path) -> list[tuple[list[int], list[float]]]:
 
 @pytest.fixture(scope="module")
 def engines(policies):
-    """What each policy gives in an engine of its own, and an engine to swap them in; a process holds one."""
+    """The completions of each policy in an engine of its own, and an engine to swap them in; a process holds one."""
     second = forks.call(fresh, policies[1])
     sampler = Sampler(policies[0], ENGINE, 256, 0)
     return sampled(sampler), second, sampler
@@ -66,7 +66,7 @@ def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tm
 
 
 def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monkeypatch) -> None:
-    """The tied projection stays the old one, or the cache holds the old policy's prompts."""
+    """Without its step, the tied LM head stays stale, or the cache has prompts of the old policy."""
     first, _, sampler = engines
     for owner, name, left_out, why in (
         (sampling, "_repack_lm_head", lambda _: None, "weights"),
@@ -95,7 +95,7 @@ def test_a_swap_of_large_weights_is_proven_once(engines, policies, monkeypatch) 
 
 
 def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines, policies, monkeypatch) -> None:
-    """No GPU here, so vLLM is told to sleep and to wake, and does neither; the rest is real."""
+    """Without a GPU, vLLM's sleep and wake_up are replaced; everything else is real."""
     _, second, sampler = engines
     llm, said = sampler.llm, list[str]()
     monkeypatch.setitem(sampler.settings, "enable_sleep_mode", True)

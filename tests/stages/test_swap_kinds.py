@@ -1,6 +1,6 @@
-"""An engine that takes other weights samples as a fresh one does, whatever its class, and says where it would not.
+"""After a swap an engine of any class gives the completions of a new engine, or refuses the swap.
 
-One with a tied head is in test_swap.py.
+A model with a tied LM head is in test_swap.py.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def policy(kind: str, folder: Path, seed: int) -> Path:
 
 
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
-    """What two policies give, each in a fresh engine and each after a swap."""
+    """The completions of two policies, each in a new engine and each after a swap."""
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
     sampler = Sampler(first, ENGINE, kinds.CONTEXT, 0)
     found = {"fresh": [samples(sampler)], "swapped": []}
@@ -68,7 +68,7 @@ def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Of each kind; in a process of its own, with one engine after the other."""
+    """The results by kind, from one process with one engine after the other."""
     return forks.call(all_kinds, tmp_path_factory.mktemp("kinds"))
 
 

@@ -1,4 +1,4 @@
-"""In bfloat16 two processes take the steps of one, to the last bit: gradients are summed in float32 on their way."""
+"""In bfloat16 two ranks take the same steps as one, to the last bit: gradients are reduced in float32."""
 
 import forks
 import pytest
@@ -19,7 +19,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(model, tmp_path_factory):
-    """Norms and weights of two processes, in one launch for all."""
+    """Gradient norms and weights of two ranks, in one launch for all cases."""
     output = tmp_path_factory.mktemp("ranks") / "found.pt"
     for done in forks.run_ranks(two_ranks.__file__, [str(model), str(output)], 2):
         assert done.returncode == 0, done.stderr[-2000:]
@@ -35,7 +35,7 @@ def test_two_processes_take_the_steps_of_one(model, both, stage) -> None:
 
 
 def test_sums_in_the_models_format_are_others(both) -> None:
-    """Else the test above would show nothing."""
+    """Otherwise the test above would show nothing."""
     exact, rounded = (both[1, how] for how in ("float32", "model"))
     assert exact[0] != rounded[0]
     assert any(not torch.equal(values, exact[1][name]) for name, values in rounded[1].items())

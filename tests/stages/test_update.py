@@ -1,4 +1,4 @@
-"""The update stage, run as a command on made-up rounds: what changes a result, what must not, and what is refused."""
+"""The update stage, run as a command on synthetic rounds: what changes its result, what does not, what it refuses."""
 
 import importlib.util
 import json
@@ -44,7 +44,7 @@ def made(tmp_path, tiny_model, name, **changes) -> Round:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
-    """The same update by two ranks, as torchrun starts them."""
+    """The same update on two ranks, as torchrun starts them."""
     folder = tmp_path_factory.mktemp("together")
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in TOGETHER.items()}
     for run in runs.values():
@@ -55,7 +55,7 @@ def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, tiny_model) -> dict[str, Round]:
-    """The same update by one process, its steps cut in several ways."""
+    """The same update in one process, with its steps split in several ways."""
     folder = tmp_path_factory.mktemp("update")
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in ALONE.items()}
     outcome = rloo_in_turn(*(run.write(1).words() for run in runs.values()))
@@ -69,13 +69,13 @@ def plain(alone) -> Round:
 
 
 def copied(run: Round, folder: Path, **changes) -> Round:
-    """A run and what it has made, under another configuration."""
+    """A copy of a run and its files, with another configuration."""
     shutil.copytree(run.run, folder)
     return Round(folder, run.model, **CHANGES, **changes)
 
 
 def distance(left: Round, right: Round, start) -> float:
-    """How far two policies are apart, relative to how far the update moved."""
+    """The difference between two policies, relative to the length of the update."""
     from safetensors.torch import load_file
 
     before = load_file(start / "model.safetensors")
@@ -144,7 +144,7 @@ def test_an_update_killed_at_one_of_its_renames_gives_the_same_bytes_when_it_is_
 def test_an_update_of_any_number_of_processes_leaves_nothing_on_the_node(
     tmp_path, tiny_model, plain, monkeypatch, processes
 ) -> None:
-    """What lies in shared memory or in the scratch folder would fill the node, round by round."""
+    """Files left in shared memory or in the scratch folder would fill the node, round by round."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))

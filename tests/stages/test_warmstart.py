@@ -1,4 +1,4 @@
-"""Policy 0 without SFT is the model as it is; checks that find nothing to learn stop the run."""
+"""Policy 0 without SFT is the base model; checks that find nothing to learn stop the run."""
 
 import json
 
@@ -29,7 +29,7 @@ def prepared(run: Round) -> Round:
 
 
 def checked(run: Round, policy: object, *words: object):
-    """Probes a policy and judges it."""
+    """Probes a policy and checks it."""
     folder = run.run / "warmstart"
     known = ("--prompts", run.run / "prompts", "--policy", policy)
     if not (folder / "probe.parquet").exists():
@@ -44,7 +44,7 @@ ANSWER_ALONE = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward",
 
 
 def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_path, tiny_model) -> None:
-    """An untrained model never gives a right answer: all rewards are 0. A key lets it pass, and stays visible."""
+    """An untrained model never answers correctly, so all rewards are 0. A key accepts this; the failure stays visible."""
     changes = {"rewards": ANSWER_ALONE, "evaluation": {"breakdown": []}}
     run = prepared(Round(tmp_path / "run", tiny_model, **changes))
     output = run.run / "warmstart" / "checks.json"

@@ -1,6 +1,6 @@
-"""Steps of one process and of two in bfloat16: `torchrun two_ranks.py MODEL OUTPUT`, or by itself for one process.
+"""Optimizer steps in bfloat16 on two ranks (`torchrun two_ranks.py MODEL OUTPUT`) or, without torchrun, on one.
 
-Writes the gradients' norms and the weights after the steps into OUTPUT, by ZeRO stage and format of communication.
+Writes gradient norms and the weights after the steps to OUTPUT, by ZeRO stage and dtype of communication.
 """
 
 import sys
@@ -18,7 +18,7 @@ CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
 
 
 def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Two steps on rows that are a micro-batch each, so that processes only share them out."""
+    """Two steps on rows that are one micro-batch each, so that ranks only divide them among themselves."""
     ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
     schedule = Schedule(1e-2, "constant", 0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""`rloo submit` and its companions where SLURM is not; tests/cluster/test_submit.py has them where it is."""
+"""`rloo submit`, `status` and `cancel` without SLURM; tests/cluster/test_submit.py has them with it."""
 
 import subprocess
 import sys

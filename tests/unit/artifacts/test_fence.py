@@ -1,4 +1,4 @@
-"""Of two processes at work on the same stage the later one's result stands, in whatever order they write."""
+"""Of two processes that run the same stage, the later one's result stands, in whatever order they write."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
     path = tmp_path / "policies" / "00001"
 
     def both() -> None:
-        """One begins, the other writes all of it, then the first one ends."""
+        """One process begins, the other writes everything, then the first one ends."""
         turns(first)
         with files.atomic_folder(path) as beside:
             fill(beside, first)

@@ -1,4 +1,4 @@
-"""Files are whole or absent, and a manifest notices every change."""
+"""Files are written completely or not at all, and a manifest detects every change."""
 
 from pathlib import Path
 

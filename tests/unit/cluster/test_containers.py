@@ -1,4 +1,4 @@
-"""The image's name, and what Apptainer is told about the machine."""
+"""The name of the image, and the folders and devices that Apptainer gets."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from rloo_pipeline.errors import UserError
 
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
-    """A folder with what decides the name of an image; the environment is put back after the test."""
+    """A folder with the files that decide an image's name; the environment is restored after the test."""
     for name in (
         "requirements/cpu.txt",
         "requirements/cuda.txt",
@@ -46,7 +46,7 @@ def test_another_list_or_definition_gives_another_name(project) -> None:
 
 
 def test_the_name_is_the_one_that_the_build_gives(project) -> None:
-    """The build says so and stops where the image is there."""
+    """The build prints the name and stops where the image exists."""
     name = Path(containers.image(config(), ROOT)).name
     images = project / "images"
     images.mkdir()

@@ -1,4 +1,4 @@
-"""Ranks that do not meet say so; tests/cluster/test_nodes.py has those that do."""
+"""Errors of ranks that do not meet; tests/cluster/test_nodes.py has ranks that do."""
 
 import pytest
 from helpers import mini

@@ -1,4 +1,4 @@
-"""One engine can hold policies that differ in what it does not go by, and no others."""
+"""One engine can hold policies whose configurations differ only in keys that it ignores."""
 
 import json
 
@@ -18,7 +18,7 @@ def model(tmp_path_factory):
 
 
 def with_config(model, folder, drop=(), **changes):
-    """A folder with the model's config.json, some keys changed and some dropped."""
+    """A folder with the model's config.json, with some keys changed and some dropped."""
     folder.mkdir()
     config = {key: value for key, value in read_json(model / "config.json").items() if key not in drop}
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -26,7 +26,7 @@ def with_config(model, folder, drop=(), **changes):
 
 
 def test_text_that_says_the_same_is_the_same_kind(model, tmp_path) -> None:
-    """As a model was written by another version, in another number format, or without what is the default."""
+    """The configuration of the same model from another version, in another dtype, or without defaults."""
     other = with_config(
         *(model, tmp_path / "other", ("attention_bias", "hidden_act")),
         dtype="bfloat16",

@@ -1,4 +1,4 @@
-"""What an engine says of the fixed prompts is held against transformers, and a cache that was not emptied shows."""
+"""An engine's answers to the fixed prompts are compared with transformers, and a cache that was not emptied shows."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def right(folder) -> swap_check.EngineReply:
-    """What an engine says that computes with these weights."""
+    """The answer of an engine that computes with these weights."""
     rows = swap_check.transformers_logps(folder, "float32", False, PROMPTS).tolist()
     return swap_check.EngineReply([dict(enumerate(row)) for row in rows], 0)
 

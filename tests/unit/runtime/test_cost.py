@@ -1,4 +1,4 @@
-"""What the page says of cost: GPUs that a job really had times its seconds, CPU time, also of work in a worker."""
+"""The cost in the report: GPUs that a job really had times its seconds, and CPU time, including work in a worker."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ STAGE = (
 
 
 def add_gpus(run: Path, stage: str, gpus: str) -> None:
-    """The line that a stage on GPUs leaves in its log, before the one that every stage leaves."""
+    """The line that a stage on GPUs logs before the line that every stage logs."""
     log = run / "logs" / f"{stage}.log"
     log.write_text(f"2026-11-01 12:00:00,000 INFO rloo.time: used {gpus}\n{log.read_text()}")
 
@@ -42,7 +42,7 @@ def test_the_page_has_seconds_times_gpus_a_stage_and_in_sum(tmp_path: Path) -> N
 
 
 def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -> None:
-    """Snakemake measures the process that asks, which does nothing but wait."""
+    """Snakemake measures the client of a worker, which only waits."""
     run = tmp_path / "run"
     log = str(run / "logs" / "update" / "00001.log")
     burn = "until = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
@@ -64,7 +64,7 @@ def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -
 
 
 def driver(folder: Path, says: str) -> dict[str, str]:
-    """An environment whose nvidia-smi says this."""
+    """An environment whose nvidia-smi prints this."""
     folder.mkdir()
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\n")
     (folder / "nvidia-smi").chmod(0o755)

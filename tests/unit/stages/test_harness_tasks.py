@@ -1,4 +1,4 @@
-"""config/gsm8k-benchmark.yaml asks GSM8K in the words of Wei et al. 2022, and reads answers as they do."""
+"""config/gsm8k-benchmark.yaml prompts GSM8K like Wei et al. 2022 and parses answers like they do."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ SAID = "The answer is {}."
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The task of the file, with the data from this machine as the file's own comment says."""
+    """The task of the file with the data on this machine, as the comment in the file describes."""
     from lm_eval.tasks import get_task_dict
 
     files = ("gsm8k-tiny.yaml", "gsm8k-benchmark.yaml")

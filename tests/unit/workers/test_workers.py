@@ -1,4 +1,4 @@
-"""A stage asks a worker: what it gets back, and when it is left to do its work itself."""
+"""Stages on workers: what a client gets back, and when a stage runs in its own process."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ def controller():
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch, controller):
-    """A sampler's worker; it is there when its socket is."""
+    """A sampler's worker that listens."""
     folder = tmp_path / ("a-folder-with-a-name-longer-than-any-socket-may-have" * 3)
     folder.mkdir(mode=0o700)
     monkeypatch.setenv(client.FOLDER, str(folder))
@@ -54,7 +54,7 @@ def test_a_trainer_imports_its_libraries_before_it_is_asked(tmp_path, controller
 
 
 def asked(words: list[str]) -> int | None:
-    """As soon as the worker listens: it may be starting anew."""
+    """Runs a stage as soon as the worker listens, which may be restarting."""
     codes: list[int | None] = []
     until(lambda: codes.append(client.run_stage(words)) or codes[-1] is not None)
     return codes[-1]
@@ -68,7 +68,7 @@ def test_a_worker_gives_the_exit_status_and_starts_anew_after_a_failure(worker) 
 
 
 def test_an_answer_is_there_at_once(worker) -> None:
-    """And not when the worker looks again whether its asker is still there."""
+    """And not only when the worker next polls whether its client still exists."""
     assert asked(HELP) == 0
     took = []
     for _ in range(4):
@@ -79,7 +79,7 @@ def test_an_answer_is_there_at_once(worker) -> None:
 
 
 def test_a_long_call_comes_in_pieces(worker) -> None:
-    """As that of an update with very many shards."""
+    """Like the call of an update with very many shards."""
     assert asked([*HELP, "--prompts", "x" * 1_000_000]) == 0
 
 
@@ -137,7 +137,7 @@ def test_a_worker_ends_with_its_controller_and_leaves_nothing(worker, controller
 
 
 def test_nothing_heavy_is_imported_to_ask(worker) -> None:
-    """What a stage costs when a worker does it."""
+    """The imports of a stage that a worker runs."""
     code = "import sys; sys.argv = ['rloo', 'rollout', '--help']; import rloo_pipeline.__main__ as m\n"
     code += "try: m.main()\nexcept SystemExit: pass\nprint(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -188,7 +188,7 @@ def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> No
 
 @pytest.fixture
 def silent(tmp_path, monkeypatch):
-    """A sampler's worker that takes requests and says nothing."""
+    """A sampler's worker that takes requests and never answers."""
     folder = tmp_path / "workers"
     folder.mkdir()
     monkeypatch.setenv(client.FOLDER, str(folder))
@@ -203,7 +203,7 @@ def stage(*argv: str) -> subprocess.Popen:
 
 
 def test_a_worker_sees_that_its_stage_was_killed(silent) -> None:
-    """As by an interrupt on the terminal, which reaches the stage and no worker."""
+    """Like an interrupt on the terminal, which reaches the stage and no worker."""
     with stage("rollout", "--round", "1") as process:
         connection, _ = silent.accept()
         assert b'"--round", "1"' in connection.recv(1000)
@@ -221,7 +221,7 @@ def test_the_stage_of_a_worker_that_dies_does_its_work_itself(silent) -> None:
 
 
 def test_a_stage_ends_with_the_snakemake_that_asked_for_it(silent) -> None:
-    """Its workers are gone with their folder, and nobody waits for what it would write."""
+    """Its workers are gone with their folder, and nobody reads what it would write."""
     with stage("rollout", "--round", "x") as process:
         connection, _ = silent.accept()
         assert connection.recv(1000)
@@ -255,7 +255,7 @@ def test_what_is_kept_under_another_key_is_for_another_process(monkeypatch) -> N
 
 
 class Holder:
-    """Something on a GPU, that can leave it or not."""
+    """An object on a GPU that can leave it or not."""
 
     def __init__(self, able: bool) -> None:
         self.able, self.left = able, False
