@@ -35,7 +35,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     model_support.refuse_run(config, model)
     if trial is not None and config.warmstart.sft is not None:
         checks = read_json(trial)["asks_for_sft"]
-        say(f"SFT is asked for by {', '.join(checks)}" if checks else "no check asks for SFT")
+        say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
     if config.warmstart.sft is not None and trains(config, trial):
         sft(config, config.warmstart.sft, assets, prompts, output)
         return

@@ -44,7 +44,7 @@ ANSWER_ALONE = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward",
 
 
 def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_path, tiny_model) -> None:
-    """An untrained model never answers correctly, so all rewards are 0. A key accepts this; the failure stays visible."""
+    """An untrained model never answers correctly, so all rewards are 0. A key accepts this, but it stays visible."""
     changes = {"rewards": ANSWER_ALONE, "evaluation": {"breakdown": []}}
     run = prepared(Round(tmp_path / "run", tiny_model, **changes))
     output = run.run / "warmstart" / "checks.json"

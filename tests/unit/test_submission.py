@@ -15,7 +15,7 @@ def project(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (("submit", "--time=60"), "rloo submit: error: no srun on the PATH"),
         (("submit", "--time=60", "--sbatch=Partition gpu"), "write it as KEY=VALUE"),
@@ -23,10 +23,10 @@ def project(tmp_path) -> Path:
         (("cancel", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(project, words, said) -> None:
-    config = (f"--config={MINI}",) if words[0] == "submit" else ()
+def test_each_error_is_one_line(project, argv, message) -> None:
+    config = (f"--config={MINI}",) if argv[0] == "submit" else ()
     outcome = subprocess.run(
-        [sys.executable, "-m", "rloo_pipeline", *words, *config],
+        [sys.executable, "-m", "rloo_pipeline", *argv, *config],
         cwd=project,
         env={"PATH": "", "PYTHONPATH": str(ROOT), "HOME": str(project)},
         capture_output=True,
@@ -34,5 +34,5 @@ def test_what_is_missing_is_said_in_one_line(project, words, said) -> None:
         check=False,
     )
     assert outcome.returncode == 1
-    assert said in outcome.stderr
+    assert message in outcome.stderr
     assert "Traceback" not in outcome.stderr

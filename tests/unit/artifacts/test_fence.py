@@ -50,8 +50,8 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
     def both() -> None:
         """One process begins, the other writes everything, then the first one ends."""
         turns(first)
-        with files.atomic_folder(path) as beside:
-            fill(beside, first)
+        with files.atomic_folder(path) as temporary:
+            fill(temporary, first)
             second = "later" if first == "older" else "older"
             turns(second)
             with files.atomic_folder(path) as other:
@@ -62,8 +62,8 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
         both()
     turns("later")
     if first == "later":
-        with files.atomic_folder(path) as beside:
-            fill(beside, "later")
+        with files.atomic_folder(path) as temporary:
+            fill(temporary, "later")
     assert (path / "weights").read_text() == "later"
     assert [file.name for file in path.parent.iterdir()] == ["00001"]
 

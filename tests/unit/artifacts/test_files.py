@@ -12,8 +12,8 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
     path = tmp_path / "sub" / "value.json"
 
     def fail_half_way() -> None:
-        with files.atomic_write(path) as beside:
-            beside.write_text("half")
+        with files.atomic_write(path) as temporary:
+            temporary.write_text("half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -26,10 +26,10 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
 def test_a_folder_takes_the_place_of_the_old_one_in_one_step(tmp_path) -> None:
     path = tmp_path / "folder"
     for content in ("old", "new"):
-        with files.atomic_folder(path) as beside:
-            (beside / content).write_text(content)
+        with files.atomic_folder(path) as temporary:
+            (temporary / content).write_text(content)
     assert [file.name for file in path.iterdir()] == ["new"]
-    with pytest.raises(RuntimeError), files.atomic_folder(path) as beside:
+    with pytest.raises(RuntimeError), files.atomic_folder(path) as temporary:
         raise RuntimeError
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
@@ -69,8 +69,8 @@ def test_a_manifest_notices_every_change(tmp_path) -> None:
 
 def test_where_there_is_no_space_left_the_error_names_the_folder_and_nothing_is_left(tmp_path) -> None:
     def write() -> None:
-        with files.atomic_write(tmp_path / "table") as beside:
-            beside.write_text("a half")
+        with files.atomic_write(tmp_path / "table") as temporary:
+            temporary.write_text("a half")
             Path("/dev/full").write_text("the other half")
 
     with pytest.raises(UserError, match=f"no space left in {tmp_path}: free some"):

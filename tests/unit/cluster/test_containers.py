@@ -51,10 +51,10 @@ def test_the_name_is_the_one_that_the_build_gives(project) -> None:
     images = project / "images"
     images.mkdir()
     (images / name).touch()
-    said = subprocess.run(
+    outcome = subprocess.run(
         [ROOT / "containers" / "build"], env={**os.environ, "IMAGES": str(images)}, capture_output=True, text=True
     )
-    assert said.stdout == f"images: {images / name} is there\n", said.stderr
+    assert outcome.stdout == f"images: {images / name} is there\n", outcome.stderr
 
 
 def test_the_image_for_gpus_is_taken_where_it_is_built(project) -> None:
@@ -87,7 +87,7 @@ def test_what_the_configuration_names_is_bound(project, tmp_path_factory) -> Non
     (outside / "rewards" / "mine.py").write_text("def mine(completions):\n    return [0.0] * len(completions)\n")
     (outside / "data" / "train.jsonl").touch()
     (project / "results").symlink_to(outside / "scratch")
-    made = config(
+    configuration = config(
         model={"build": None, "build_options": {}, "name_or_path": str(outside / "model")},
         data_dir=str(outside / "data"),
         container={"binds": [str(outside / "more")]},
@@ -95,10 +95,10 @@ def test_what_the_configuration_names_is_bound(project, tmp_path_factory) -> Non
         evaluation={"breakdown": []},
     )
     os.environ["APPTAINER_BIND"] = "/site"
-    containers.prepare(made, "images/x.sif")
+    containers.prepare(configuration, "images/x.sif")
     assert {"/site", *(str(outside / name) for name in ("model", "data", "more", "scratch", "rewards"))} <= set(binds())
     before = binds()
-    containers.prepare(made, "images/x.sif")
+    containers.prepare(configuration, "images/x.sif")
     assert binds() == before, "a job prepares again what it inherits"
 
 
@@ -115,9 +115,9 @@ def test_gpus_are_asked_for_only_where_there_are_some(project) -> None:
 
 
 def test_profiles_are_linked_and_none_of_the_users_own_is_touched(tmp_path) -> None:
-    said = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
+    links = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
     assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "local", "slurm"}
-    assert len(said) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
+    assert len(links) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
     (tmp_path / "own" / "slurm").mkdir(parents=True)
     with pytest.raises(UserError, match="slurm: a profile of yours has this name"):
         list(profiles.install(ROOT / "profiles", tmp_path / "own"))

@@ -12,8 +12,8 @@ from rloo_pipeline.errors import UserError
 def test_a_rank_that_is_left_alone_names_the_others_and_the_nodes(tmp_path, monkeypatch, rank, missing) -> None:
     meeting = tmp_path / "meeting"
     meeting.touch()
-    given = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "SLURM_JOB_NODELIST": "gpu[3-4]"}
-    for name, value in {**given, "RLOO_MEETING": meeting, "MASTER_PORT": 1}.items():
+    variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "SLURM_JOB_NODELIST": "gpu[3-4]"}
+    for name, value in {**variables, "RLOO_MEETING": meeting, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError) as raised:
         nodes.join(patience=2)

@@ -11,9 +11,9 @@ PROMPTS = swap_check.fixed_prompts(24, 128, 256)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("model") / "policy"
-    tiny_qwen3(made, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    return made
+    policy = tmp_path_factory.mktemp("model") / "policy"
+    tiny_qwen3(policy, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
+    return policy
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def test_the_prompts_differ_and_the_last_is_longer_than_a_block_of_the_cache() -
     assert max(map(len, swap_check.fixed_prompts(24, 128, 64))) == 63, "with a place for what comes after it"
 
 
-def test_what_transformers_say_too_passes(folder, right) -> None:
+def test_the_log_probs_of_transformers_pass(folder, right) -> None:
     swap_check.check_weights(right, folder, "float32", False, PROMPTS)
     swap_check.check_cache(right)
 
 
-def test_what_is_off_by_a_thousandth_of_a_nat_is_refused_and_said(folder, right, caplog) -> None:
+def test_a_difference_of_a_thousandth_of_a_nat_is_refused_with_a_message(folder, right, caplog) -> None:
     off = swap_check.EngineReply([{token: logp + 1e-3 for token, logp in row.items()} for row in right.logps], 0)
     with caplog.at_level("INFO"), pytest.raises(IncompatibleEngine, match="not all those of policy"):
         swap_check.check_weights(off, folder, "float32", False, PROMPTS)
@@ -43,12 +43,12 @@ def test_what_is_off_by_a_thousandth_of_a_nat_is_refused_and_said(folder, right,
     swap_check.check_weights(off, folder, "bfloat16", False, PROMPTS)
 
 
-def test_nothing_a_number_is_refused(folder, right) -> None:
+def test_not_a_number_is_refused(folder, right) -> None:
     with pytest.raises(IncompatibleEngine):
         swap_check.check_weights(swap_check.EngineReply([{0: float("nan")}] * 3, 0), folder, "float32", False, PROMPTS)
 
 
-def test_where_transformers_cannot_be_asked_there_is_no_proof(tmp_path, right) -> None:
+def test_without_transformers_the_swap_is_refused(tmp_path, right) -> None:
     with pytest.raises(IncompatibleEngine, match="could not check"):
         swap_check.check_weights(right, tmp_path, "float32", False, PROMPTS)
 

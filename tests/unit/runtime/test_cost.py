@@ -16,7 +16,7 @@ from rloo_pipeline.runtime.ranks import RENDEZVOUS
 
 STAGE = (
     "from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment; "
-    "environment.prepare(Path({log!r})); {more}; cost.end()"
+    "environment.prepare(Path({log!r})); {statement}; cost.end()"
 )
 
 
@@ -49,8 +49,8 @@ def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -
     code = (
         "import time; from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment\n"
         f"{burn.format(0.6)}"
-        f"kept = bytearray(200_000_000); del kept; environment.prepare(Path({log!r}))\n"
-        f"cost.begin(time.time()); kept = bytearray(90_000_000)\n{burn.format(0.2)}cost.end()"
+        f"held = bytearray(200_000_000); del held; environment.prepare(Path({log!r}))\n"
+        f"cost.begin(time.time()); held = bytearray(90_000_000)\n{burn.format(0.2)}cost.end()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     benchmark = run / "benchmarks" / "update" / "00001.tsv"
@@ -72,17 +72,17 @@ def driver(folder: Path, says: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("more", "said", "gpus", "gpu"),
+    ("statement", "driver_output", "gpus", "gpu"),
     [
         ("devices.note_subprocess_gpus(3)", "NVIDIA L4", 3, "NVIDIA L4"),
-        ("devices.note_subprocess_gpus(3)", "", 0, None),  # asked for, and there is none
+        ("devices.note_subprocess_gpus(3)", "", 0, None),  # requested, but the machine has none
         ("devices.note_subprocess_gpus(0)", "NVIDIA L4", 0, None),
     ],
 )
-def test_a_stage_whose_reward_function_has_the_gpus_counts_them(more, said, gpus, gpu, tmp_path) -> None:
+def test_a_stage_whose_reward_function_has_the_gpus_counts_them(statement, driver_output, gpus, gpu, tmp_path) -> None:
     log = tmp_path / "run" / "logs" / "score" / "00001-000-judge.log"
-    code = STAGE.format(log=str(log), more=more)
-    subprocess.run([sys.executable, "-c", code], env=driver(tmp_path / "bin", said), check=True)
+    code = STAGE.format(log=str(log), statement=statement)
+    subprocess.run([sys.executable, "-c", code], env=driver(tmp_path / "bin", driver_output), check=True)
     [job] = jobs_of(tmp_path / "run", 1)
     assert (job.stage, job.gpus, job.gpu) == ("score", gpus, gpu)
 

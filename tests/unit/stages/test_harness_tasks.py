@@ -15,7 +15,7 @@ FIRST = (
     "Q: There are 15 trees in the grove. Grove workers will plant trees in the grove today. After they are done, there "
     "will be 21 trees. How many trees did the grove workers plant today?\n"
 )
-SAID = "The answer is {}."
+ANSWER = "The answer is {}."
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +37,33 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
         manager = _manager(section)
-        [found] = get_task_dict(_specs(section, manager), manager).values()
-    return found
+        [task] = get_task_dict(_specs(section, manager), manager).values()
+    return task
 
 
 def test_it_is_the_whole_test_set_with_eight_worked_examples(task: Any) -> None:
     docs, rows = list(task.eval_docs), gsm8k_rows("test.jsonl")
     assert [doc["question"] for doc in docs] == [row["question"] for row in rows]
     assert len(docs) == 1319
-    asked = task.fewshot_context(docs[0], task.config.num_fewshot)
-    assert asked.startswith(FIRST)
-    assert asked.count("\nA:") == 9
-    assert asked.count("The answer is") == 8
-    assert asked.endswith(f"\n\nQ: {rows[0]['question']}\nA:")
+    prompt = task.fewshot_context(docs[0], task.config.num_fewshot)
+    assert prompt.startswith(FIRST)
+    assert prompt.count("\nA:") == 9
+    assert prompt.count("The answer is") == 8
+    assert prompt.endswith(f"\n\nQ: {rows[0]['question']}\nA:")
     assert task.config.generation_kwargs["do_sample"] is False
 
 
 def test_an_answer_is_the_number_after_the_answer_is(task: Any) -> None:
     docs = list(task.eval_docs)[:50]
-    for said, right in ((lambda gold: f" So it is {gold}. {SAID.format(gold)}", 1.0), (lambda _: SAID.format(-7), 0.0)):
+    for answer, right in (
+        (lambda gold: f" So it is {gold}. {ANSWER.format(gold)}", 1.0),
+        (lambda _: ANSWER.format(-7), 0.0),
+    ):
         shares = []
         for doc in docs:
             gold = doc["answer"].rpartition("#### ")[2]
             request = task.construct_requests(doc, "", metadata=("gsm8k_cot", 0, 1))
-            request.resps = [said(gold)]
+            request.resps = [answer(gold)]
             task._instances = [request]
             task.apply_filters()
             shares.append(task.process_results(doc, [request.filtered_resps["strict-match"]])["exact_match"])

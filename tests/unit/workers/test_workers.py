@@ -47,29 +47,29 @@ def worker(tmp_path, monkeypatch, controller):
 
 
 def test_a_trainer_imports_its_libraries_before_it_is_asked(tmp_path, controller) -> None:
-    words = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--preload", "1"]
-    with subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *words], stderr=subprocess.DEVNULL) as process:
+    argv = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--preload", "1"]
+    with subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *argv], stderr=subprocess.DEVNULL) as process:
         until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text())
         process.kill()
 
 
-def asked(words: list[str]) -> int | None:
+def run_when_ready(argv: list[str]) -> int | None:
     """Runs a stage as soon as the worker listens, which may be restarting."""
     codes: list[int | None] = []
-    until(lambda: codes.append(client.run_stage(words)) or codes[-1] is not None)
+    until(lambda: codes.append(client.run_stage(argv)) or codes[-1] is not None)
     return codes[-1]
 
 
 def test_a_worker_gives_the_exit_status_and_starts_anew_after_a_failure(worker) -> None:
-    assert asked(HELP) == 0
-    assert asked(["rollout", "--rnd", "1"]) == 2
-    assert asked(HELP) == 0
+    assert run_when_ready(HELP) == 0
+    assert run_when_ready(["rollout", "--rnd", "1"]) == 2
+    assert run_when_ready(HELP) == 0
     assert worker.poll() is None
 
 
 def test_an_answer_is_there_at_once(worker) -> None:
     """And not only when the worker next polls whether its client still exists."""
-    assert asked(HELP) == 0
+    assert run_when_ready(HELP) == 0
     took = []
     for _ in range(4):
         began = time.monotonic()
@@ -80,13 +80,13 @@ def test_an_answer_is_there_at_once(worker) -> None:
 
 def test_a_long_call_comes_in_pieces(worker) -> None:
     """Like the call of an update with very many shards."""
-    assert asked([*HELP, "--prompts", "x" * 1_000_000]) == 0
+    assert run_when_ready([*HELP, "--prompts", "x" * 1_000_000]) == 0
 
 
 def test_what_the_stage_says_comes_out_where_it_was_asked(worker) -> None:
     command = [sys.executable, "-m", "rloo_pipeline", *HELP]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "Sample one shard of a round" in said.stderr
+    outcome = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Sample one shard of a round" in outcome.stderr
     worker.kill()
     worker.wait()
     assert b"rloo rollout --help: 0" in worker.stdout.read()
@@ -108,7 +108,7 @@ def test_without_a_free_worker_a_stage_does_its_work_itself(worker, monkeypatch)
     with (Path(os.environ[client.FOLDER]) / "sampler-0.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert client.run_stage(HELP) is None, "busy"
-    assert asked(HELP) == 0
+    assert run_when_ready(HELP) == 0
     worker.kill()
     worker.wait()
     assert client.run_stage(HELP) is None, "dead"
@@ -122,8 +122,8 @@ def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
         return [int(name[-1]) for name in client._listening(str(tmp_path), "sampler", shard)]
 
     assert [order(shard) for shard in range(4)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
-    words = ["rollout", "--round", "00002", "--shard", "004", "--output", "run/rounds/00002/rollouts/004.parquet"]
-    assert client._shard(words) == 4
+    argv = ["rollout", "--round", "00002", "--shard", "004", "--output", "run/rounds/00002/rollouts/004.parquet"]
+    assert client._shard(argv) == 4
     assert client._shard(["score", "--parts", "--output", "run/rounds/00002/scores/012.parquet"]) == 12
     assert client._shard(["update", "--output", "run/policies/00003", "--metrics", "m"]) == 0
     assert client._shard(["rollout", "--output"]) == 0
@@ -140,8 +140,8 @@ def test_nothing_heavy_is_imported_to_ask(worker) -> None:
     """The imports of a stage that a worker runs."""
     code = "import sys; sys.argv = ['rloo', 'rollout', '--help']; import rloo_pipeline.__main__ as m\n"
     code += "try: m.main()\nexcept SystemExit: pass\nprint(*sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = {name.split(".")[0] for name in said.stdout.split()}
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name.split(".")[0] for name in outcome.stdout.split()}
     assert "fcntl" in imported
     assert not imported & {"torch", "vllm", "pyarrow", "pydantic", "yaml", "rich", "numpy"}
 
