@@ -44,7 +44,7 @@ def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
 
 
 @pytest.mark.parametrize("first", ["older", "later"])
-def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path, turns, first) -> None:
+def test_of_two_concurrent_writers_the_later_one_leaves_a_complete_folder(tmp_path, turns, first) -> None:
     path = tmp_path / "policies" / "00001"
 
     def both() -> None:
@@ -68,7 +68,7 @@ def test_two_that_write_at_once_leave_one_whole_folder_of_the_later_one(tmp_path
     assert [file.name for file in path.parent.iterdir()] == ["00001"]
 
 
-def test_a_process_that_does_one_stage_after_the_other_takes_a_token_for_each(tmp_path, monkeypatch) -> None:
+def test_a_process_with_several_stages_takes_a_token_for_each(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv(fence.VARIABLE, raising=False)
     for done in (False, True):
         fence.acquire(tmp_path, tmp_path / "a")

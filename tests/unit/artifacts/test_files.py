@@ -8,7 +8,7 @@ from rloo_pipeline.artifacts import files
 from rloo_pipeline.errors import UserError
 
 
-def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
+def test_a_file_appears_only_when_it_is_complete(tmp_path) -> None:
     path = tmp_path / "sub" / "value.json"
 
     def fail_half_way() -> None:
@@ -23,7 +23,7 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path) -> None:
     assert files.read_json(path) == {"a": 1}
 
 
-def test_a_folder_takes_the_place_of_the_old_one_in_one_step(tmp_path) -> None:
+def test_a_folder_replaces_the_old_one_in_one_step(tmp_path) -> None:
     path = tmp_path / "folder"
     for content in ("old", "new"):
         with files.atomic_folder(path) as temporary:
@@ -48,7 +48,7 @@ def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["table"]
 
 
-def test_a_manifest_notices_every_change(tmp_path) -> None:
+def test_a_manifest_detects_every_change(tmp_path) -> None:
     (tmp_path / "a").write_text("content")
     files.write_manifest(tmp_path, round=3)
     assert files.verify_manifest(tmp_path) == {"round": 3}
@@ -67,7 +67,7 @@ def test_a_manifest_notices_every_change(tmp_path) -> None:
         files.verify_manifest(tmp_path)
 
 
-def test_where_there_is_no_space_left_the_error_names_the_folder_and_nothing_is_left(tmp_path) -> None:
+def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_path) -> None:
     def write() -> None:
         with files.atomic_write(tmp_path / "table") as temporary:
             temporary.write_text("a half")

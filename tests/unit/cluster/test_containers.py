@@ -36,7 +36,7 @@ def binds() -> list[str]:
     return os.environ["APPTAINER_BIND"].split(",")
 
 
-def test_another_list_or_definition_gives_another_name(project) -> None:
+def test_other_requirements_or_another_definition_give_another_name(project) -> None:
     first = containers.image(config(), project)
     assert containers.image(config(), project) == first
     for name in ("requirements/cpu.txt", "containers/rloo-cpu.def"):
@@ -57,7 +57,7 @@ def test_the_name_is_the_one_that_the_build_gives(project) -> None:
     assert outcome.stdout == f"images: {images / name} is there\n", outcome.stderr
 
 
-def test_the_image_for_gpus_is_taken_where_it_is_built(project) -> None:
+def test_the_image_for_gpus_is_preferred_if_it_is_built(project) -> None:
     assert containers.image(config(), project).startswith("images/rloo-cpu-0.1.0-")
     cuda = containers._image_name("cuda", project)
     (project / "images").mkdir()
@@ -80,7 +80,7 @@ def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
         assert folder.startswith(str(project / "home" / ".cache"))
 
 
-def test_what_the_configuration_names_is_bound(project, tmp_path_factory) -> None:
+def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> None:
     outside = tmp_path_factory.mktemp("outside")
     for name in ("model", "data", "more", "scratch", "rewards"):
         (outside / name).mkdir()
@@ -109,12 +109,12 @@ def test_a_scratch_folder_of_another_node_is_left_out(project, tmp_path) -> None
     assert not any("of-the-login-node" in bind for bind in binds())
 
 
-def test_gpus_are_asked_for_only_where_there_are_some(project) -> None:
+def test_gpus_are_requested_only_on_machines_with_gpus(project) -> None:
     containers.prepare(config(), "images/x.sif")
     assert ("APPTAINER_NV" in os.environ) == Path("/dev/nvidiactl").exists()
 
 
-def test_profiles_are_linked_and_none_of_the_users_own_is_touched(tmp_path) -> None:
+def test_profiles_are_linked_without_touching_those_of_the_user(tmp_path) -> None:
     links = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
     assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "local", "slurm"}
     assert len(links) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
@@ -125,7 +125,7 @@ def test_profiles_are_linked_and_none_of_the_users_own_is_touched(tmp_path) -> N
         list(profiles.install(tmp_path / "nothing", tmp_path / "own"))
 
 
-def test_an_image_outside_of_the_working_folder_is_seen_from_inside(project, tmp_path_factory) -> None:
+def test_an_image_outside_of_the_working_folder_is_bound(project, tmp_path_factory) -> None:
     real = tmp_path_factory.mktemp("images") / "x.sif"
     real.touch()
     containers.prepare(config(), "docker://example/image")

@@ -9,7 +9,7 @@ from rloo_pipeline.errors import UserError
 
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, "no sign of rank 1"), (1, "rank 0 did not say where it listens")])
-def test_a_rank_that_is_left_alone_names_the_others_and_the_nodes(tmp_path, monkeypatch, rank, missing) -> None:
+def test_the_error_of_a_lone_rank_names_the_missing_ranks_and_the_nodes(tmp_path, monkeypatch, rank, missing) -> None:
     meeting = tmp_path / "meeting"
     meeting.touch()
     variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "SLURM_JOB_NODELIST": "gpu[3-4]"}
@@ -21,7 +21,7 @@ def test_a_rank_that_is_left_alone_names_the_others_and_the_nodes(tmp_path, monk
     assert "gpu[3-4]" in str(raised.value)
 
 
-def test_several_nodes_need_a_job_of_slurm(tmp_path, monkeypatch) -> None:
+def test_several_nodes_need_a_slurm_job(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="rloo submit --nodes 2"):
         nodes.launch(2, 2, 1, tmp_path / "policy", ["update"])

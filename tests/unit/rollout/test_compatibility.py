@@ -25,7 +25,7 @@ def with_config(model, folder, drop=(), **changes):
     return folder
 
 
-def test_text_that_says_the_same_is_the_same_kind(model, tmp_path) -> None:
+def test_equivalent_configurations_have_the_same_key(model, tmp_path) -> None:
     """The configuration of the same model from another version, in another dtype, or without defaults."""
     other = with_config(
         *(model, tmp_path / "other", ("attention_bias", "hidden_act")),
@@ -38,12 +38,12 @@ def test_text_that_says_the_same_is_the_same_kind(model, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 16}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": False}])
-def test_what_an_engine_computes_by_is_the_kind(model, tmp_path, changes) -> None:
+def test_keys_that_change_the_computation_change_the_key(model, tmp_path, changes) -> None:
     other = with_config(model, tmp_path / "other", **changes)
     assert compatibility_key(other, False) != compatibility_key(model, False)
 
 
-def test_an_adapters_modules_have_no_order_and_its_rank_counts(model, tmp_path) -> None:
+def test_the_key_of_an_adapter_ignores_the_order_of_modules_but_not_the_rank(model, tmp_path) -> None:
     def adapter(name, **changes):
         folder = tmp_path / name
         folder.mkdir()

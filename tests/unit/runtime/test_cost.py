@@ -26,7 +26,7 @@ def add_gpus(run: Path, stage: str, gpus: str) -> None:
     log.write_text(f"2026-11-01 12:00:00,000 INFO rloo.time: used {gpus}\n{log.read_text()}")
 
 
-def test_the_page_has_seconds_times_gpus_a_stage_and_in_sum(tmp_path: Path) -> None:
+def test_the_page_has_gpu_seconds_per_stage_and_in_total(tmp_path: Path) -> None:
     config = configuration(rounds=3).only("report")
     run = make_run(tmp_path / "run", config)
     assert "No GPU was used." in Reader(render(config, run, summarize(config, run))).text
@@ -41,7 +41,7 @@ def test_the_page_has_seconds_times_gpus_a_stage_and_in_sum(tmp_path: Path) -> N
     assert "count every GPU that a job could see (NVIDIA H100 80GB HBM3)" in text
 
 
-def test_a_stage_that_a_worker_did_costs_what_the_worker_spent_on_it(tmp_path) -> None:
+def test_the_cost_of_a_stage_on_a_worker_is_that_of_the_worker(tmp_path) -> None:
     """Snakemake measures the client of a worker, which only waits."""
     run = tmp_path / "run"
     log = str(run / "logs" / "update" / "00001.log")

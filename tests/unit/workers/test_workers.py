@@ -46,7 +46,7 @@ def worker(tmp_path, monkeypatch, controller):
         process.kill()
 
 
-def test_a_trainer_imports_its_libraries_before_it_is_asked(tmp_path, controller) -> None:
+def test_a_trainer_imports_its_libraries_before_its_first_stage(tmp_path, controller) -> None:
     argv = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--preload", "1"]
     with subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *argv], stderr=subprocess.DEVNULL) as process:
         until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text())
@@ -60,14 +60,14 @@ def run_when_ready(argv: list[str]) -> int | None:
     return codes[-1]
 
 
-def test_a_worker_gives_the_exit_status_and_starts_anew_after_a_failure(worker) -> None:
+def test_a_worker_returns_the_exit_status_and_restarts_after_a_failure(worker) -> None:
     assert run_when_ready(HELP) == 0
     assert run_when_ready(["rollout", "--rnd", "1"]) == 2
     assert run_when_ready(HELP) == 0
     assert worker.poll() is None
 
 
-def test_an_answer_is_there_at_once(worker) -> None:
+def test_an_answer_arrives_at_once(worker) -> None:
     """And not only when the worker next polls whether its client still exists."""
     assert run_when_ready(HELP) == 0
     took = []
@@ -78,12 +78,12 @@ def test_an_answer_is_there_at_once(worker) -> None:
     assert min(took) < 0.4, "it looks every half second"
 
 
-def test_a_long_call_comes_in_pieces(worker) -> None:
+def test_a_long_request_arrives_in_pieces(worker) -> None:
     """Like the call of an update with very many shards."""
     assert run_when_ready([*HELP, "--prompts", "x" * 1_000_000]) == 0
 
 
-def test_what_the_stage_says_comes_out_where_it_was_asked(worker) -> None:
+def test_the_output_of_a_stage_goes_to_its_client(worker) -> None:
     command = [sys.executable, "-m", "rloo_pipeline", *HELP]
     outcome = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Sample one shard of a round" in outcome.stderr
@@ -101,7 +101,7 @@ def test_a_stage_waits_for_a_busy_worker_as_long_as_an_engine_takes_to_start(wor
         assert answer.result() == 0
 
 
-def test_without_a_free_worker_a_stage_does_its_work_itself(worker, monkeypatch) -> None:
+def test_without_a_free_worker_a_stage_runs_in_its_own_process(worker, monkeypatch) -> None:
     monkeypatch.setitem(client.PATIENCE, "sampler", 0.1)
     assert client.run_stage(["report", "--help"]) is None, "no worker does this"
     assert client.run_stage(["update", "--help"]) is None, "no worker of this role"
@@ -136,7 +136,7 @@ def test_a_worker_ends_with_its_controller_and_leaves_nothing(worker, controller
     assert not Path(os.environ[client.FOLDER]).exists()
 
 
-def test_nothing_heavy_is_imported_to_ask(worker) -> None:
+def test_a_client_imports_nothing_heavy(worker) -> None:
     """The imports of a stage that a worker runs."""
     code = "import sys; sys.argv = ['rloo', 'rollout', '--help']; import rloo_pipeline.__main__ as m\n"
     code += "try: m.main()\nexcept SystemExit: pass\nprint(*sys.modules)"
@@ -146,7 +146,7 @@ def test_nothing_heavy_is_imported_to_ask(worker) -> None:
     assert not imported & {"torch", "vllm", "pyarrow", "pydantic", "yaml", "rich", "numpy"}
 
 
-def test_the_folder_of_the_sockets_is_ones_own(tmp_path, monkeypatch) -> None:
+def test_only_the_user_can_enter_the_folder_of_the_sockets(tmp_path, monkeypatch) -> None:
     started: list[list[str]] = []
 
     def ended(command, **_) -> SimpleNamespace:
@@ -202,7 +202,7 @@ def stage(*argv: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *argv], stderr=subprocess.PIPE, text=True)
 
 
-def test_a_worker_sees_that_its_stage_was_killed(silent) -> None:
+def test_a_worker_notices_that_its_client_was_killed(silent) -> None:
     """Like an interrupt on the terminal, which reaches the stage and no worker."""
     with stage("rollout", "--round", "1") as process:
         connection, _ = silent.accept()
@@ -211,7 +211,7 @@ def test_a_worker_sees_that_its_stage_was_killed(silent) -> None:
     assert connection.recv(1000) == b"", "a worker ends with it"
 
 
-def test_the_stage_of_a_worker_that_dies_does_its_work_itself(silent) -> None:
+def test_when_its_worker_dies_a_stage_runs_in_its_own_process(silent) -> None:
     with stage("rollout", "--round", "x") as process:
         connection, _ = silent.accept()
         assert connection.recv(1000)
@@ -220,7 +220,7 @@ def test_the_stage_of_a_worker_that_dies_does_its_work_itself(silent) -> None:
         assert "rloo rollout" in process.stderr.read()
 
 
-def test_a_stage_ends_with_the_snakemake_that_asked_for_it(silent) -> None:
+def test_a_stage_ends_with_the_snakemake_that_started_it(silent) -> None:
     """Its workers are gone with their folder, and nobody reads what it would write."""
     with stage("rollout", "--round", "x") as process:
         connection, _ = silent.accept()
@@ -231,19 +231,19 @@ def test_a_stage_ends_with_the_snakemake_that_asked_for_it(silent) -> None:
         assert process.stderr.read() == ""
 
 
-def test_there_are_no_workers_where_they_could_not_serve() -> None:
+def test_no_workers_are_started_that_could_not_be_used() -> None:
     assert manager.worker_counts(config(workers="never"), 2, ALL) == {}
     assert "trainer" not in manager.worker_counts(config(deepspeed={"processes": 2}), 2, ALL)
     assert manager.worker_counts(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
     assert manager.worker_counts(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
 
 
-def test_a_stage_by_itself_keeps_nothing() -> None:
+def test_outside_of_a_worker_nothing_is_kept() -> None:
     assert not engine_cache.keep("thing", 1, object())
     assert engine_cache.take("thing", 1) is None
 
 
-def test_what_is_kept_under_another_key_is_for_another_process(monkeypatch) -> None:
+def test_an_engine_with_another_key_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(engine_cache, "_enabled", True)
     assert engine_cache.keep("thing", 1, "kept")
     assert engine_cache.take("thing", 1) == "kept"
@@ -268,7 +268,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("able", [True, False])
-def test_what_cannot_leave_a_gpu_is_no_longer_kept(monkeypatch, able) -> None:
+def test_an_engine_that_cannot_leave_the_gpu_is_dropped(monkeypatch, able) -> None:
     monkeypatch.setattr(engine_cache, "_enabled", True)
     holder = Holder(able)
     engine_cache.keep("thing", 1, holder)
