@@ -52,6 +52,7 @@ from rloo_pipeline.sandbox import sandbox
 from rloo_pipeline.sandbox.code_tests import Asserts, UnusableTestsError, read_tests
 from rloo_pipeline.sandbox.command_line import SandboxLimits
 from rloo_pipeline.sandbox.program_runs import RunSettings, passed_asserts, passed_scripts
+from rloo_pipeline.sandbox.self_test import self_test
 from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START, text_of
 from rloo_pipeline.scoring.reward_call import unscored
 
@@ -94,12 +95,13 @@ def code_reward(
         columns: every column of the dataset.
 
     Raises:
-        UserError: there is no sandbox, no such column, or a row's tests have neither form.
+        UserError: there is no sandbox or it fails its self-test, no such column, or a row's tests have neither form.
     """
     if tests_column not in columns:
         raise UserError(f"code_reward finds no column '{tests_column}': name the one with the tests in 'tests_column'")
     confinement = sandbox.find(tuple(read_only), image, allow_unconfined)
     limits = SandboxLimits(timeout, memory_mb, file_mb, processes)
+    self_test(confinement, limits)
     settings = RunSettings(confinement, limits, partial)
     entry_points = columns.get(entry_point_column) or [None] * len(completions)
     rows = list(zip(completions, columns[tests_column], entry_points, range(len(completions)), strict=True))

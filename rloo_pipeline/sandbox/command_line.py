@@ -88,7 +88,7 @@ def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
 def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     python = _interpreter()
     prefix = python.parent.parent
-    mounts = [argument for path in (*OF_SYSTEM, *OF_ETC) for argument in ("--ro-bind-try", path, path)]
+    mounts = [argument for path in (*OF_SYSTEM, *OF_ETC) for argument in _bind(Path(path), "--ro-bind-try")]
     for path in map(Path, OF_SYSTEM_OR_LINKS):
         if path.is_symlink():
             mounts += ["--symlink", str(path.readlink()), str(path)]
@@ -111,10 +111,10 @@ def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     ]
 
 
-def _bind(path: Path) -> list[str]:
-    """Arguments for a readable path; `--dir` makes the folders above it passable for any user."""
+def _bind(path: Path, option: str = "--ro-bind") -> list[str]:
+    """Arguments for a readable path. Root's bubblewrap makes the folders above it for root alone, but for `--dir`."""
     above = [argument for folder in reversed(path.parents[:-1]) for argument in ("--dir", str(folder))]
-    return [*above, "--ro-bind", str(path), str(path)]
+    return [*above, option, str(path), str(path)]
 
 
 def python_arguments(

@@ -44,6 +44,12 @@ def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) ->
 
 
 def _passes(settings: RunSettings, text: str, case: ScriptCase) -> bool:
+    printed, ended_well = run_script(settings, text, case)
+    return ended_well and _lines(printed) == _lines(case.output)
+
+
+def run_script(settings: RunSettings, text: str, case: ScriptCase) -> tuple[str, bool]:
+    """What a program prints as a script, and whether it ends in time, with status 0 and not too much output."""
     deadline = time.monotonic() + settings.limits.seconds
     code = text.encode(errors="replace")
     stdin = b"%d\n%b%b" % (len(code), code, case.input.encode(errors="replace"))
@@ -54,12 +60,12 @@ def _passes(settings: RunSettings, text: str, case: ScriptCase) -> bool:
             to_program.reader.close()
             output.writer.close()
             if not _ready(output.reader, deadline):
-                return False
+                return "", False
             feeder = _feed(to_program.writer, stdin)
             printed, complete = _read(output.reader, deadline, max(OUTPUT_LIMIT, 4 * len(case.output)))
             ended_well = complete and _exit_status(process, deadline) == 0
         feeder.join()
-    return ended_well and _lines(printed.decode(errors="replace")) == _lines(case.output)
+    return printed.decode(errors="replace"), ended_well
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
