@@ -7,15 +7,15 @@ from rloo_pipeline.seeds import derive, permutation, rows_of_round, shard_range
 
 
 def test_a_seed_depends_on_every_name_and_on_where_one_ends() -> None:
-    made = {
+    seeds = {
         derive(0, "a", "bc"),
         derive(0, "ab", "c"),
         derive(1, "a", "bc"),
         derive(0, "a", "bc", 0),
         derive(0, "a", "bc", 1),
     }
-    assert len(made) == 5
-    assert all(0 <= seed < 2**63 for seed in made)
+    assert len(seeds) == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)
     assert derive(7, "round", 1, "x", 3) == derive(7, "round", 1, "x", 3)
 
 

@@ -56,24 +56,24 @@ def case(tmp_path, tiny_model):
     base |= {"dataset": {**source, "user_prompt": "{question}"}, "evaluation": {}}
     base["rewards"] = [{"function": f"{tmp_path}/mine.py:right"}]
 
-    def made(**changes) -> Config:
+    def config(**changes) -> Config:
         return Config(**merged(base, changes))
 
-    return made
+    return config
 
 
 def problems(config: Config, folder: Path) -> dict[str, str]:
     """Messages of the problems that `check` finds, by subject."""
     (folder / "scratch").mkdir(exist_ok=True)
-    return {found.subject: found.message for found in findings(config, folder / "scratch") if not found.ok}
+    return {finding.subject: finding.message for finding in findings(config, folder / "scratch") if not finding.ok}
 
 
 def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
-    found = list(findings(case(), tmp_path))
-    assert all(one.ok and not one.note for one in found)
+    results = list(findings(case(), tmp_path))
+    assert all(one.ok and not one.note for one in results)
     subjects = ["model", "tokenizer", "dataset.train", "dataset.eval", *["reward right"] * 2]
-    assert [one.subject for one in found] == subjects
-    messages = {one.subject: one.message for one in found}
+    assert [one.subject for one in results] == subjects
+    messages = {one.subject: one.message for one in results}
     assert "qwen3, context 256, float32" in messages["model"]
     assert messages["dataset.train"].startswith("8 rows of question, answer; prompts of ")
     assert messages["reward right"] == (
@@ -115,14 +115,14 @@ FROM_FILES = {
 def test_every_command_finds_the_same_problems_by_files_alone(name, case, tmp_path) -> None:
     changes, expected = FROM_FILES[name]
     config = case(**changes)
-    found = problems(config, tmp_path)
-    assert found.keys() == expected.keys() | {subject for subject in found if subject.startswith("reward")}
+    results = problems(config, tmp_path)
+    assert results.keys() == expected.keys() | {subject for subject in results if subject.startswith("reward")}
     by_files = {one.subject: one.message for one in inputs.findings(config) if not one.ok}
     by_doctor = [*places.model(config, ""), *places.datasets(config, "")]
     doctors = {one.subject: one.message for one in by_doctor if not one.ok}
     for subject, message in expected.items():
-        assert message in found[subject]
-        assert by_files[subject] == doctors[subject] == found[subject]
+        assert message in results[subject]
+        assert by_files[subject] == doctors[subject] == results[subject]
     with pytest.raises(UserError) as error:
         inputs.require(config)
     assert str(error.value).startswith(next(iter(by_files.values())))
@@ -143,18 +143,20 @@ def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path
         monkeypatch.setattr(formats, "trains_in", lambda _, trains=trains: trains)
         folder = tmp_path / str(trains)
         folder.mkdir()
-        (found,) = (one for one in findings(case(model={"dtype": "bfloat16"}), folder) if one.subject == "model.dtype")
-        assert (found.ok, found.note) == (True, not trains)
+        (finding,) = (
+            one for one in findings(case(model={"dtype": "bfloat16"}), folder) if one.subject == "model.dtype"
+        )
+        assert (finding.ok, finding.note) == (True, not trains)
 
 
 def test_the_longest_prompt_is_held_against_the_context(case, tmp_path) -> None:
-    found = problems(case(rollout={"max_completion_length": 250}), tmp_path)
-    assert "the longest prompt (" in found["dataset.train"]
-    assert "rollout.max_completion_length (250) do not fit into it" in found["dataset.train"]
+    results = problems(case(rollout={"max_completion_length": 250}), tmp_path)
+    assert "the longest prompt (" in results["dataset.train"]
+    assert "rollout.max_completion_length (250) do not fit into it" in results["dataset.train"]
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; fix the function"),
         ("texts", "returned '0.5' for row 0, which is a string and not a number or None; return float(…) of it"),
@@ -162,25 +164,25 @@ def test_the_longest_prompt_is_held_against_the_context(case, tmp_path) -> None:
         ("rihgt", "has no function rihgt; did you mean 'right'?"),
     ],
 )
-def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, said, case, tmp_path) -> None:
-    found = problems(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path)
-    assert said in found[f"reward {function}"]
+def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, message, case, tmp_path) -> None:
+    results = problems(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path)
+    assert message in results[f"reward {function}"]
 
 
 def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokenizers(case, tmp_path) -> None:
     config = case(rewards=[{"function": f"{tmp_path}/mine.py:{name}"} for name in ("nothing", "ids")])
-    found = [one for one in findings(config, tmp_path) if one.subject.startswith("reward")]
-    assert [one.note for one in found] == [True, True, False, False]
-    assert "None for all" in found[0].message
-    assert "the data's own solutions 2, 2, 2, 2" in found[2].message, "a digit and the end"
+    results = [one for one in findings(config, tmp_path) if one.subject.startswith("reward")]
+    assert [one.note for one in results] == [True, True, False, False]
+    assert "None for all" in results[0].message
+    assert "the data's own solutions 2, 2, 2, 2" in results[2].message, "a digit and the end"
 
 
 def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> None:
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
     place = tmp_path / "model" / "tokenizer_config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "chat_template": None}))
-    found = problems(case(), tmp_path)
-    assert "row 0: the prompt is messages and the model's tokenizer has no chat template" in found["dataset.train"]
+    results = problems(case(), tmp_path)
+    assert "row 0: the prompt is messages and the model's tokenizer has no chat template" in results["dataset.train"]
 
 
 def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Combinations of `algorithm` that mean nothing are refused in one sentence that says why and what to do."""
+"""Contradictory keys of `algorithm` are refused in one sentence that says why and what to do."""
 
 import pytest
 from helpers import mini
@@ -82,19 +82,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_means_nothing_is_refused(name) -> None:
-    algorithm, changes, words = REFUSED[name]
+def test_contradictory_keys_are_refused(name) -> None:
+    algorithm, changes, parts = REFUSED[name]
     with pytest.raises(UserError) as caught:
         validate(mini(algorithm=algorithm, **changes), "test.yaml")
-    said = str(caught.value)
-    assert all(word in said for word in ["test.yaml", *words]), said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert all(part in message for part in ["test.yaml", *parts]), message
+    assert "\n" not in message
 
 
-def test_what_means_something_is_not() -> None:
+def test_consistent_keys_are_accepted() -> None:
     algorithm = {"kl": {"placement": "token_reward"}, "delta": 3, "mismatch": {"correction": "token_tis"}, **TOKEN}
-    found = validate(mini(algorithm=algorithm), "test.yaml").algorithm
-    assert found.delta == 3
+    section = validate(mini(algorithm=algorithm), "test.yaml").algorithm
+    assert section.delta == 3
 
 
 ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
@@ -112,5 +112,5 @@ ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "
         {"preset": "grpo", "mismatch": {"correction": "token_mis", "min": 0.5, "max": 5}},
     ],
 )
-def test_penalties_that_no_spread_divides_are_taken(algorithm) -> None:
+def test_penalties_without_division_by_a_spread_are_accepted(algorithm) -> None:
     validate({**mini(), "algorithm": algorithm, "rewards": ONE_REWARD, "evaluation": {"temperature": 0}}, "test.yaml")

@@ -1,4 +1,4 @@
-"""A configuration that is wrong is one sentence with the file, the line or key, and what may have been meant."""
+"""The error for a wrong configuration is one sentence with the file, the line or key, and a suggestion."""
 
 from pathlib import Path
 
@@ -12,19 +12,19 @@ from rloo_pipeline.errors import UserError
 TEXT = MINI.read_text()
 
 
-def said_of(folder: Path, text: str) -> str:
+def message_of(folder: Path, text: str) -> str:
     file = folder / "my-run.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as error:
         load(file)
-    said = str(error.value)
-    assert said.startswith(str(file))
-    assert "\n" not in said
-    return said.removeprefix(str(file))
+    message = str(error.value)
+    assert message.startswith(str(file))
+    assert "\n" not in message
+    return message.removeprefix(str(file))
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("rewards:", "reward:", ": unknown key 'reward'; did you mean 'rewards'?"),
         ("update: {", "update: {lr: 1, ", ": unknown key 'update.lr'; the learning rate is update.learning_rate"),
@@ -51,26 +51,26 @@ def said_of(folder: Path, text: str) -> str:
         ("report: {", "report: [", ", line 32: not valid YAML"),
     ],
 )
-def test_it_names_the_place_and_what_may_have_been_meant(old, new, said, tmp_path) -> None:
+def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) -> None:
     assert old in TEXT
-    assert said in said_of(tmp_path, TEXT.replace(old, new, 1))
+    assert message in message_of(tmp_path, TEXT.replace(old, new, 1))
 
 
-def test_a_file_that_is_not_there_or_not_text_is_a_sentence(tmp_path) -> None:
+def test_a_missing_or_unreadable_file_is_one_sentence(tmp_path) -> None:
     (tmp_path / "my-run.yaml").write_bytes(b"run: x\nseed: \xff\n")
-    for name, said in (
+    for name, message in (
         ("my_run.yaml", "no such configuration file; did you mean 'my-run.yaml'?"),
         ("my-run.yaml", "line 2: not UTF-8"),
         ("", "cannot be read as a configuration"),
     ):
-        with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        with pytest.raises(UserError, match=message.replace("?", r"\?")):
             load(tmp_path / name)
     (tmp_path / "my-run.yaml").write_text("")
     with pytest.raises(UserError, match="must be a mapping"):
         load(tmp_path / "my-run.yaml")
 
 
-def test_two_equal_keys_are_found_where_snakemake_reads_the_file(tmp_path) -> None:
+def test_duplicate_keys_are_found_in_files_that_snakemake_reads(tmp_path) -> None:
     file = tmp_path / "over.yaml"
     file.write_text("base: &base {seed: 1}\nother: {<<: *base, seed: 2}\n")
     refuse_duplicate_keys([file])
@@ -79,7 +79,7 @@ def test_two_equal_keys_are_found_where_snakemake_reads_the_file(tmp_path) -> No
         refuse_duplicate_keys([file])
 
 
-def test_changes_are_laid_over_the_file_as_snakemake_does() -> None:
+def test_changes_are_merged_as_snakemake_does() -> None:
     arguments = ConfigArguments(MINI, ["rounds=5", "rollout={shards: 4}", "data_dir=my data"])
     assert arguments.config == validate(mini(rounds=5, rollout={"shards": 4}, data_dir="my data"), "test")
     assert (

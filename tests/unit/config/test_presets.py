@@ -1,4 +1,4 @@
-"""Presets of the section `algorithm`: they hold together, given keys win, and each one is documented."""
+"""Presets of the section `algorithm`: they are consistent, explicit keys win, and each one is documented."""
 
 import re
 
@@ -19,55 +19,54 @@ MUST_SPELL_OUT = {
 
 
 def algorithm(**keys) -> Algorithm:
-    """The section, as a configuration with these keys alone would have it."""
+    """The section `algorithm` with only these keys."""
     return Algorithm.model_validate(keys)
 
 
 def config(**keys) -> Config:
-    """A whole configuration; mini.yaml's own keys of `algorithm` are taken away, since they would win, and its rewards
-    but for the first, which is 0 or 1.
-    """
+    """The smallest configuration with only these keys of `algorithm`, and only its first reward, which is 0 or 1."""
     reward, *_ = mini()["rewards"]
     return validate({**mini(), "algorithm": keys, "rewards": [reward], "evaluation": {}}, "test.yaml")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_goes_with_the_defaults_of_everything_else(name) -> None:
+def test_a_preset_works_with_all_other_defaults(name) -> None:
     for key, value in PRESETS[name].items():
-        found = getattr(algorithm(preset=name), key)
+        filled = getattr(algorithm(preset=name), key)
         if isinstance(value, dict):
-            found = {inner: getattr(found, inner) for inner in value}
-        assert found == value, key
+            filled = {inner: getattr(filled, inner) for inner in value}
+        assert filled == value, key
     assert config(preset=name).algorithm == algorithm(preset=name)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"rloo"}))
-def test_a_preset_spells_out_what_it_rests_on(name) -> None:
+def test_a_preset_sets_every_key_that_defines_it(name) -> None:
     assert PRESETS[name].keys() >= MUST_SPELL_OUT
     assert PRESETS[name].keys() <= Algorithm.model_fields.keys() - {"preset", "steps_per_generation"}
     assert PRESETS[name]["kl"].keys() >= {"placement", "estimator"}
 
 
 @pytest.mark.parametrize("name", [name for name, values in PRESETS.items() if values.get("beta") == 0])
-def test_a_beta_of_ones_own_goes_into_the_loss_where_the_preset_has_none(name) -> None:
-    found = config(preset=name, beta=0.001).algorithm
-    assert (found.kl.placement, found.kl.estimator) == ("loss", "k3")
+def test_an_explicit_beta_goes_into_the_loss_where_the_preset_has_none(name) -> None:
+    section = config(preset=name, beta=0.001).algorithm
+    assert (section.kl.placement, section.kl.estimator) == ("loss", "k3")
 
 
-def test_given_keys_win_over_a_preset() -> None:
-    found = algorithm(preset="verl", beta=0.5, delta=None, epsilon_high=0.3)
-    assert (found.beta, found.delta, found.epsilon_high) == (0.5, None, 0.3)
-    assert (found.loss_agg_mode, found.importance_sampling_level) == ("token_mean", "token")
+def test_explicit_keys_win_over_a_preset() -> None:
+    section = algorithm(preset="verl", beta=0.5, delta=None, epsilon_high=0.3)
+    assert (section.beta, section.delta, section.epsilon_high) == (0.5, None, 0.3)
+    assert (section.loss_agg_mode, section.importance_sampling_level) == ("token_mean", "token")
 
 
-def test_in_a_section_of_a_section_given_keys_win_one_by_one() -> None:
-    found = algorithm(preset="grpo", kl={"target": 2.0, "estimator": "k2"})
-    assert found.kl == KL(placement="loss", estimator="k2", target=2.0)
-    found = algorithm(preset="openrlhf", mismatch={"correction": "token_tis", "max": 3.0})
-    assert (found.mismatch.correction, found.mismatch.max, found.kl.placement) == ("token_tis", 3.0, "token_reward")
+def test_explicit_keys_of_a_nested_section_win_one_by_one() -> None:
+    section = algorithm(preset="grpo", kl={"target": 2.0, "estimator": "k2"})
+    assert section.kl == KL(placement="loss", estimator="k2", target=2.0)
+    section = algorithm(preset="openrlhf", mismatch={"correction": "token_tis", "max": 3.0})
+    assert (section.mismatch.correction, section.mismatch.max) == ("token_tis", 3.0)
+    assert section.kl.placement == "token_reward"
 
 
-def test_a_section_that_a_preset_leaves_alone_is_the_given_one() -> None:
+def test_a_nested_section_that_is_not_in_the_preset_is_kept() -> None:
     assert algorithm(preset="dapo", response_length={"overlong_cache": 9}).response_length.overlong_cache == 9
 
 
@@ -129,8 +128,8 @@ def test_the_documentation_gives_the_keys_of_a_preset_as_they_are() -> None:
         written = yaml.safe_load("\n".join(re.findall(r"`([^`]*)`", cells[2])))
         assert written, name
         for key, value in written.items():
-            given = PRESETS[name][key]
-            assert (given if not isinstance(value, dict) else {inner: given[inner] for inner in value}) == value, name
+            preset = PRESETS[name][key]
+            assert (preset if not isinstance(value, dict) else {inner: preset[inner] for inner in value}) == value, name
 
 
 def _rows(text: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""What reruns a stage is what its code does: not how it is written, and not what it only rests on for other things."""
+"""A stage is rerun for code that affects its result, but not for layout, comments or code without effect."""
 
 import ast
 import hashlib
@@ -94,41 +94,41 @@ def config(function: str) -> Config:
 
 
 @pytest.fixture
-def of_score(tmp_path: Path):
+def score_digest(tmp_path: Path):
     """The digest of `score` with a reward of these texts."""
 
-    def made(mine: str, beside: str) -> str:
+    def digest_of(mine: str, beside: str) -> str:
         (tmp_path / "mine.py").write_text(mine)
         (tmp_path / "beside.py").write_text(beside)
-        for remembered in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
-            remembered.cache_clear()
+        for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
+            cached.cache_clear()
         return provenance.source_digest("score", config(f"{tmp_path}/mine.py:reward"))
 
-    return made
+    return digest_of
 
 
 MINE = "import beside\n\ndef reward(completions):\n    return [beside.ONE] * len(completions)\n"
 
 
-def test_of_a_users_files_comments_do_not_count_and_values_do(of_score) -> None:
-    before = of_score(MINE, "ONE = 1.0\n")
-    assert of_score("# mine\n" + MINE, "'''Beside.'''\nONE = 1.0  # a comment\n") == before
-    assert of_score(MINE, "ONE = 2.0\n") != before
-    assert of_score(MINE.replace("len(completions)", "2"), "ONE = 1.0\n") != before
+def test_in_files_of_users_comments_do_not_count_and_values_do(score_digest) -> None:
+    before = score_digest(MINE, "ONE = 1.0\n")
+    assert score_digest("# mine\n" + MINE, "'''Beside.'''\nONE = 1.0  # a comment\n") == before
+    assert score_digest(MINE, "ONE = 2.0\n") != before
+    assert score_digest(MINE.replace("len(completions)", "2"), "ONE = 1.0\n") != before
 
 
-def test_a_docstring_that_a_reward_reads_counts(of_score) -> None:
+def test_a_docstring_that_a_reward_reads_counts(score_digest) -> None:
     """A judge may have its instructions there."""
     mine = MINE.replace("beside.ONE", "judged(beside.__doc__)")
-    assert of_score(mine, "'''Be strict.'''\n") != of_score(mine, "'''Be kind.'''\n")
+    assert score_digest(mine, "'''Be strict.'''\n") != score_digest(mine, "'''Be kind.'''\n")
 
 
 def closure(stage: str) -> set[str]:
     file = provenance.PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
-    return {str(found.relative_to(provenance.PACKAGE)) for found in provenance._closure(file)}
+    return {str(path.relative_to(provenance.PACKAGE)) for path in provenance._closure(file)}
 
 
-def test_a_stage_rests_on_nothing_that_cannot_change_its_result() -> None:
+def test_the_digest_of_a_stage_has_no_code_without_effect_on_its_result() -> None:
     training = {
         "training/kernels/attention.py",
         "training/layout.py",
@@ -137,7 +137,7 @@ def test_a_stage_rests_on_nothing_that_cannot_change_its_result() -> None:
     }
     loss = {"algorithm/loss.py", "algorithm/advantages.py", "algorithm/mismatch.py"}
     assert "trackers/events.py" not in closure("update")
-    assert closure("update") >= training | loss, "what does change it is there"
+    assert closure("update") >= training | loss, "code with an effect is covered"
     for stage in ("prompts", "rollout", "score", "evaluate", "harness"):
         assert not closure(stage) & (training | loss), stage
     assert closure("rollout") >= {"rollout/sampler.py", "rollout/groups.py", "seeds.py", "artifacts/policy.py"}

@@ -8,14 +8,14 @@ from helpers import ROOT
 from rloo_pipeline.config import Config
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "config_reference.py"))
-MADE = {str(path.relative_to(ROOT)): text for path, text in TOOL["made"]().items()}
+PAGES = {str(path.relative_to(ROOT)): text for path, text in TOOL["made"]().items()}
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", PAGES)
 def test_the_file_is_in_step_with_the_models(name) -> None:
     path = ROOT / name
     assert path.exists(), f"{name} is missing: run `make reference`"
-    assert path.read_text(encoding="utf-8") == MADE[name], f"{name} is out of step: run `make reference`"
+    assert path.read_text(encoding="utf-8") == PAGES[name], f"{name} is out of step: run `make reference`"
 
 
 def test_every_key_is_documented() -> None:

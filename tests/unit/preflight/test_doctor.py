@@ -28,7 +28,7 @@ def executable(folder: Path, name: str, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "ok", "said"),
+    ("script", "ok", "message"),
     [
         ("echo apptainer version 1.4.5", True, "1.4.5"),
         ("echo apptainer version 1.0.3", False, "1.0.3"),
@@ -36,13 +36,13 @@ def executable(folder: Path, name: str, script: str) -> None:
         (None, False, "not on the PATH"),
     ],
 )
-def test_apptainer_must_start_and_be_new(tmp_path, script, ok, said) -> None:
+def test_apptainer_must_start_and_be_new(tmp_path, script, ok, message) -> None:
     if script:
         executable(tmp_path, "apptainer", script)
-    found = image.apptainer(str(tmp_path / "apptainer") if script else None)
-    assert found.ok == ok
-    assert said in found.message
-    assert ok or "module" in found.fix
+    finding = image.apptainer(str(tmp_path / "apptainer") if script else None)
+    assert finding.ok == ok
+    assert message in finding.message
+    assert ok or "module" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_apptainer_must_start_and_be_new(tmp_path, script, ok, said) -> None:
         ("user/max_user_namespaces", "63000", True),
     ],
 )
-def test_the_kernels_word_on_namespaces_is_read(tmp_path, monkeypatch, file, value, ok) -> None:
+def test_kernel_settings_against_namespaces_are_found(tmp_path, monkeypatch, file, value, ok) -> None:
     monkeypatch.setenv("PATH", "")
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text(f"{value}\n")
-    found = image.namespaces(tmp_path)
-    assert found.ok == ok
-    assert ok or file.replace("/", ".") in found.fix
+    finding = image.namespaces(tmp_path)
+    assert finding.ok == ok
+    assert ok or file.replace("/", ".") in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_the_kernels_word_on_namespaces_is_read(tmp_path, monkeypatch, file, val
         (None, (13, 0), [False]),
     ],
 )
-def test_the_images_cuda_is_held_against_the_driver(lock, driver, oks) -> None:
-    assert [found.ok for found in image.cuda(lock, driver)] == oks
+def test_the_cuda_of_the_image_is_compared_with_the_driver(lock, driver, oks) -> None:
+    assert [finding.ok for finding in image.cuda(lock, driver)] == oks
 
 
 def test_the_pinned_list_of_the_gpu_image_names_its_cuda() -> None:
-    said = [found.message for found in image.cuda((ROOT / "requirements" / "cuda.txt").read_text(), (12, 4))]
-    assert "image of CUDA 13.0, driver for CUDA 12.4" in said[1]
+    messages = [finding.message for finding in image.cuda((ROOT / "requirements" / "cuda.txt").read_text(), (12, 4))]
+    assert "image of CUDA 13.0, driver for CUDA 12.4" in messages[1]
 
 
 def test_a_quota_that_is_too_small_is_a_problem() -> None:
-    said = "Disk quotas for user me (uid 1):\n  Filesystem blocks quota limit grace files quota limit grace\n"
-    lines = f"{said}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
-    (found,) = places.quota(lines, needed=50e6)
-    assert found.ok
-    assert found.message == "0.1 GB of the quota on /dev/sda1 are left"
+    header = "Disk quotas for user me (uid 1):\n  Filesystem blocks quota limit grace files quota limit grace\n"
+    lines = f"{header}/dev/sda1 900000 1000000 1100000 0 10 0 0 0\n/dev/sdb1 5 0 0 0 1 0 0 0\n"
+    (finding,) = places.quota(lines, needed=50e6)
+    assert finding.ok
+    assert finding.message == "0.1 GB of the quota on /dev/sda1 are left"
     assert not next(places.quota(lines, needed=5e9)).ok
 
 
@@ -96,13 +96,13 @@ def test_a_quota_that_is_too_small_is_a_problem() -> None:
     ("time", "minutes"),
     [("UNLIMITED", float("inf")), ("30:00", 30), ("02:00:00", 120), ("1-12:00:00", 2160), ("2-0", 2880)],
 )
-def test_slurms_times_are_read(time, minutes) -> None:
+def test_times_of_slurm_are_parsed(time, minutes) -> None:
     assert slurm_checks.minutes_of(time) == minutes
 
 
-def test_wishes_are_held_against_partitions() -> None:
-    found = slurm_checks.partitions(SHOWN, NODES)
-    for wish, word in (
+def test_requests_are_compared_with_partitions() -> None:
+    by_name = slurm_checks.partitions(SHOWN, NODES)
+    for request, word in (
         (ResourceRequest("gpu", 120, 64000, "gpu:1"), ""),
         (ResourceRequest("gpu", 60, 8000, "gpu:h100:4"), ""),
         (ResourceRequest(None, 60, 8000, None), ""),
@@ -122,21 +122,21 @@ def test_wishes_are_held_against_partitions() -> None:
         (ResourceRequest(None, 60, 8000, "gpu:1", ("vllm.tensor_parallel_size", 2)), "set gres"),
         (ResourceRequest("cpu", 60, 8000, None, ("deepspeed.processes", 8)), ""),
     ):
-        said, cure = slurm_checks.judge(found, wish)
-        assert (word in cure) if word else not cure, (wish, said, cure)
+        message, fix = slurm_checks.judge(by_name, request)
+        assert (word in fix) if word else not fix, (request, message, fix)
 
 
-def test_what_rules_ask_for_is_read_from_the_workflow_and_the_profile() -> None:
+def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
-    rules, made = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))
-    asked = slurm_checks.requests(settings, rules, made)
-    assert {"rollout", "score", "update", "update_last", "update_transient", "evaluate", "report"} <= asked.keys()
-    assert asked["update_last"] == asked["update"]
-    assert asked["update"].minutes == 240
-    assert asked["update"].partition == "gpu"
+    rules, config = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))
+    by_rule = slurm_checks.requests(settings, rules, config)
+    assert {"rollout", "score", "update", "update_last", "update_transient", "evaluate", "report"} <= by_rule.keys()
+    assert by_rule["update_last"] == by_rule["update"]
+    assert by_rule["update"].minutes == 240
+    assert by_rule["update"].partition == "gpu"
     settings["set-resources"]["update"]["runtime"] = "30 * attempt"
-    assert slurm_checks.requests(settings, rules, made)["update"].minutes == 30
-    used = {rule: wish.engine_gpus for rule, wish in asked.items() if wish.gres}
+    assert slurm_checks.requests(settings, rules, config)["update"].minutes == 30
+    used = {rule: request.engine_gpus for rule, request in by_rule.items() if request.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
     }
@@ -149,8 +149,8 @@ def configure(folder: Path, **changes) -> Path:
     """A configuration whose data are a file."""
     (folder / "rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     source = {"path": "rows.jsonl", "generator": None, "options": {}}
-    made = mini(data_dir=str(folder), dataset={"train": source, "eval": source}, warmstart={"sft": None}, **changes)
-    (folder / "config.yaml").write_text(yaml.safe_dump(made))
+    raw = mini(data_dir=str(folder), dataset={"train": source, "eval": source}, warmstart={"sft": None}, **changes)
+    (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     return folder / "config.yaml"
 
 
@@ -163,8 +163,8 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     (tmp_path / "image.sif").touch()
     changes = {"container": {"image": str(tmp_path / "image.sif"), "binds": [str(tmp_path)]}}
     path = f"{programs}:{os.environ['PATH']}"
-    words = ("doctor", configure(tmp_path, **changes), "--profile", ROOT / "profiles" / "slurm")
-    outcome = rloo(*words, PATH=path, COLUMNS="400")
+    argv = ("doctor", configure(tmp_path, **changes), "--profile", ROOT / "profiles" / "slurm")
+    outcome = rloo(*argv, PATH=path, COLUMNS="400")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "what to do" not in outcome.stdout
     (tmp_path / "rows.jsonl").unlink()
@@ -174,9 +174,9 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0half")
     changes["container"]["binds"] = [str(tmp_path / "none")]
     changes["model"] = {"build": None, "build_options": {}, "name_or_path": str(tmp_path / "weights")}
-    made = configure(tmp_path, **changes)
+    file = configure(tmp_path, **changes)
     (tmp_path / "rows.jsonl").unlink()
-    outcome = rloo("doctor", made, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="400")
+    outcome = rloo("doctor", file, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="400")
     assert outcome.returncode == 1
     assert "5 problems" in outcome.stderr
     problems = ("image.sif does not exist", "correct container.binds", "truncated or damaged", "rows.jsonl")
@@ -189,9 +189,9 @@ def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
-    found = {finding.subject: finding.ok for finding in places.caches()}
-    assert found["cache folder"]
-    assert not found["HF_HOME folder"]
+    writable = {finding.subject: finding.ok for finding in places.caches()}
+    assert writable["cache folder"]
+    assert not writable["HF_HOME folder"]
 
 
 def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
@@ -201,12 +201,12 @@ def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
 
 def test_what_is_built_or_generated_needs_no_files() -> None:
     config = Config(**mini())
-    assert all(found.ok for found in (*places.model(config, ""), *places.datasets(config, "")))
+    assert all(finding.ok for finding in (*places.model(config, ""), *places.datasets(config, "")))
 
 
 def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
     model = Model(name_or_path=str(tmp_path))
-    (found,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
-    assert not found.ok
-    assert "bloom computes its attention by itself" in found.message
+    (finding,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
+    assert not finding.ok
+    assert "bloom computes its attention by itself" in finding.message
