@@ -41,13 +41,13 @@ Model = type[Section]
 
 def main() -> None:
     """Writes both files."""
-    for path, text in made().items():
+    for path, text in pages().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def made() -> dict[Path, str]:
-    """The files and what should stand in them."""
+def pages() -> dict[Path, str]:
+    """The content of each generated file."""
     schema = json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
     return {
         ROOT / "docs" / "configuration.md": reference(),
@@ -56,7 +56,7 @@ def made() -> dict[Path, str]:
 
 
 def reference() -> str:
-    """The page: the top level, then every section under the names that it goes by."""
+    """The page: the top level, then every section, with all paths at which it occurs."""
     places: dict[Model, list[str]] = {}
     for path, model in _sections(Config, ""):
         places.setdefault(model, []).append(path)
@@ -66,7 +66,7 @@ def reference() -> str:
 
 
 def _sections(model: Model, above: str) -> Iterator[tuple[str, Model]]:
-    """Every section below a model with its dotted name, in the order of the file; a list's entries end in []."""
+    """Path and model of every section below a model, in the order of the fields; entries of a list end with []."""
     for name, field in model.model_fields.items():
         if inner := section_in(field.annotation):
             path = f"{above}{name}" + ("[]" if get_origin(field.annotation) is list else "")
@@ -89,12 +89,12 @@ def _section(model: Model, paths: list[str], places: dict[Model, list[str]]) -> 
     lines = [f"## {_heading(paths)}", "", " ".join((model.__doc__ or "").split()), ""]
     if paths[0].removesuffix("[]") in tops:
         (top,) = tops
-        said = [
+        effects = [
             f"{label}: {', '.join(stages)}."
             for label, kind in (("Reruns", "decides"), ("Read by", "reads"))
             if (stages := _stages(kind, top))
         ]
-        lines += [" ".join(said), ""]
+        lines += [" ".join(effects), ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         lines.append(f"| `{name}` | {_type(field, places)} | {_default(field)} | {_meaning(field)} |")
@@ -102,12 +102,12 @@ def _section(model: Model, paths: list[str], places: dict[Model, list[str]]) -> 
 
 
 def _stages(kind: str, section: str) -> list[str]:
-    """Stages that a section decides, or that only read it."""
+    """Stages that have the section among their `decides` or `reads`."""
     return [f"`{stage}`" for stage, sections in STAGES.items() if section in getattr(sections, kind)]
 
 
 def _type(field: FieldInfo, places: dict[Model, list[str]] | None = None) -> str:
-    """The type with its bounds, for a table's cell."""
+    """The type with its bounds, for a cell of the table."""
     bounds = [
         f"{sign} {getattr(entry, name)}"
         for entry in field.metadata
@@ -115,12 +115,12 @@ def _type(field: FieldInfo, places: dict[Model, list[str]] | None = None) -> str
         if getattr(entry, name, None) is not None
     ]
     members = _members(field.annotation)
-    said = " or ".join(_name(member, places or {}) for member in members if member is not types.NoneType)
-    return " ".join([said, ", ".join(bounds)]).strip() + (", or null" if types.NoneType in members else "")
+    names = " or ".join(_name(member, places or {}) for member in members if member is not types.NoneType)
+    return " ".join([names, ", ".join(bounds)]).strip() + (", or null" if types.NoneType in members else "")
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """What a union is of; the type itself where it is none."""
+    """The members of a union; any other type alone."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
@@ -133,11 +133,13 @@ def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
     if origin is list:
         return f"list of {' or '.join(_name(member, places) for member in _members(arguments[0]))}"
     if origin is tuple:
-        of = [_name(member, places) for member in _members(arguments[0]) if member is not types.NoneType]
-        return f"list of {len(arguments)} {of[0]}s" + (" or nulls" if types.NoneType in _members(arguments[0]) else "")
+        names = [_name(member, places) for member in _members(arguments[0]) if member is not types.NoneType]
+        return f"list of {len(arguments)} {names[0]}s" + (
+            " or nulls" if types.NoneType in _members(arguments[0]) else ""
+        )
     if origin is dict:
         return "mapping"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}[annotation]
+    return {str: "string", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 
 def _heading(paths: list[str]) -> str:
@@ -145,7 +147,7 @@ def _heading(paths: list[str]) -> str:
 
 
 def _anchor(paths: list[str]) -> str:
-    """The name that Markdown readers give a heading: lower case, no punctuation, hyphens for spaces."""
+    """The anchor of a heading in Markdown: lower case, no punctuation, hyphens for spaces."""
     return re.sub(r"[^a-z0-9_ -]", "", _heading(paths).lower()).replace(" ", "-")
 
 

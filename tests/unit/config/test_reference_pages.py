@@ -1,4 +1,4 @@
-"""The reference and the schema of the configuration say what the models say."""
+"""docs/configuration.md and the JSON schema match the models of the configuration."""
 
 import runpy
 
@@ -8,7 +8,7 @@ from helpers import ROOT
 from rloo_pipeline.config import Config
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "config_reference.py"))
-PAGES = {str(path.relative_to(ROOT)): text for path, text in TOOL["made"]().items()}
+PAGES = {str(path.relative_to(ROOT)): text for path, text in TOOL["pages"]().items()}
 
 
 @pytest.mark.parametrize("name", PAGES)
