@@ -24,13 +24,15 @@ all processes that it starts are killed with it.
 Covered: network (DNS, localhost, vsock, abstract sockets); reading $HOME and all other files except the interpreter's
 and the system libraries'; this process's environment and memory; writing anywhere but /tmp; signals to other processes;
 fork bombs, memory, endless loops, floods of output, large and many files; processes that outlive their parent;
-keyrings; user namespaces.
+keyrings; user namespaces; memory of the kernel by way of semaphores, message queues, events, timers, extended
+attributes and large socket buffers.
 
 Not covered: vulnerabilities in the remaining system calls; the CPU time that other processes on the same cores lose
 until the deadline; the memory of all processes together (each is limited, so the maximum is `memory_mb` × `processes`);
-timing, which a program can measure. The filter of system calls is for x86-64. A bubblewrap before 0.7 cannot limit /tmp
-as a whole, so nothing is writable there. Kernels before 5.14 count a user's processes over the whole machine, so there
-`processes` is added to what runs when the sandbox starts.
+memory of the kernel that comes with memory and open files (at most twice `memory_mb` of page tables and 20 MB of
+buffers for each process); timing, which a program can measure. The filter of system calls is for x86-64. A bubblewrap
+before 0.7 cannot limit /tmp as a whole, so nothing is writable there. Kernels before 5.14 count a user's processes over
+the whole machine, so there `processes` is added to what runs when the sandbox starts.
 """
 
 from __future__ import annotations

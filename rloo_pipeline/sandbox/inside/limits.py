@@ -2,8 +2,9 @@
 
 It sets resource limits, switches to an unused uid where it began as the real root (the kernel exempts root from the
 limit on processes), and installs a filter of system calls. The filter denies calls that no solution of a task needs and
-that namespaces do not cover: sockets (vsock crosses a network namespace), keyrings, memory that no limit counts (memfd,
-System V), and the calls behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace).
+that namespaces do not cover: sockets (vsock crosses a network namespace), keyrings, memory of the kernel that no limit
+counts, and the calls behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace). Calls that
+are newer than this list do not exist for a program.
 
 A process whose parent dies right after starting it has nobody to kill it. So each process writes `READY` once it dies
 with its parent, gets a program only after that, and waits for the program for a limited time.
@@ -23,16 +24,32 @@ PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312)
 SOCKET = (41,)
 NAMESPACES_AND_MOUNTS = (155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442)
 KEYRINGS = (248, 249, 250)
-UNCOUNTED_MEMORY = (29, 68, 319, 447)
+SYSTEM_V_AND_MESSAGE_QUEUES = (29, 64, 68, 240)
+MEMORY_FILES = (319, 447)
+ASYNCHRONOUS_IO = (206,)
+EXTENDED_ATTRIBUTES = (188, 189, 190)
+SOCKET_BUFFERS = (54,)
+FILE_EVENTS = (253, 294, 300)
+LANDLOCK = (444, 445, 446)
+MEMORY_POLICIES = (237, 238, 256, 279, 450)
 BPF_PERF_USERFAULTFD_IO_URING = (298, 321, 323, 425, 426, 427)
 DENIED = (
     *PTRACE_AND_OTHERS_MEMORY,
     *SOCKET,
     *NAMESPACES_AND_MOUNTS,
     *KEYRINGS,
-    *UNCOUNTED_MEMORY,
+    *SYSTEM_V_AND_MESSAGE_QUEUES,
+    *MEMORY_FILES,
+    *ASYNCHRONOUS_IO,
+    *EXTENDED_ATTRIBUTES,
+    *SOCKET_BUFFERS,
+    *FILE_EVENTS,
+    *LANDLOCK,
+    *MEMORY_POLICIES,
     *BPF_PERF_USERFAULTFD_IO_URING,
 )
+NEWEST = 450
+"""The last system call that was judged for this list."""
 CLONE, CLONE3, CLONE_NEWUSER = 56, 435, 0x10000000
 
 LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -60,6 +77,7 @@ def apply(limits: dict[str, int]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 64),  # counts timers too
     ):
         _, ceiling = resource.getrlimit(what)
         most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
@@ -88,7 +106,7 @@ def _refuse_system_calls() -> None:
 
 def _filter() -> bytes:
     """The filter as an array of struct sock_filter: each entry an operation, two jumps and a number."""
-    allow = 5 + len(DENIED) + 3
+    allow = 6 + len(DENIED) + 3
     refuse, unknown = allow + 1, allow + 2
 
     def step(at: int, operation: int, number: int, then: int = 0, other: int = 0) -> bytes:
@@ -100,7 +118,8 @@ def _filter() -> bytes:
         step(2, LOAD, 0),  # the system call's number
         step(3, AT_LEAST, 0x40000000, then=refuse),  # numbers of the x32 ABI
         step(4, EQUALS, CLONE3, then=unknown),
-        *(step(5 + row, EQUALS, number, then=refuse) for row, number in enumerate(DENIED)),
+        step(5, AT_LEAST, NEWEST + 1, then=unknown),
+        *(step(6 + row, EQUALS, number, then=refuse) for row, number in enumerate(DENIED)),
         step(allow - 3, EQUALS, CLONE, other=allow),
         step(allow - 2, LOAD, 16),  # the lower half of clone's flags
         step(allow - 1, HAS_BITS, CLONE_NEWUSER, then=refuse),

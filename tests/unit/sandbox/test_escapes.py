@@ -190,6 +190,15 @@ thread.start(); thread.join()
     assert output.splitlines() == ["-1 1"] * 7 + ["-1", "threads work"]
 
 
+def test_system_calls_that_nobody_judged_do_not_exist(run_confined):
+    program = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+print([(libc.syscall(number, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()]) for number in (451, 463, 999)])
+"""
+    assert eval(run_confined(program)) == [(-1, "ENOSYS")] * 3
+
+
 def test_the_program_is_not_root_and_has_no_capabilities(run_confined):
     output = run_confined(
         """

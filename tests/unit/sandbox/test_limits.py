@@ -37,6 +37,15 @@ except OSError:
         "import mmap; mmap.mmap(-1, 1 << 30)",
         "import os; os.write(os.memfd_create('x'), bytes(1 << 20))",
         "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).semget(0, 32000, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).syscall(206, 1000, (ctypes.c_ulong * 1)()) == 0",  # io_setup
+        "import ctypes; assert ctypes.CDLL(None).inotify_init() >= 0",
+        "import ctypes; assert ctypes.CDLL(None).syscall(444, (ctypes.c_ulong * 1)(1), 8, 0) >= 0",  # landlock
+        "open('x', 'w').close(); import os; os.setxattr('x', 'user.x', bytes(60000))",
+        "import socket; socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)",
+        "import ctypes; assert not any(ctypes.CDLL(None).timer_create(0, None, bytes(8)) for _ in range(99))",
+        "import ctypes; assert ctypes.CDLL(None).syscall(237, *[0] * 6) == 0",  # mbind
     ],
 )
 def test_memory_is_limited(run_confined, hog):
