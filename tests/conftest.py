@@ -10,6 +10,7 @@ from pathlib import Path
 import forks
 import left_out
 import pytest
+import shapes
 from filelock import FileLock
 from helpers import Project
 from hypothesis import settings
@@ -19,6 +20,7 @@ OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "M
 
 # The models are so small that threads slow them down. Set before torch is imported, and inherited by child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+shapes.check()
 # Property tests must not depend on the load of the machine or on examples stored elsewhere.
 settings.register_profile("rloo", deadline=None, derandomize=True, database=None)
 settings.load_profile("rloo")
@@ -77,7 +79,7 @@ def _no_group_of_processes_is_left_behind() -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """An untrained model of a few thousand weights with its tokenizer."""
-    from rloo_pipeline.demo.model import tiny_qwen3
+    from rloo_pipeline.demo.character_model import tiny_qwen3
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_qwen3(folder, 3, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)

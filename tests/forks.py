@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import shapes
+
 ROOT = Path(__file__).parent.parent
 LIBRARIES = ("vllm.v1.worker.cpu_worker", "snakemake.cli", "pyarrow.parquet", "datasets", "peft")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -140,11 +142,12 @@ def _import() -> None:
     import_shims.import_vllm()
     from rloo_pipeline.training import engine
 
-    engine.libraries()
+    engine.import_libraries()
     for name in LIBRARIES:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:
         del sys.modules[name]
+    shapes.check()
     taken = {str(ROOT), str(Path(__file__).parent)}
     sys.path[:] = [folder for folder in sys.path if folder not in taken]
 

@@ -11,7 +11,7 @@ def build(folder: Path, seed: int, kind: str, **_: Any) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from rloo_pipeline.demo.model import character_tokenizer
+    from rloo_pipeline.demo.character_model import character_tokenizer
 
     tokenizer = character_tokenizer(CONTEXT)
     with torch.random.fork_rng(devices=[]):

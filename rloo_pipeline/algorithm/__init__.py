@@ -1,1 +1,1 @@
-"""The algorithm as pure tensor functions: no files, no model, no configuration. Imports torch only."""
+"""The algorithm as pure tensor functions, without files, models or configuration."""

@@ -1,8 +1,8 @@
-"""Advantage estimators: `[prompts, samples]` rewards in, advantages of the same shape out. NaN = unscorable.
+"""Advantage estimators: rewards of [prompts, K] in, advantages of the same shape out; NaN marks an unscorable sample.
 
-Each function under `@estimator` can be named in `algorithm.advantage`; a new one is one function here. Its formula may
-give NaN where it has no meaning (an unscorable sample, no sibling to compare with): what comes out is 0 there.
-R_i are the rewards of a prompt's samples, means and standard deviations are over its scorable ones.
+Each function decorated with a mark such as `@estimator` can be named in `algorithm.advantage`. Its formula may return
+NaN where it is undefined (an unscorable sample, no sibling to compare with); the advantage is 0 there. R_i are the
+rewards of a prompt's samples; means and standard deviations are over its scorable samples.
 """
 
 from __future__ import annotations
@@ -11,92 +11,102 @@ from collections.abc import Callable
 from functools import update_wrapper
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from rloo_pipeline.algorithm import nan_stats
-from rloo_pipeline.algorithm.shapes import PerSample
 
-Formula = Callable[[PerSample], PerSample]
+Formula = Callable[[Float[Tensor, "prompts K"]], Float[Tensor, "prompts K"]]
 
 
 class Estimator:
-    """An estimator: its formula, whether its result is standardized over the batch, and NaN made 0."""
+    """An advantage estimator.
+
+    Attributes:
+        formula: rewards to advantages, NaN where undefined.
+        whitened: whether the result is standardized over the whole batch.
+        of_success: whether the formula is defined for rewards of 0 and 1 only.
+    """
 
     def __init__(self, formula: Formula, whitened: bool = False, of_success: bool = False) -> None:
         self.formula, self.whitened, self.of_success = formula, whitened, of_success
         update_wrapper(self, formula)
 
-    def __call__(self, rewards: PerSample) -> PerSample:
-        """The advantages, none of them NaN."""
-        found = self.formula(rewards)
-        return (nan_stats.whiten(found) if self.whitened else found).nan_to_num(0.0)
+    def __call__(self, rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
+        """Advantages, 0 where the formula is undefined."""
+        advantages = self.formula(rewards)
+        return (nan_stats.whiten(advantages) if self.whitened else advantages).nan_to_num(0.0)
 
 
 def estimator(formula: Formula) -> Estimator:
-    """Marks a formula as an estimator."""
+    """Marks an estimator."""
     return Estimator(formula)
 
 
 def whitened(formula: Formula) -> Estimator:
-    """Marks a formula as an estimator whose advantages get mean 0 and standard deviation 1 over the whole batch: over
-    completions, or over tokens where each has an advantage of its own (kl.placement: token_reward).
+    """Marks an estimator whose advantages are standardized to mean 0 and standard deviation 1 over the whole batch.
+
+    The batch is all completions, or all tokens where each token has its own advantage (`kl.placement: token_reward`).
     """
     return Estimator(formula, whitened=True)
 
 
 def divided(formula: Formula) -> Estimator:
-    """Marks a formula that divides by the spread of a group. The configuration keeps penalties out of its rewards:
-    where the scores are equal they would be all that there is to divide by.
+    """Marks an estimator that divides by the spread of a group.
+
+    The configuration allows no penalties in its rewards: if all scores are equal, the spread would be that of the
+    penalties alone.
     """
     return Estimator(formula)
 
 
 def of_success(formula: Formula) -> Estimator:
-    """Marks a formula that has a meaning for rewards of 0 and 1 alone; others are refused."""
+    """Marks an estimator that is defined for rewards of 0 and 1 only; other rewards are an error."""
     return Estimator(formula, of_success=True)
 
 
 @estimator
-def rloo(rewards: PerSample) -> PerSample:
+def rloo(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """REINFORCE leave-one-out: A_i = R_i − mean_{j≠i} R_j.
 
     Ahmadian et al. 2024 (arXiv 2402.14740), section 2.3; Kool et al. 2019. The baseline of a sample never contains the
     sample itself, so the gradient estimate is unbiased. 0 in groups with fewer than two scorable samples.
     """
-    return _less_others(rewards)
+    return _minus_siblings(rewards)
 
 
 @divided
-def rloo_std(rewards: PerSample) -> PerSample:
-    """RLOO divided by the siblings' own spread: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
+def rloo_std(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
+    """RLOO divided by the spread of the siblings: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
 
-    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6); there, too, a sample whose siblings
-    are all equal is not divided. Neither moment contains the sample itself.
+    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6). As there, a sample whose siblings are
+    all equal is not divided. Neither moment contains the sample itself.
     """
-    others, centred = nan_stats.others(rewards), _less_others(rewards)
-    std, rounding = nan_stats.std(others).squeeze(-1), nan_stats.rounding(others).squeeze(-1)
+    siblings, centred = nan_stats.siblings(rewards), _minus_siblings(rewards)
+    std, rounding = nan_stats.std(siblings).squeeze(-1), nan_stats.rounding(siblings).squeeze(-1)
     return torch.where(std > rounding, centred / (std + nan_stats.STD_EPSILON), centred)
 
 
 @divided
-def grpo(rewards: PerSample) -> PerSample:
+def grpo(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """GRPO: A_i = (R_i − mean R) / (std R + ε). Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
 
-    The mean contains the sample itself, and the division weighs prompts by how settled they are.
+    The mean contains the sample itself, and the division gives prompts with a small spread a larger weight.
     """
     return nan_stats.centred(rewards) / (nan_stats.std(rewards) + nan_stats.STD_EPSILON)
 
 
 @estimator
-def dr_grpo(rewards: PerSample) -> PerSample:
+def dr_grpo(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """Dr. GRPO: A_i = R_i − mean R. Liu et al. 2025 (arXiv 2503.20783), section 3.2.
 
-    RLOO times (K − 1)/K where all K samples are scorable.
+    RLOO times (K − 1)/K if all K samples are scorable.
     """
     return nan_stats.centred(rewards)
 
 
 @whitened
-def reinforce_pp(rewards: PerSample) -> PerSample:
+def reinforce_pp(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """REINFORCE++: no group baseline, A_i = (R_i − mean over the batch) / std over the batch.
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.1.
@@ -105,7 +115,7 @@ def reinforce_pp(rewards: PerSample) -> PerSample:
 
 
 @whitened
-def reinforce_pp_baseline(rewards: PerSample) -> PerSample:
+def reinforce_pp_baseline(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """REINFORCE++-baseline: R_i − mean R of its group, then standardized over the batch.
 
     Hu et al. 2025 (arXiv 2501.03262), section 3.2.
@@ -114,16 +124,16 @@ def reinforce_pp_baseline(rewards: PerSample) -> PerSample:
 
 
 @of_success
-def maxrl(rewards: PerSample) -> PerSample:
+def maxrl(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """MaxRL: A_i = (R_i − mean R) / mean R, for rewards of 0 and 1; 0 in groups without success.
 
-    Tajwar et al. 2026 (arXiv 2602.02710): in expectation the gradient of log p(success) expanded in powers of 1 − p to
-    order K − 1; RLOO stops at the first order, which is the gradient of p itself.
+    Tajwar et al. 2026 (arXiv 2602.02710): in expectation the gradient of log p(success), expanded in powers of 1 − p to
+    order K − 1. RLOO is the first order of that expansion, the gradient of p itself.
     """
     mean = nan_stats.mean(rewards)
     return torch.where(mean > 0, nan_stats.centred(rewards) / mean, rewards - rewards)
 
 
-def _less_others(rewards: PerSample) -> PerSample:
-    """A sample's reward less the mean of its scorable siblings'; NaN where it has none."""
-    return (rewards.unsqueeze(-1) - nan_stats.others(rewards)).nanmean(-1)
+def _minus_siblings(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
+    """A sample's reward minus the mean of its scorable siblings'; NaN without such siblings."""
+    return (rewards.unsqueeze(-1) - nan_stats.siblings(rewards)).nanmean(-1)

@@ -1,5 +1,6 @@
-"""KL(π‖π_ref) from the log-probs of sampled tokens: estimates (Schulman, "Approximating KL divergence", 2020), their
-reward-to-go, and the controller that steers β.
+"""KL(π‖π_ref) from the log-probs of sampled tokens, its reward-to-go, and the controller of β.
+
+The estimates k1, k2 and k3 are those of Schulman, "Approximating KL divergence", 2020.
 """
 
 from __future__ import annotations
@@ -7,55 +8,57 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rloo_pipeline.algorithm.shapes import Mask, PerToken
-
-Estimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
-def k1(logps: Tensor, reference_logps: Tensor) -> Tensor:
-    """log π − log π_ref: unbiased when sampled from π. Elementwise; it may be negative, and must not be 'repaired'.
+def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """log π − log π_ref: unbiased on samples of π. It may be negative, and must not be 'repaired'.
 
-    In a loss its gradient is ∇ log π, which is 0 on average: it regularizes nothing there.
+    In a loss its gradient is ∇ log π, which is 0 on average: there it regularizes nothing.
     """
     return logps - reference_logps
 
 
-def k2(logps: Tensor, reference_logps: Tensor) -> Tensor:
-    """½ (log π − log π_ref)²: biased as a value; in a loss, on samples of π, its gradient is that of the KL.
-    Elementwise.
-    """
+def k2(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """½ (log π − log π_ref)²: biased as a value; in a loss, on samples of π, its gradient is that of the KL."""
     return 0.5 * (logps - reference_logps).square()
 
 
-def k3(logps: Tensor, reference_logps: Tensor) -> Tensor:
-    """π_ref/π − 1 − log(π_ref/π): unbiased as a value and never negative; GRPO's. Biased when used inside a reward.
-    Elementwise.
-    """
+def k3(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """π_ref/π − 1 − log(π_ref/π), used by GRPO: unbiased as a value and never negative; biased inside a reward."""
     log_ratio = reference_logps - logps
     return log_ratio.expm1() - log_ratio
 
 
-def estimate(name: Estimator, logps: PerToken, reference_logps: PerToken, mask: Mask) -> PerToken:
-    """The estimate of each token, 0 outside the mask; summed over tokens it is the KL of the whole completion."""
+def estimate(
+    name: KlEstimator,
+    logps: Float[Tensor, "*batch tokens"],
+    reference_logps: Float[Tensor, "*batch tokens"],
+    mask: Bool[Tensor, "*batch tokens"],
+) -> Float[Tensor, "*batch tokens"]:
+    """The estimate of each token in nats, 0 outside the mask; the sum over tokens is the KL of the completion."""
     function = {"k1": k1, "k2": k2, "k3": k3}[name]
     return torch.where(mask, function(logps, reference_logps), 0.0)
 
 
-def to_go(tokens: PerToken) -> PerToken:
-    """Σ_{t' ≥ t} of each token's value: what is still to come from there."""
-    return tokens.flip(-1).cumsum(-1).flip(-1)
+def reward_to_go(values: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
+    """Σ_{t' ≥ t} of the tokens' values, for each token t."""
+    return values.flip(-1).cumsum(-1).flip(-1)
 
 
-def steered(beta: float, kl: float, target: float, gain: float) -> float:
+def adapt_beta(beta: float, kl: float, target: float, gain: float) -> float:
     """The next β: β · (1 + gain · clip(KL/target − 1, −0.2, 0.2)).
 
     Ziegler et al. 2019 (arXiv 1909.08593), section 2.2, where gain is K_β = 0.1.
 
     Args:
-        kl: of a completion, in nats.
-        target: what it is to be, in nats.
+        beta: the current β.
+        kl: mean KL of a completion, in nats.
+        target: desired KL of a completion, in nats.
+        gain: K_β.
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return beta * (1 + gain * error)

@@ -79,9 +79,9 @@ def _update(arguments: argparse.Namespace) -> None:
     config = stage_config(arguments, "update")
     if runs_here(arguments, config.deepspeed):
         from rloo_pipeline.stages.update import UpdateOutputs, update
-        from rloo_pipeline.training.round_data import Inputs
+        from rloo_pipeline.training.round_data import RoundFiles
 
-        inputs = Inputs(arguments.rollouts, arguments.scores, arguments.reference)
+        inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
         outputs = UpdateOutputs(
             arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
         )

@@ -20,7 +20,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.change import Change, change, columns, combine
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
-from rloo_pipeline.training.round_data import Tables, completions_of
+from rloo_pipeline.training.round_data import RoundTables, completions_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,20 +39,20 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
     Raises:
         UserError: the run has no rollouts, one of its files is damaged, or a reward function fails.
     """
-    from rloo_pipeline.training.batch import Carried, make_batch
+    from rloo_pipeline.training.batch import AlgorithmState, make_batch
 
     folders = sorted(folder for folder in (run / "rounds").glob("[0-9]*") if any(folder.glob("rollouts/*.parquet")))
     if not folders:
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
     new_config = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
-    carried = {"old": Carried(), "new": Carried()}
+    carried = {"old": AlgorithmState(), "new": AlgorithmState()}
     changes: dict[str, Change] = {}
     for folder in folders:
         rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name / "scores")
         batches = {}
         for name, scores in (("old", old), ("new", new)):
-            completions = completions_of(config, Tables(rollouts, scores))
+            completions = completions_of(config, RoundTables(rollouts, scores))
             batches[name], carried[name] = make_batch(config.algorithm, config.rollout, completions, carried[name])
         changes[folder.name] = change(
             *(_by_prompt(batches[name].completions.scores, config) for name in ("old", "new")),

@@ -1,1 +1,1 @@
-"""A task and a model small enough to learn on two CPU cores."""
+"""The demo: a task and a model that learns it on two CPU cores."""

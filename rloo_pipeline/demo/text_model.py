@@ -1,8 +1,7 @@
-"""The demo's kind of Qwen3 for plain text: random weights, and a byte-level BPE tokenizer trained on a corpus.
+"""A small Qwen3 for plain text: random weights, and a byte-level BPE tokenizer trained on a corpus.
 
-Text is cut as Qwen's own tokenizers cut it (words with the space before them, single digits, runs of punctuation), but
-it is not normalised, so decoding gives back every string exactly. `<think>` and `</think>` are ordinary tokens, as in
-Qwen3.
+Text is split as in Qwen's own tokenizers (words with the preceding space, single digits, runs of punctuation), but it
+is not normalized, so decoding returns every string exactly. `<think>` and `</think>` are ordinary tokens, as in Qwen3.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Unpack
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rloo_pipeline.demo.model import END, PAD, START, Shape, with_chat, write_qwen3
+from rloo_pipeline.demo.character_model import END, PAD, START, ModelSize, with_chat, write_qwen3
 from rloo_pipeline.errors import UserError, did_you_mean
 
 THINK = ("<think>", "</think>")
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""What BPE may merge within: Qwen2's and Qwen3's expression."""
+"""Pieces within which BPE merges: the regular expression of Qwen2 and Qwen3."""
 
 
 def text_qwen3(
@@ -34,33 +33,35 @@ def text_qwen3(
     columns: Sequence[str] = ("question", "answer"),
     vocab_size: int = 2048,
     context: int = 1024,
-    **shape: Unpack[Shape],
+    **size: Unpack[ModelSize],
 ) -> None:
-    """Write an untrained fp32 model and its tokenizer to `folder`; the same seed, options and text give the same bytes.
+    """Writes an untrained float32 model and its tokenizer; the same seed, options and text give the same bytes.
 
     Args:
-        folder: to write to.
-        seed: of the weights; the tokenizer depends on the corpus alone.
-        corpus: a JSONL file, relative to `data_dir` where that is given.
-        data_dir: stage-assets passes the configuration's.
-        columns: those whose text the tokenizer is trained on.
-        vocab_size: tokens in all; fewer where the corpus gives no more.
+        folder: folder to write to.
+        seed: seed of the weights; the tokenizer depends on the corpus only.
+        corpus: JSONL file; a relative path starts at `data_dir`.
+        data_dir: `data_dir` of the configuration, passed by stage-assets.
+        columns: columns with the text to train the tokenizer on.
+        vocab_size: number of tokens; fewer if the corpus does not yield as many.
         context: longest prompt and completion in tokens.
-        shape: see `write_qwen3`.
+        size: see `write_qwen3`.
 
     Raises:
         UserError: the corpus is missing, is not JSONL, or lacks a column; the vocabulary is too small for all bytes.
     """
     texts = list(_texts(Path(data_dir or ".") / corpus, columns))
-    write_qwen3(folder, seed, bpe_tokenizer(texts, vocab_size, context), **shape)
+    write_qwen3(folder, seed, bpe_tokenizer(texts, vocab_size, context), **size)
 
 
 def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer with `vocab_size` tokens, trained on these texts."""
+    """Returns a byte-level BPE tokenizer with `vocab_size` tokens, trained on these texts."""
     special, alphabet = [PAD, START, END], sorted(pre_tokenizers.ByteLevel.alphabet())
     least = len(special) + len(THINK) + len(alphabet)
     if vocab_size < least:
-        raise UserError(f"model.build_options: vocab_size {vocab_size} is below the {least} of every byte and mark")
+        raise UserError(
+            f"model.build_options: vocab_size {vocab_size} is below the {least} that all bytes and special tokens need"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -79,9 +80,9 @@ def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTra
 
 
 def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
-    """The text of these columns, row by row."""
+    """Yields the text of these columns, row by row."""
     try:
-        # not splitlines(): JSON strings may hold U+2028 as it is
+        # not splitlines(): JSON strings may contain a literal U+2028
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
@@ -97,6 +98,6 @@ def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
             raise UserError(f"{path}: line {number} is not a JSON object; the corpus must be JSONL") from error
         for column in columns:
             if column not in row:
-                near = did_you_mean(column, row) or f"; there are {', '.join(row)}"
-                raise UserError(f"{path}: line {number} has no column '{column}' (model.build_options.columns){near}")
+                hint = did_you_mean(column, row) or f"; it has {', '.join(row)}"
+                raise UserError(f"{path}: line {number} has no column '{column}' (model.build_options.columns){hint}")
             yield str(row[column])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout.engine_size import cache_bytes
-from rloo_pipeline.training.deepspeed_config import stage_of
+from rloo_pipeline.training.deepspeed_config import effective_zero_stage
 
 Terms = dict[str, float]
 MB, GB = 1e6, 1e9
@@ -81,7 +81,7 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     """
     batch = batch or micro_batch_of(config)
     size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
-    stage = stage_of(config.model.dtype, config.deepspeed.zero_stage)
+    stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
     master, sums = 4 if stage else 0, 4 if size == 2 else 0
     gradients = learned * size * split["grads"]

@@ -81,7 +81,7 @@ def shape(config: Config) -> model_dims.ModelDims:
 
 
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
-    model_support.refuse_run(config, folder)
+    model_support.check_run(config, folder)
     return model_dims.read(folder)
 
 
@@ -91,7 +91,7 @@ def check_model(config: Config, folder: Path) -> None:
     Raises:
         UserError: training does not support it, or its context is too short for the completions alone.
     """
-    model_support.refuse_run(config, folder)
+    model_support.check_run(config, folder)
     check_context(config, read_json(folder / "config.json"), 1, str(folder))
 
 

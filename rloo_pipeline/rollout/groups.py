@@ -40,7 +40,7 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:
         if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
-            formats.refuse(model.dtype)
+            formats.check_dtype(model.dtype)
         sampler = Sampler(folder, settings, needed, config.seed)
     else:
         sampler.swap(folder, needed)

@@ -107,7 +107,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
     trained, held_out = _demonstration_logps(config, assets, prompts, model)
     return Evidence(
-        packed=self_check.of(folder, config.model.trust_remote_code).logps,
+        packed=self_check.load_or_run(folder, config.model.trust_remote_code).logps,
         tokens=token_facts(config, folder, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,

@@ -32,7 +32,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
         UserError: the model is not complete or cannot be trained, or no demonstrations are left.
     """
     model = Path(read_json(assets / "assets.json")["model"]["path"])
-    model_support.refuse_run(config, model)
+    model_support.check_run(config, model)
     if trial is not None and config.warmstart.sft is not None:
         checks = read_json(trial)["asks_for_sft"]
         say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
@@ -40,7 +40,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
         sft(config, config.warmstart.sft, assets, prompts, output)
         return
     policy.check(model)
-    result = self_check.of(model, config.model.trust_remote_code)
+    result = self_check.load_or_run(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)
     with atomic_folder(output) as temporary:
         for file in folder_files(model):

@@ -1,1 +1,1 @@
-"""Training with DeepSpeed: models and policies on disk, packed log-probs, the engine, ranks."""
+"""Training with DeepSpeed: loading models, packing, log-probs, losses, the engine."""

@@ -1,16 +1,18 @@
 """From a round's rewards to its advantages, in this order and in one place:
 
-    score Σ_f w_f r_f → left out: masked, of equal rewards → response_length → reward_normalization → reward_clip_range
-    → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward) → normalize_advantages
+    score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → response_length → reward_normalization
+    → reward_clip_range → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward)
+    → normalize_advantages
 
-Advantages are made over the whole round, before it is cut into optimizer steps.
+Advantages are computed over the whole round, before it is split into optimizer steps.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from rloo_pipeline.algorithm import kl, nan_stats, shaping
@@ -20,131 +22,143 @@ from rloo_pipeline.errors import UserError
 
 
 class Completions(NamedTuple):
-    """A round's completions, one row each; K neighbouring rows are one group."""
+    """The completions of a round, one row each; K consecutive rows are one group."""
 
-    scores: Tensor
-    """[completions] float64, weighted sums of the rewards; NaN where unscorable."""
-    mask: Tensor
-    """[completions, longest] bool, true on the completion's tokens."""
-    truncated: Tensor
-    """[completions] bool, without an end token."""
-    old_logps: Tensor | None
-    """[completions, longest] log π_old; None where the first step's own log-probs are the old ones."""
-    reference_logps: Tensor | None = None
-    """[completions, longest] log π_ref; None where beta is 0."""
-    sampling_logps: Tensor | None = None
-    """[completions, longest] under the sampler; None where its distribution was cut (top_p, top_k, min_p)."""
+    scores: Float64[Tensor, " completions"]
+    """Weighted sums of the rewards; NaN where unscorable."""
+    mask: Bool[Tensor, "completions tokens"]
+    """True on the completion's tokens."""
+    truncated: Bool[Tensor, " completions"]
+    """The completion has no end token."""
+    old_logps: Float[Tensor, "completions tokens"] | None
+    """log π_old; None where the log-probs of the first step serve as π_old's."""
+    reference_logps: Float[Tensor, "completions tokens"] | None = None
+    """log π_ref; None where beta is 0."""
+    sampling_logps: Float[Tensor, "completions tokens"] | None = None
+    """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
 
 
-class Carried(NamedTuple):
-    """What a round hands to the next beside policy and optimizer."""
+class AlgorithmState(NamedTuple):
+    """State of the algorithm that passes from round to round, besides policy and optimizer."""
 
     beta: float | None = None
-    """The steered KL coefficient; None where it is constant."""
+    """The adapted KL coefficient; None where it is constant."""
     moments: shaping.Moments = shaping.Moments()
-    """Of all rewards so far, for reward_normalization: running."""
+    """Moments of all rewards so far, for `reward_normalization: running`."""
     num_tokens: int = 0
-    """Tokens of prompts and completions so far."""
+    """Prompt and completion tokens so far."""
 
     @classmethod
-    def from_json(cls, found: JSON) -> Self:
-        """What `to_json` wrote."""
-        return cls(found["beta"], shaping.Moments(**found["moments"]), found["num_tokens"])
+    def from_json(cls, fields: JSON) -> AlgorithmState:
+        """Reads what `to_json` wrote."""
+        return cls(fields["beta"], shaping.Moments(**fields["moments"]), fields["num_tokens"])
 
     def to_json(self) -> JSON:
-        """As plain JSON."""
+        """The state as JSON values."""
         return {**self._asdict(), "moments": self.moments._asdict()}
 
 
 class Batch(NamedTuple):
-    """What the optimizer steps of a round need of each completion."""
+    """Everything that the optimizer steps of a round need, one row per completion."""
 
     completions: Completions
-    rewards: Tensor
-    """[completions] float64, shaped, standardized and clipped, before KL; NaN where unscorable or left out."""
-    kl: Tensor | None
-    """[completions] nats, the estimate summed over tokens; None where the KL is not in the reward."""
-    advantages: Tensor
-    """[completions] float32, or [completions, longest] where each token has its own."""
-    masked: Tensor
-    """[completions] bool: not in the loss."""
-    out: Tensor
-    """[completions] bool: as if it were not there, neither in the baseline nor in the loss's denominator."""
+    rewards: Float64[Tensor, " completions"]
+    """Rewards with length penalties, standardized and clipped, before KL; NaN where unscorable or excluded."""
+    kl: Float64[Tensor, " completions"] | None
+    """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
+    advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
+    """Per token only under `kl.placement: token_reward`."""
+    masked: Bool[Tensor, " completions"]
+    """Not in the loss."""
+    excluded: Bool[Tensor, " completions"]
+    """In neither the baseline nor the denominator of the loss."""
     beta: float
 
 
-class Use(NamedTuple):
-    """Which of a round's completions its update uses."""
+class Selection(NamedTuple):
+    """Which of a round's completions the update uses."""
 
-    masked: Tensor
-    """[completions] bool: not in the loss."""
-    out: Tensor
-    """[completions] bool: as if it were not there."""
-    teaching: Tensor
-    """[prompts] bool: groups with an advantage that is not 0 on a completion in the loss."""
+    masked: Bool[Tensor, " completions"]
+    """Not in the loss."""
+    excluded: Bool[Tensor, " completions"]
+    """In neither the baseline nor the denominator of the loss."""
+    teaching: Bool[Tensor, " prompts"]
+    """The group has a non-zero advantage on a completion in the loss."""
 
 
-def use_of(algorithm: Algorithm, samples: int, scores: Tensor, truncated: Tensor) -> Use:
-    """What is left out of a round, and which groups teach: the choice among over-sampled groups and the filter of those
-    that teach nothing both come from here.
+def select(
+    algorithm: Algorithm,
+    samples: int,
+    scores: Float64[Tensor, " completions"],
+    truncated: Bool[Tensor, " completions"],
+) -> Selection:
+    """Decides which completions are masked or excluded, and which groups teach.
+
+    Both the choice among over-sampled groups and `filter_zero_variance` use this function.
 
     Args:
-        algorithm: says what is masked and filtered.
+        algorithm: the section `algorithm`.
         samples: K.
-        scores: [completions], NaN where unscorable.
-        truncated: [completions] bool.
+        scores: NaN where unscorable.
+        truncated: whether the completion has no end token.
     """
     masked = truncated & algorithm.mask_truncated_completions
-    out = masked & (not algorithm.keep_truncated_in_baseline)
-    grouped = shaping.excluded(scores, out).view(-1, samples)
+    excluded = masked & (not algorithm.keep_truncated_in_baseline)
+    grouped = shaping.exclude(scores, excluded).view(-1, samples)
     teaching = nan_stats.teaching(grouped, ~masked.view(-1, samples))
     if algorithm.filter_zero_variance:
-        dull = ~teaching.repeat_interleave(samples)
-        masked, out = masked | dull, out | dull
-    return Use(masked, out, teaching)
+        filtered = ~teaching.repeat_interleave(samples)
+        masked, excluded = masked | filtered, excluded | filtered
+    return Selection(masked, excluded, teaching)
 
 
 def make_batch(
-    algorithm: Algorithm, rollout: Rollout, completions: Completions, carried: Carried
-) -> tuple[Batch, Carried]:
-    """Rewards, KL and advantages of a round, and the moments carried on.
+    algorithm: Algorithm, rollout: Rollout, completions: Completions, state: AlgorithmState
+) -> tuple[Batch, AlgorithmState]:
+    """Computes rewards, KL and advantages of a round.
 
-    A truncated completion that is masked (mask_truncated_completions) leaves the loss, its denominator and the baseline
-    of its siblings. With keep_truncated_in_baseline it leaves the loss alone: with its reward and KL 0 it stays in the
-    baseline, and it is counted in the denominator of the mean over completions, as TRL does.
+    A truncated completion that is masked (`mask_truncated_completions`) is removed from the loss, from the denominator
+    of the loss and from the baseline of its siblings. With `keep_truncated_in_baseline` it is removed from the loss
+    only: it stays in the baseline with its reward and a KL of 0, and counts in the denominator of the mean over
+    completions, as in TRL.
+
+    Returns:
+        The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator is for scores of 0 and 1, and there are others.
+        UserError: the estimator needs scores of 0 and 1, and there are others.
     """
-    masked, out, _ = use_of(algorithm, rollout.num_generations, completions.scores, completions.truncated)
-    beta = algorithm.beta if carried.beta is None else carried.beta
-    scores = shaping.excluded(completions.scores, out)
-    rewards, moments = _shaped(algorithm, rollout, scores, completions.mask.sum(-1), carried.moments)
-    tokens = _kl_in_reward(algorithm, completions, masked)
-    divergence = None if tokens is None else tokens.double().sum(-1)
+    masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
+    beta = algorithm.beta if state.beta is None else state.beta
+    scores = shaping.exclude(completions.scores, excluded)
+    rewards, moments = _shaped(algorithm, rollout, scores, completions.mask.sum(-1), state.moments)
+    token_kl = _kl_in_reward(algorithm, completions, masked)
+    divergence = None if token_kl is None else token_kl.double().sum(-1)
     penalised = rewards
     if divergence is not None and algorithm.kl.placement == "reward":
         penalised = rewards - beta * divergence
-    function = _function(algorithm)
+    function = _load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
     grouped, plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores))
-    found = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
-    if tokens is not None and algorithm.kl.placement == "token_reward":
-        per_token = found.unsqueeze(-1) - beta * kl.to_go(tokens.double())
-        found = torch.where(completions.mask, per_token, torch.nan)
+    advantages = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
+    if token_kl is not None and algorithm.kl.placement == "token_reward":
+        per_token = advantages.unsqueeze(-1) - beta * kl.reward_to_go(token_kl.double())
+        advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
-        # where the scores alone make no two advantages differ, penalties would be all that there is to divide by
-        found = nan_stats.whiten(found, divide=nan_stats.differ(function.formula(plain)))
-    advantages = found.nan_to_num(0.0).float()
-    return Batch(completions, rewards, divergence, advantages, masked, out, beta), carried._replace(moments=moments)
+        # If the scores alone give equal advantages, their deviation is that of the penalties only: do not divide by it.
+        advantages = nan_stats.whiten(advantages, divide=nan_stats.differ(function.formula(plain)))
+    advantages = advantages.nan_to_num(0.0).float()
+    batch = Batch(completions, rewards, divergence, advantages, masked, excluded, beta)
+    return batch, state._replace(moments=moments)
 
 
 def _shaped(
     algorithm: Algorithm, rollout: Rollout, rewards: Tensor, lengths: Tensor, moments: shaping.Moments
 ) -> tuple[Tensor, shaping.Moments]:
-    """Rewards with length penalties, standardized and clipped; the moments with this round's rewards in them. Where all
-    scores ever seen are equal, there is nothing but penalties to standardize by, and rewards stay as they are.
+    """Applies length penalties, standardization and clipping; returns the updated moments too.
+
+    If all scores so far are equal, only penalties differ; the rewards are then not standardized.
     """
     length, differ = algorithm.response_length, nan_stats.differ(rewards)
     if length.overlong_cache is not None:
@@ -153,34 +167,33 @@ def _shaped(
     if length.target is not None:
         rewards = rewards + length.target_penalty * shaping.off_target(lengths, length.target)
     if algorithm.reward_normalization != "none":
-        before = moments if algorithm.reward_normalization == "running" else shaping.Moments()
-        moments = before.seen(rewards)
-        rewards = moments.standardize(rewards) if differ or before.number else rewards
+        previous = moments if algorithm.reward_normalization == "running" else shaping.Moments()
+        moments = previous.add(rewards)
+        rewards = moments.standardize(rewards) if differ or previous.number else rewards
     if algorithm.reward_clip_range is not None:
         rewards = rewards.clamp(*algorithm.reward_clip_range)
     return rewards, moments
 
 
 def _kl_in_reward(algorithm: Algorithm, completions: Completions, masked: Tensor) -> Tensor | None:
-    """KL of each token where it is a part of the reward, [completions, longest]."""
+    """[completions, longest] KL of each token; None where the KL is not in the reward."""
     old, reference = completions.old_logps, completions.reference_logps
     if algorithm.kl.placement == "loss" or old is None or reference is None:
         return None
     return kl.estimate(algorithm.kl.estimator, old, reference, completions.mask & ~masked.unsqueeze(-1))
 
 
-def _function(algorithm: Algorithm) -> Estimator:
-    """The advantage estimator."""
-    named = import_string.load(estimator(algorithm.advantage))
-    return named if isinstance(named, Estimator) else Estimator(named)
+def _load_estimator(algorithm: Algorithm) -> Estimator:
+    function = import_string.load(estimator(algorithm.advantage))
+    return function if isinstance(function, Estimator) else Estimator(function)
 
 
 def _check_success(algorithm: Algorithm, scores: Tensor) -> None:
-    """Makes sure that every known score is 0 or 1."""
+    """Raises if a score is neither 0, 1 nor NaN."""
     others = scores[~scores.isnan() & (scores != 0) & (scores != 1)]
     if others.numel():
         raise UserError(
-            f"algorithm.advantage: {algorithm.advantage} has a meaning for scores of 0 and 1 alone, and "
-            f"{others.numel()} of the {scores.numel()} completions of this round have others, such as "
-            f"{float(others[0]):g}; take rewards whose weighted sum is 0 or 1, or another estimator"
+            f"algorithm.advantage: {algorithm.advantage} needs scores of 0 and 1, but {others.numel()} of the "
+            f"{scores.numel()} completions of this round have other scores, such as {float(others[0]):g}; "
+            "use rewards whose weighted sum is 0 or 1, or another estimator"
         )

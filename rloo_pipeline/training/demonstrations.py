@@ -1,4 +1,4 @@
-"""Demonstrations as token ids, those that SFT trains on and those that it does not: for `warmstart` and `checks`."""
+"""Demonstrations as token ids, split into those SFT trains on and held-out ones. Used by `warmstart` and `checks`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ Pair = tuple[list[int], list[int]]
 
 
 class Demonstrations(NamedTuple):
-    """Prompts and completions, the end token included."""
+    """Prompts and completions; completions include the end token."""
 
     trained: Sequences
     held_out: list[Pair]
-    """Of evaluation prompts, and `warmstart.sft.held_out` others, drawn with the seed."""
+    """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` others drawn by the seed."""
 
 
 def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts: Path) -> Demonstrations:
-    """All demonstrations.
+    """Tokenizes the demonstrations and holds out some.
+
+    Args:
+        config: configuration of the run.
+        section: the section `warmstart.sft`.
+        path: file with the rows.
+        model: folder of the model, for its tokenizer.
+        prompts: folder of the prompt sets.
 
     Raises:
-        UserError: a column is missing, or none is left to train on.
+        UserError: a column is missing, or no demonstration is left to train on.
     """
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     evaluated = {tuple(ids) for ids in PromptSet(prompts / "eval").table["prompt_ids"].to_pylist()}
@@ -39,17 +46,17 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
     held_out: list[Pair] = []
     check_column(section.completion_column, rows[0], COMPLETION, path)
     for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
-        place = f"{path}, row {number}"
-        ids = encode(prompt_of(row, config.dataset, place), config.dataset, tokenizer, place)
-        text = completion_text(row, section.completion_column, place)
+        where = f"{path}, row {number}"
+        ids = encode(prompt_of(row, config.dataset, where), config.dataset, tokenizer, where)
+        text = completion_text(row, section.completion_column, where)
         pair = ids, [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         (held_out if tuple(ids) in evaluated else pairs).append(pair)
     if held_out:
-        say(f"demonstrations: {len(held_out)} of {len(rows)} left out, since they are of evaluation prompts")
-    kept_out = set(permutation(len(pairs), derive(config.seed, "sft", "held out"))[: section.held_out])
-    held_out += [pairs[place] for place in sorted(kept_out)]
-    pairs = [pair for place, pair in enumerate(pairs) if place not in kept_out]
+        say(f"demonstrations: held out {len(held_out)} of {len(rows)}, because their prompts are evaluation prompts")
+    drawn = set(permutation(len(pairs), derive(config.seed, "sft", "held out"))[: section.held_out])
+    held_out += [pairs[i] for i in sorted(drawn)]
+    pairs = [pair for i, pair in enumerate(pairs) if i not in drawn]
     if not pairs:
-        why = "all are of evaluation prompts" if not section.held_out else "see warmstart.sft.held_out"
-        raise UserError(f"{path}: no demonstration is left; {why}")
+        why = "all have evaluation prompts" if not section.held_out else "lower warmstart.sft.held_out"
+        raise UserError(f"{path}: no demonstration is left to train on; {why}")
     return Demonstrations(Sequences(*zip(*pairs, strict=True)), held_out)

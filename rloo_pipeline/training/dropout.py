@@ -1,6 +1,6 @@
-"""Dropout of a model's own, which config.json brings along and which is no part of RLOO.
+"""Removes the dropout that a model's config.json configures.
 
-On in an optimizer step and off in what the step is compared with, it makes a ratio of two different policies.
+Dropout that is active in the optimizer step but not when π_old is computed makes the ratio compare different policies.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 
 def remove(model: nn.Module) -> None:
-    """Has nothing dropped, neither by dropout layers nor by attention layers or stacks that keep a rate themselves,
-    and no noise put before a router of experts.
-    """
+    """Sets every dropout rate to 0: of dropout layers, of modules that store a rate, and of expert routers' jitter."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0

@@ -1,4 +1,4 @@
-"""Number formats that a machine trains in, by DeepSpeed's own word."""
+"""Number formats that this machine can train in, according to DeepSpeed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CURE = "set model.dtype to bfloat16 or float32, or go to a machine whose process
 
 
 def trains_in(dtype: Dtype) -> bool:
-    """Whether this machine trains in a number format; only of those of 16 bits DeepSpeed is asked."""
+    """Whether this machine can train in a number format; DeepSpeed is asked about the 16-bit formats only."""
     if dtype == "float32":
         return True
     import torch
@@ -26,11 +26,11 @@ def trains_in(dtype: Dtype) -> bool:
     return bool(accelerator.is_fp16_supported() if dtype == "float16" else accelerator.is_bf16_supported())
 
 
-def refuse(dtype: Dtype) -> None:
-    """Makes sure that this machine trains in a number format.
+def check_dtype(dtype: Dtype) -> None:
+    """Checks that this machine can train in a number format.
 
     Raises:
-        UserError: it does not.
+        UserError: it cannot.
     """
     if not trains_in(dtype):
         raise UserError(f"model.dtype: {dtype} cannot be trained on this machine, says DeepSpeed; {CURE}")

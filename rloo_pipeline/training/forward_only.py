@@ -1,4 +1,4 @@
-"""One pass over completions without a gradient: log-prob and entropy of each of their tokens."""
+"""Log-probs and entropies of completion tokens, from a forward pass without gradient."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.packing import Sequences
 
 
-class Scored(NamedTuple):
-    """Of each completion, one number a token."""
+class TokenValues(NamedTuple):
+    """One list per completion with one number per token, in nats."""
 
     logps: list[list[float]]
     entropies: list[list[float]]
 
 
 def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
-    """A policy to be read, not trained, on this process's device; an adapter comes with its base.
+    """Loads a policy for inference on this process's device; an adapter is loaded onto its base.
 
     Raises:
-        UserError: it is not whole, or of an architecture that packing does not cover.
+        UserError: the folder is incomplete, or packing does not cover the architecture.
     """
     import torch
 
@@ -45,41 +45,43 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
-def score(logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, what: str, entropies: bool = False) -> Scored:
-    """Log-probs, and entropies where asked for, row by row.
+def score(
+    logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, what: str, entropies: bool = False
+) -> TokenValues:
+    """Computes the log-probs, and optionally the entropies, of all completions.
 
     Args:
-        logprobs: a model as `load` gives it, at a temperature.
+        logprobs: a model from `load`, with a temperature.
         sequences: prompts and completions.
-        max_tokens: that go through the model at once.
-        what: is counted, for the progress line.
-        entropies: whether they are wanted; without them a row has none.
+        max_tokens: tokens per micro-batch.
+        what: label of the progress line.
+        entropies: also computes entropies; otherwise their lists are empty.
     """
     import torch
 
     device = next(logprobs.parameters()).device
     count = len(sequences.prompts)
-    found = Scored([[] for _ in range(count)], [[] for _ in range(count)])
+    values = TokenValues([[] for _ in range(count)], [[] for _ in range(count)])
     with torch.no_grad(), counting(what, count) as counter:
         for rows in sequences.micro_batches(range(count), max_tokens):
             pack = sequences.pick(rows).to(device)
             if entropies:
-                logprobs(pack, _keeper(found, rows))
+                logprobs(pack, _collect(values, rows))
             else:
-                parts = logprobs(pack).cpu().split(pack.completion_lengths.tolist())
-                for row, own in zip(rows, parts, strict=True):
-                    found.logps[row] = own.tolist()
+                logps = logprobs(pack).cpu().split(pack.completion_lengths.tolist())
+                for row, logps_of_row in zip(rows, logps, strict=True):
+                    values.logps[row] = logps_of_row.tolist()
             counter.advance(len(rows))
-    return found
+    return values
 
 
-def _keeper(found: Scored, rows: Sequence[int]) -> LossOf:
-    """A loss of 0 that writes down what it is given, since entropies are told to losses alone."""
+def _collect(values: TokenValues, rows: Sequence[int]) -> LossOf:
+    """A loss of 0 that stores its arguments: only a loss receives the entropies."""
 
-    def keep(places: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        for place, values, entropies, real in zip(places, logps, entropy, mask, strict=True):
-            found.logps[rows[place]] = values[real].tolist()
-            found.entropies[rows[place]] = entropies[real].tolist()
+    def loss_of(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
+        for position, row_logps, row_entropy, row_mask in zip(positions, logps, entropy, mask, strict=True):
+            values.logps[rows[position]] = row_logps[row_mask].tolist()
+            values.entropies[rows[position]] = row_entropy[row_mask].tolist()
         return (logps * 0).sum()
 
-    return keep
+    return loss_of

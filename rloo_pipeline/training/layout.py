@@ -1,9 +1,9 @@
-"""Where attention finds the tokens of each sequence of a pack.
+"""Index tensors that move tokens from a pack's row to a padded layout for attention, and back.
 
-The row of a pack holds a prompt once, its samples behind it. For attention each sequence is laid out whole, prompt and
-completion, in a block of others of about its length. For one kernel the heads of a token lie side by side, as in the
-row; for others the tokens of a head (`Rows`), so that the heads of a sequence are matrices, and the queries of heads
-that share a key are one.
+The row of a pack holds each prompt once, followed by its completions. For attention every sequence is laid out in
+full, prompt and completion, in a block of sequences of similar length. FlashAttention takes the heads of a token side
+by side, as in the row. The other kernels take all tokens of one head side by side (`HeadIndex`), so that each head of
+a sequence is a matrix, and the query heads that share a key-value head are one matrix.
 """
 
 from __future__ import annotations
@@ -13,112 +13,124 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Int, Int32, Int64
 from torch import Tensor
 
-LIKE = 7 / 8
-"""Sequences of at least this share of the longest stand beside it: at most 1 / LIKE² of the work is for filling."""
+MIN_FILL = 7 / 8
+"""Shortest sequence of a block, as a share of its longest: padding adds at most a factor of 1 / MIN_FILL² of work."""
 
 
 class Block(NamedTuple):
-    """Sequences of about the same length."""
+    """Sequences of similar length."""
 
     sequences: int
     tokens: int
-    """To which each is filled up."""
+    """Length to which each is padded."""
 
 
-class Rows(NamedTuple):
-    """Where single heads are, in the row head by head of each token, laid out token by token of each head of each
-    sequence; int32.
+class HeadIndex(NamedTuple):
+    """The layout of single heads.
+
+    The row is ordered by (token, head), the padded layout by (sequence, head, token). A token of a shared prompt has
+    one entry in the row and one copy per sequence in the layout.
     """
 
-    places: Tensor
-    """[laid out · heads], the place in the row of each"""
-    back: Tensor
-    """[tokens · heads], the place among those laid out of each; of a shared one its first"""
-    untaken: Tensor
-    """The places among those laid out that are nobody's first; int64."""
-    all_of: Tensor
-    """Places among those laid out, of each head of the row all, one head after the other"""
-    starts: Tensor
-    """[tokens · heads], where those of each begin in `all_of`"""
+    sources: Int32[Tensor, " laid_out_heads"]
+    """Index in the row."""
+    first_copy: Int32[Tensor, " row_heads"]
+    """Index in the layout of an entry's first copy."""
+    other_copies: Int64[Tensor, " others"]
+    """Indices in the layout that are not in `first_copy`: padding, and further copies."""
+    copies: Int32[Tensor, " copies"]
+    """Indices in the layout of all copies, grouped by entry of the row."""
+    starts: Int32[Tensor, " row_heads"]
+    """Where the copies of an entry begin in `copies`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the tokens of sequences are, laid out for attention block by block."""
+    """The padded layout of a pack's sequences, block by block."""
 
-    places: Tensor
-    """[laid out], the place in the row of each token; 0 where a sequence is filled up"""
-    real: Tensor
-    """[laid out] bool, False where a sequence is filled up"""
-    back: Tensor
-    """[tokens], the place among those laid out of each token of the row; of a shared one its first"""
-    starts: Tensor
-    """[sequences + 1] int32, where each sequence begins among those laid out, and the end"""
+    sources: Int64[Tensor, " laid_out"]
+    """Index of the token in the row; 0 at padding."""
+    real: Bool[Tensor, " laid_out"]
+    """False at padding."""
+    first_copy: Int64[Tensor, " tokens"]
+    """Index in the layout of each token of the row; of a shared token its first copy."""
+    starts: Int32[Tensor, " boundaries"]
+    """Where each sequence begins in the layout, and the end."""
     blocks: tuple[Block, ...]
-    """The longest first."""
-    known: dict[int, Rows] = field(default_factory=dict, repr=False)
+    """Blocks, the longest first."""
+    _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Layout:
         """The layout on another device."""
-        tensors = self.places, self.real, self.back, self.starts
-        places, real, back, starts = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Layout(places, real, back, starts, self.blocks)
+        tensors = self.sources, self.real, self.first_copy, self.starts
+        sources, real, first_copy, starts = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        return Layout(sources, real, first_copy, starts, self.blocks)
 
-    def of_heads(self, count: int) -> Rows:
-        """The layout of so many heads a token, which is made once."""
-        if count not in self.known:
-            self.known[count] = self._of_heads(count)
-        return self.known[count]
+    def head_index(self, heads: int) -> HeadIndex:
+        """The layout for `heads` heads per token; computed once per number of heads."""
+        if heads not in self._by_heads:
+            self._by_heads[heads] = self._head_index(heads)
+        return self._by_heads[heads]
 
-    def _of_heads(self, count: int) -> Rows:
-        device = self.places.device
+    def _head_index(self, heads: int) -> HeadIndex:
+        device = self.sources.device
         tokens = torch.tensor([block.tokens for block in self.blocks], device=device)
         length = tokens.repeat_interleave(torch.tensor([block.sequences for block in self.blocks], device=device))
-        begin, head = self.starts[:-1].long(), torch.arange(count, device=device)
-        # a head's tokens follow each other, and its sequence's heads
-        first = torch.arange(len(self.places), device=device) + ((count - 1) * begin).repeat_interleave(length)
+        begin, head = self.starts[:-1].long(), torch.arange(heads, device=device)
+        # within a sequence: all tokens of the first head, then all tokens of the next
+        first = torch.arange(len(self.sources), device=device) + ((heads - 1) * begin).repeat_interleave(length)
         laid_out = first.unsqueeze(-1) + length.repeat_interleave(length).unsqueeze(-1) * head
-        in_row = self.places.unsqueeze(-1) * count + head
-        places, real = torch.empty_like(in_row).flatten(), self.real.new_empty(in_row.numel())
-        places[laid_out], real[laid_out] = in_row, self.real.unsqueeze(-1)
-        back = laid_out[self.back].flatten()
-        those = real.nonzero().squeeze(-1)
-        all_of = those[places[those].argsort(stable=True)]
-        sizes = places[those].bincount(minlength=len(back))
-        untaken = torch.ones_like(real).index_fill_(0, back, 0).nonzero().squeeze(-1)
-        return Rows(places.int(), back.int(), untaken, all_of.int(), (sizes.cumsum(0) - sizes).int())
+        in_row = self.sources.unsqueeze(-1) * heads + head
+        sources, real = torch.empty_like(in_row).flatten(), self.real.new_empty(in_row.numel())
+        sources[laid_out], real[laid_out] = in_row, self.real.unsqueeze(-1)
+        first_copy = laid_out[self.first_copy].flatten()
+        real_indices = real.nonzero().squeeze(-1)
+        copies = real_indices[sources[real_indices].argsort(stable=True)]
+        counts = sources[real_indices].bincount(minlength=len(first_copy))
+        others = torch.ones_like(real).index_fill_(0, first_copy, 0).nonzero().squeeze(-1)
+        return HeadIndex(sources.int(), first_copy.int(), others, copies.int(), (counts.cumsum(0) - counts).int())
 
 
-def lay_out(prompts: Tensor, prompt_lengths: Tensor, completions: Tensor, completion_lengths: Tensor) -> Layout:
-    """A layout of sequences, each a prompt and a completion that begin at these places of a row.
+def lay_out(
+    prompts: Int[Tensor, " sequences"],
+    prompt_lengths: Int[Tensor, " sequences"],
+    completions: Int[Tensor, " sequences"],
+    completion_lengths: Int[Tensor, " sequences"],
+) -> Layout:
+    """Lays out sequences that consist of a prompt and a completion.
 
-    Args: four of [sequences]; neighbours share a prompt where it begins at the same place.
+    Args:
+        prompts: index in the row where the prompt begins; neighbours with the same index share a prompt.
+        prompt_lengths: in tokens.
+        completions: index in the row where the completion begins.
+        completion_lengths: in tokens, as far as the row contains the completion.
     """
     lengths = prompt_lengths + completion_lengths
     order = lengths.argsort(descending=True, stable=True)
     blocks = _blocks(lengths[order].tolist())
-    filled = torch.cat([torch.full((block.sequences,), block.tokens) for block in blocks])
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), filled.cumsum(0)])
-    of_sequence = order.repeat_interleave(filled)
-    step = torch.arange(len(of_sequence)) - starts[:-1].repeat_interleave(filled)
-    behind = step - prompt_lengths[of_sequence]
-    places = torch.where(behind < 0, prompts[of_sequence] + step, completions[of_sequence] + behind)
-    real = behind < completion_lengths[of_sequence]
-    # of the sequences that share a prompt, the one that is laid out first gives back its outputs
-    laid_out = torch.arange(len(places))
-    back = torch.full((int(places[real].max()) + 1,), len(places))
-    back.scatter_reduce_(0, places[real], laid_out[real], "amin")
-    return Layout(places.where(real, 0), real, back, starts.int(), blocks)
+    padded = torch.cat([torch.full((block.sequences,), block.tokens) for block in blocks])
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), padded.cumsum(0)])
+    sequence = order.repeat_interleave(padded)
+    position = torch.arange(len(sequence)) - starts[:-1].repeat_interleave(padded)
+    in_completion = position - prompt_lengths[sequence]
+    sources = torch.where(in_completion < 0, prompts[sequence] + position, completions[sequence] + in_completion)
+    real = in_completion < completion_lengths[sequence]
+    # the outputs of a shared prompt are read from the sequence that is laid out first
+    laid_out = torch.arange(len(sources))
+    first_copy = torch.full((int(sources[real].max()) + 1,), len(sources))
+    first_copy.scatter_reduce_(0, sources[real], laid_out[real], "amin")
+    return Layout(sources.where(real, 0), real, first_copy, starts.int(), blocks)
 
 
 def _blocks(lengths: Sequence[int]) -> tuple[Block, ...]:
-    """Neighbours of about the same length, the longest first."""
+    """Groups lengths, sorted from the longest, into blocks."""
     blocks = [Block(0, lengths[0])]
     for length in lengths:
         count, longest = blocks[-1]
-        if length < LIKE * longest:
+        if length < MIN_FILL * longest:
             blocks.append(Block(1, length))
         else:
             blocks[-1] = Block(count + 1, longest)

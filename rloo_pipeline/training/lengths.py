@@ -1,4 +1,4 @@
-"""How long completions are, as metrics of a round and of an evaluation."""
+"""Metrics of completion lengths, of a round or an evaluation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import tables
 
 
-def length_metrics(rolled: pa.Table) -> dict[str, float | int | None]:
-    """Lengths of completions, all and those that ended by themselves, and the share that did not."""
-    lengths = tables.lengths(rolled["completion_ids"])
-    reasons = rolled["finish_reason"].to_pylist()
+def length_metrics(rollouts: pa.Table) -> dict[str, float | int | None]:
+    """Lengths in tokens of all completions and of those with an end token, and the share without one."""
+    lengths = tables.lengths(rollouts["completion_ids"])
+    reasons = rollouts["finish_reason"].to_pylist()
     ended = [length for length, reason in zip(lengths, reasons, strict=True) if reason == "stop"]
     return {
         "completions/mean_length": statistics.fmean(lengths),

@@ -1,7 +1,7 @@
 """Log-probs of completion tokens under a causal language model, at the sampling temperature.
 
-log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 whatever the model computes in. Logits are made only at the
-places that predict a completion token, and where the model allows it never all at once (`head`).
+log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 for every number format of the model. Logits are computed only at
+positions that predict a completion token, and never all at once if the model supports that (`kernels/lm_head.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rloo_pipeline.errors import UserError
@@ -21,61 +22,78 @@ from rloo_pipeline.training.packing import Pack
 
 
 class TokenLogProbs(nn.Module):
-    """A causal language model seen as a function from packs to log-probs of completion tokens, or to a loss of them."""
+    """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
 
-    def __init__(self, model: nn.Module, temperature: float, whole: bool = False) -> None:
-        """Takes the model as it is; `whole` computes its layers and all logits as any other implementation would."""
+    def __init__(self, model: nn.Module, temperature: float, plain: bool = False) -> None:
+        """Wraps a model and installs the kernels in it.
+
+        Args:
+            model: causal language model, or a PEFT model around one.
+            temperature: sampling temperature T.
+            plain: installs no kernels in layers and head, and computes all logits at once.
+        """
         super().__init__()
         self.model = model
         self.temperature = temperature
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
         self.name = type(base).__name__
-        self.layers: int = base.config.get_text_config().num_hidden_layers
-        self.limit = model_support.limit(base.config.to_dict())
-        self.parts = None if whole else lm_head.attach(model)
-        if not whole:
+        self.num_layers: int = base.config.get_text_config().num_hidden_layers
+        self.length_limit = model_support.length_limit(base.config.to_dict())
+        self.split = None if plain else lm_head.attach(model)
+        if not plain:
             layers.install(model)
 
-    def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Tensor:
-        """Log-prob of each completion token, [completion tokens] float32; with `loss_of` the loss, a scalar."""
-        if self.parts is None or (loss_of is None and torch.is_grad_enabled()):
-            logps, entropy = self._whole(pack)
+    def forward(
+        self, pack: Pack, loss_of: LossOf | None = None
+    ) -> Float[Tensor, " completion_tokens"] | Float[Tensor, ""]:
+        """Computes log-probs or a loss.
+
+        Args:
+            pack: sequences.
+            loss_of: the loss of the sequences' log-probs; None for the log-probs themselves.
+
+        Returns:
+            Log-probs in float32; with `loss_of` the loss.
+
+        Raises:
+            UserError: the model does not process each sequence of the pack on its own.
+        """
+        if self.split is None or (loss_of is None and torch.is_grad_enabled()):
+            logps, entropy = self._from_all_logits(pack)
             if loss_of is None:
                 return logps
             padded, mask = pack.unpack(logps)
             return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
-        decoder, projection, form = self.parts
-        with self._under_way(pack):
+        decoder, head, form = self.split
+        with self._checked(pack):
             states = decoder(**pack.inputs(), use_cache=False).last_hidden_state
         hidden = states.squeeze(0).index_select(0, pack.predicting)
-        found: Tensor = projection(hidden, lm_head.Job(pack, self.temperature, loss_of, form))
-        return found
+        result: Tensor = head(hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form))
+        return result
 
     @contextmanager
-    def _under_way(self, pack: Pack) -> Iterator[None]:
-        """A block in which the pack goes through the model.
-
-        Raises:
-            UserError: the model does not compute its sequences each for itself.
-        """
+    def _checked(self, pack: Pack) -> Iterator[None]:
+        """Checks the length of the sequences, and that every layer attends through `packed_attention`."""
         longest = pack.layout.blocks[0].tokens
-        if self.limit is not None and longest > self.limit.tokens:
+        if self.length_limit is not None and longest > self.length_limit.tokens:
             raise UserError(
-                f"a sequence of {longest} tokens: {self.name} has {self.limit.key}, and {model_support.OUTSIDE}; "
-                "shorten prompts, completions or demonstrations, or take another model"
+                f"a sequence of {longest} tokens: {self.name} has {self.length_limit.cause}, and "
+                f"{model_support.OUTSIDE}; shorten prompts, completions or demonstrations, or use another model"
             )
-        with attention.pack_under_way(self.name, self.layers):
+        with attention.checked_forward(self.name, self.num_layers):
             yield
 
     def leave_gpu(self) -> None:
-        """Moves the model to the host's memory."""
+        """Moves the model to host memory."""
         if next(self.parameters()).is_cuda:
             self.to("cpu")
             torch.cuda.empty_cache()
 
-    def _whole(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-probs, and entropies without gradient, [completion tokens] float32, from all logits."""
-        with self._under_way(pack):
+    def _from_all_logits(
+        self, pack: Pack
+    ) -> tuple[Float[Tensor, " completion_tokens"], Float[Tensor, " completion_tokens"]]:
+        """Log-probs, and entropies without gradient, in float32."""
+        with self._checked(pack):
             logits = self.model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]
         scaled = logits.float() / self.temperature
         normalizer = scaled.logsumexp(-1)

@@ -1,7 +1,7 @@
-"""Which LoRA adapters vLLM serves, told from the base's config.json and the section `lora` alone: no weights, no torch.
+"""Which LoRA adapters vLLM can serve, decided from the base's config.json and the section `lora`, without torch.
 
-PEFT puts an adapter on any layer, vLLM serves those that it knows under names that it knows, and finds out when it
-loads the first one: in round 2, when round 1 has been paid for.
+PEFT can put an adapter on any layer; vLLM serves only some layers, under its own names, and fails when it loads the
+first adapter: in round 2, after round 1 has been paid for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rloo_pipeline.errors import UserError
 if TYPE_CHECKING:
     from rloo_pipeline.config import Lora
 
-WITHOUT = frozenset(
+UNSUPPORTED = frozenset(
     {
         *("BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BloomForCausalLM", "Cohere2MoeForCausalLM"),
         *("DbrxForCausalLM", "DeepseekV4ForCausalLM", "FalconForCausalLM", "FalconMambaForCausalLM"),
@@ -26,52 +26,52 @@ WITHOUT = frozenset(
         *("Step1ForCausalLM", "Step3TextForCausalLM", "Step3p5ForCausalLM", "Zamba2ForCausalLM"),
     }
 )
-"""Architectures whose classes in vLLM serve no adapter."""
-OTHERWISE = {"Glm4ForCausalLM": {"gate_up_proj"}}
-"""Modules of some architectures that vLLM knows under other names than transformers."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-"""Keys of config.json with the number of a layer's experts."""
-ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
-"""Modules of models with experts whose adapters vLLM serves as PEFT writes them."""
+"""Architectures for which vLLM serves no adapter."""
+RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
+"""Modules that have other names in vLLM than in transformers, by architecture."""
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+"""Keys of config.json with the number of experts per layer."""
+ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
+"""Modules whose adapters vLLM serves in models with experts."""
 
-SUCH_AS = "[q_proj, k_proj, v_proj, o_proj]"
+EXAMPLE = "[q_proj, k_proj, v_proj, o_proj]"
 
 
-def refuse(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
-    """Makes sure that vLLM serves the adapter that a run would train, as far as the base's config.json tells.
+def check_lora(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
+    """Checks that vLLM can serve the adapter that a run would train.
 
     Args:
-        config: what is in config.json, or a folder with it.
+        config: contents of the base's config.json, or the folder with it.
         lora: the section `update.lora`.
 
     Raises:
-        UserError: why it does not, and what to do.
+        UserError: vLLM cannot serve it.
     """
     if lora is None:
         return
     path = config / "config.json" if isinstance(config, Path) else Path("config.json")
     facts: Mapping[str, Any] = read_json(path) if isinstance(config, Path) else config
-    if why := _why(facts, lora):
-        raise UserError(f"{path}: {why}")
+    if problem := _problem(facts, lora):
+        raise UserError(f"{path}: {problem}")
 
 
-def _why(facts: Mapping[str, Any], lora: Lora) -> str | None:
-    """What vLLM does not serve of an adapter, and what to do; None where it serves it."""
+def _problem(facts: Mapping[str, Any], lora: Lora) -> str | None:
+    """What vLLM cannot serve and what to do; None if it serves the adapter."""
     kind = str(next(iter(facts.get("architectures") or ()), facts.get("model_type", "this model")))
-    if kind in WITHOUT:
-        return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or take another model"
-    others = OTHERWISE.get(kind, set())
-    targets = others | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
-    if named := ", ".join(sorted(targets & others)):
+    if kind in UNSUPPORTED:
+        return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or use another model"
+    renamed = RENAMED.get(kind, set())
+    targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
+    if named := ", ".join(sorted(targets & renamed)):
         return (
             f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
-            f"without it, such as {SUCH_AS}"
+            f"without it, such as {EXAMPLE}"
         )
     text = facts.get("text_config") or facts
-    experts = next((key for key in EXPERTS if int(text.get(key) or 0) > 1), None)
-    if experts and (named := ", ".join(sorted(targets - ATTENTION))):
+    experts = next((key for key in EXPERT_KEYS if int(text.get(key) or 0) > 1), None)
+    if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (
-            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it as "
-            f"PEFT writes it; name modules of its attention in update.lora.target_modules, such as {SUCH_AS}"
+            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it in "
+            f"PEFT's format; name attention modules in update.lora.target_modules, such as {EXAMPLE}"
         )
     return None

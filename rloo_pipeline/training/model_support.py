@@ -1,8 +1,8 @@
-"""Which models packed training covers, told from their config.json alone: no weights, no torch.
+"""Which models packed training covers, decided from their config.json alone, without weights or torch.
 
-Packing keeps sequences apart inside full causal attention, as transformers' attention interface asks for it. A layer
-that mixes tokens in another way, or attends to fewer of them, would be computed wrongly without a word. What is not
-told by the keys of a config.json is found by `self_check`, which computes.
+Packing separates sequences inside full causal attention, behind transformers' attention interface. A layer that mixes
+tokens in another way, or attends to fewer of them, would be computed wrongly without an error. What the keys of
+config.json do not show, `self_check` finds by computing.
 """
 
 from __future__ import annotations
@@ -21,75 +21,75 @@ if TYPE_CHECKING:
 
 OUTSIDE = "packed training covers full causal attention only"
 DYNAMIC = {"dynamic", "longrope", "su"}
-"""Kinds of rotary embedding whose angles depend on the longest sequence that is there at once."""
+"""Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 
 
-class Limit(NamedTuple):
-    """The longest sequence that is computed right."""
+class LengthLimit(NamedTuple):
+    """The longest sequence that packed training computes correctly."""
 
     tokens: int
-    key: str
-    """Of config.json, and its value."""
+    cause: str
+    """Key of config.json that sets the limit, with its value."""
 
 
-def refuse_run(config: Config, folder: Path) -> None:
-    """The same for the model of a run, whose configuration says how long its sequences may be, and for its adapter.
+def check_run(config: Config, folder: Path) -> None:
+    """Checks the model of a run, for the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
-        UserError: as `refuse`, or vLLM would not serve the adapter that the run trains.
+        UserError: as `check_model`, or vLLM cannot serve the adapter.
     """
-    lora_support.refuse(folder, config.update.lora)
+    lora_support.check_lora(folder, config.update.lora)
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
-    refuse(folder, config.dataset.max_prompt_length + completion)
+    check_model(folder, config.dataset.max_prompt_length + completion)
 
 
-def refuse(config: Mapping[str, Any] | Path, longest: int | None = None) -> None:
-    """Makes sure that packed training covers a model, as far as its config.json tells.
+def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) -> None:
+    """Checks that packed training covers a model.
 
     Args:
-        config: what is in config.json, or that file, or a folder with it.
-        longest: tokens of the run's longest sequence, prompt and completion; None where that is not known yet.
+        config: contents of config.json, the file, or the folder with it.
+        longest: tokens of the run's longest sequence, prompt and completion; None skips that check.
 
     Raises:
-        UserError: what the model does that is not covered, or that it sees fewer tokens than `longest`.
+        UserError: the model does something that packing does not cover, or `longest` exceeds its limit.
     """
-    place, facts = _read(config) if isinstance(config, Path) else ("config.json", config)
+    file, facts = _read(config) if isinstance(config, Path) else ("config.json", config)
     kind = facts.get("model_type", "a model without a model_type")
-    if (why := _outside(facts)) is not None:
-        raise UserError(f"{place}: {kind} {why}; {OUTSIDE}, so take another model")
-    found = limit(facts)
-    if found is not None and longest is not None and longest > found.tokens:
+    if (reason := _unsupported(facts)) is not None:
+        raise UserError(f"{file}: {kind} {reason}; {OUTSIDE}, so use another model")
+    limit = length_limit(facts)
+    if limit is not None and longest is not None and longest > limit.tokens:
         raise UserError(
-            f"{place}: {kind} has {found.key}, and the longest prompt and completion together may have {longest} "
+            f"{file}: {kind} has {limit.cause}, and the longest prompt and completion together may have {longest} "
             f"tokens; {OUTSIDE}, so lower dataset.max_prompt_length or the max_completion_length of rollout and "
-            f"evaluation until they have {found.tokens} at most, or take another model"
+            f"evaluation until they have {limit.tokens} at most, or use another model"
         )
 
 
 def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """A config.json, given by itself or by its folder: its name and what is in it."""
+    """Name and contents of a config.json; `path` is the file or its folder."""
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
-        raise UserError(f"{file}: no such file, so this is no model folder; check the path")
+        raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
     return str(file), read_json(file)
 
 
-def limit(config: Mapping[str, Any]) -> Limit | None:
-    """The shortest of the model's windows, or where its rotary embedding changes; None where there is no such thing.
+def length_limit(config: Mapping[str, Any]) -> LengthLimit | None:
+    """The shortest attention window, or the length from which the rotary embedding changes; None without a limit.
 
-    Attention that is cut to a window is full causal attention as long as no sequence is longer than it.
+    Windowed attention is full causal attention for sequences that are no longer than the window.
     """
     return min((*_windows(config), *_rotary(config)), default=None)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part on the language model, which composites of several models keep by itself."""
-    found: Mapping[str, Any] = config.get("text_config") or config
-    return found
+    """The section of the language model; composite models have one of their own for it."""
+    section: Mapping[str, Any] = config.get("text_config") or config
+    return section
 
 
-def _outside(config: Mapping[str, Any]) -> str | None:
-    """What a model does that is not covered, whatever the length of its sequences."""
+def _unsupported(config: Mapping[str, Any]) -> str | None:
+    """What a model does that packing never covers; None if nothing."""
     text = text_config(config)
     for kind in (config.get("model_type"), text.get("model_type")):
         if kind in REFUSED:
@@ -98,17 +98,17 @@ def _outside(config: Mapping[str, Any]) -> str | None:
         return "has quantized weights (quantization_config), which cannot be trained"
     if cap := text.get("attn_logit_softcapping", WINDOWS.get(text.get("model_type"), {}).get("attn_logit_softcapping")):
         return f"uses soft-capped attention (attn_logit_softcapping: {cap:g})"
-    others = {str(kind) for kind in text.get("layer_types") or ()}
-    others -= {"full_attention", "sliding_attention", "chunked_attention"}
-    if others:
-        return f"uses {', '.join(sorted(others))} (layer_types)"
+    layer_types = {str(kind) for kind in text.get("layer_types") or ()}
+    uncovered = layer_types - {"full_attention", "sliding_attention", "chunked_attention"}
+    if uncovered:
+        return f"uses {', '.join(sorted(uncovered))} (layer_types)"
     if text.get("is_causal") is False or text.get("use_bidirectional_attention") in {True, "all"}:
         return "does not attend causally"
     return None
 
 
-def _windows(config: Mapping[str, Any]) -> Iterator[Limit]:
-    """All windows that some layer has."""
+def _windows(config: Mapping[str, Any]) -> Iterator[LengthLimit]:
+    """Attention windows that apply to at least one layer."""
     text = text_config(config)
     kind = text.get("model_type")
     facts = {**WINDOWS.get(kind, {}), **text}
@@ -121,18 +121,18 @@ def _windows(config: Mapping[str, Any]) -> Iterator[Limit]:
         return
     for key, value in facts.items():
         if is_window(key) and type(value) is int and value > 0:
-            yield Limit(value, f"{key}: {value}")
+            yield LengthLimit(value, f"{key}: {value}")
 
 
 def is_window(key: str) -> bool:
-    """Whether a key of config.json names a length beyond which some layer does not attend."""
+    """Whether a key of config.json holds an attention window in tokens."""
     if key in {"attention_chunk_size", "local_attention"}:
         return True
     return "window" in key and not key.endswith(("layers", "pattern"))
 
 
-def _rotary(config: Mapping[str, Any]) -> Iterator[Limit]:
-    """Lengths beyond which rotary embeddings of a sequence depend on the others that are computed with it."""
+def _rotary(config: Mapping[str, Any]) -> Iterator[LengthLimit]:
+    """Lengths beyond which the rotary embedding of a sequence depends on the other sequences in the batch."""
     text = text_config(config)
     whole = text.get("rope_parameters") or text.get("rope_scaling") or {}
     nested = [part for part in whole.values() if isinstance(part, Mapping)]
@@ -141,4 +141,4 @@ def _rotary(config: Mapping[str, Any]) -> Iterator[Limit]:
         if kind in DYNAMIC:
             key = "original_max_position_embeddings"
             tokens = rope.get(key) or text.get(key) or text.get("max_position_embeddings")
-            yield Limit(int(tokens or 1), f"a rotary embedding ({kind}) that changes beyond {tokens} tokens")
+            yield LengthLimit(int(tokens or 1), f"a rotary embedding ({kind}) that changes beyond {tokens} tokens")

@@ -1,12 +1,12 @@
-"""What config.json does not say of some model types, since it is in their code; tests/families holds it to that."""
+"""Facts about model types that are in their code and not in config.json; tests/families verifies them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 _RECURRENT = "mixes tokens in recurrent or convolutional layers as well"
-_OWN = "computes its attention by itself"
-_ENCODER = "is an encoder, or a decoder beside one"
+_OWN = "computes attention in its own code"
+_ENCODER = "is an encoder, or a decoder with one"
 _SINKS = "has attention sinks"
 
 REFUSED: dict[str, str] = {
@@ -25,19 +25,19 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"), _ENCODER),
     **dict.fromkeys(("blt", "cpmant", "git", "gpt_neo", "reformer"), _OWN),
     "diffllama": "attends twice a layer",
-    "doge": "has a mask of its own",
+    "doge": "has its own attention mask",
     "hrm_text": "goes through its layers several times",
     "moshi": "does not tell its attention where packed sequences begin",
     "phimoe": "draws its experts at random in training",
     **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),
 }
-"""By model type, what its layers do that packing does not cover."""
+"""Unsupported model types, with what their layers do that packing does not cover."""
 SWITCHED = {"got_ocr2", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}
-"""Model types whose windows hold where `use_sliding_window` says so."""
+"""Model types whose windows apply only with `use_sliding_window: true`."""
 FROM_LAYER = {"dots1", "got_ocr2", "qwen2", "qwen2_moe", "qwen3"}
-"""Of those without `layer_types`, the ones whose windows begin at layer `max_window_layers`."""
+"""Model types whose windows begin at layer `max_window_layers`, unless `layer_types` is set."""
 EVERY_LAYER = {"ministral3", "mistral", "mixtral", "moshi", "phi3", "phimoe", "qwen3_moe", "starcoder2"}
-"""Model types that do not look at `layer_types`: a window is every layer's."""
+"""Model types that ignore `layer_types`: a window applies to every layer."""
 WINDOWS: dict[Any, dict[str, Any]] = {
     "gemma2": {"sliding_window": 4096, "attn_logit_softcapping": 50.0},
     "vaultgemma": {"sliding_window": 4096, "attn_logit_softcapping": 50.0},
@@ -45,4 +45,4 @@ WINDOWS: dict[Any, dict[str, Any]] = {
     "ministral": {"sliding_window": 4096},
     "moshi": {"sliding_window": 3000},
 }
-"""By model type, what holds where config.json does not have the key."""
+"""Defaults for keys missing in config.json, by model type."""

@@ -1,8 +1,9 @@
-"""The loss of an optimizer step, micro-batch by micro-batch, and what it saw of each completion.
+"""The loss of an optimizer step, micro-batch by micro-batch, and its statistics per completion.
 
-    loss = Σ over the step's completions of (mismatch weight × policy loss + β × KL, where the KL is in the loss)
+    loss = Σ over the step's completions of (mismatch weight × policy loss + β × KL)
 
-aggregated by loss_agg_mode with totals that are fixed before the step is cut, so no cut changes it.
+β × KL is present where `kl.placement` is `loss`. The sum is aggregated by `loss_agg_mode`, with totals that are fixed
+before the step is split into micro-batches, so the split does not change the loss.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rloo_pipeline.algorithm import kl, mismatch
@@ -20,119 +22,139 @@ from rloo_pipeline.training.batch import Batch
 
 
 class Record(NamedTuple):
-    """What the steps saw of each completion, all [completions]; the last pass over a round stays. 0 where not seen."""
+    """Statistics of the optimizer steps, one row per completion; the last pass over the round overwrites earlier ones.
 
-    ratio: Tensor
-    low: Tensor
-    """Share of its actions clipped below."""
-    high: Tensor
-    """Share of its actions clipped above."""
-    entropy: Tensor
-    """Sum over its tokens, nats."""
-    kl: Tensor
-    """Sum over its tokens of the KL in the loss, nats."""
-    seen: Tensor
-    """1 where the last pass took it."""
-    weight: Tensor
-    """[completions, 3]: least, mean and largest mismatch weight of its actions, as its loss was multiplied by them."""
-    outside: Tensor
-    """Share of its actions that the mismatch correction truncated or dropped."""
-    gap: Tensor
-    """[completions, 5]: `mismatch.Gap` at the round's first step, where no other log-probs of π_old are there."""
-    compared: Tensor
-    """1 where that is known."""
+    Values are 0 for completions that no step has trained on.
+    """
+
+    ratio: Float[Tensor, " completions"]
+    """π_θ/π_old, the mean over actions."""
+    low: Float[Tensor, " completions"]
+    """Share of actions clipped below."""
+    high: Float[Tensor, " completions"]
+    """Share of actions clipped above."""
+    entropy: Float[Tensor, " completions"]
+    """Sum over tokens, nats."""
+    kl: Float[Tensor, " completions"]
+    """KL in the loss, summed over tokens, nats."""
+    trained: Float[Tensor, " completions"]
+    """1 where the last pass trained on the completion."""
+    weight: Float[Tensor, "completions 3"]
+    """Smallest, mean and largest mismatch weight that multiplied the losses of its actions."""
+    outside: Float[Tensor, " completions"]
+    """Share of actions that the mismatch correction truncated or dropped."""
+    gap: Float[Tensor, "completions 5"]
+    """`mismatch.Gap` at the first step of the round, used where there was no pass for π_old."""
+    has_gap: Float[Tensor, " completions"]
+    """1 where `gap` is measured."""
 
     @classmethod
     def empty(cls, completions: int) -> Record:
-        """Nothing seen yet."""
+        """A record of zeros."""
         shapes = {"gap": (completions, len(mismatch.Gap._fields)), "weight": (completions, 3)}
         return cls(**{name: torch.zeros(shapes.get(name, (completions,))) for name in cls._fields})
 
-    def forget_pass(self) -> None:
-        """Before another pass."""
+    def reset_pass(self) -> None:
+        """Zeroes what the next pass over the round measures again: all but `gap` and `has_gap`."""
         for values in self[:8]:
             values.zero_()
 
 
 class StepLoss:
-    """The loss of one optimizer step: called with a micro-batch, gives its share."""
+    """The loss of one optimizer step: a function from a micro-batch to its share of the loss."""
 
     def __init__(
         self, algorithm: Algorithm, batch: Batch, rows: Sequence[int], longest: int, record: Record, first: bool = False
     ) -> None:
-        """Fixes the totals.
+        """Fixes the totals of the step.
 
         Args:
-            rows: the completions of the step, those that are masked among them.
-            longest: max_completion_length.
-            record: is filled.
-            first: whether this is the round's first step, where the trainer is still the policy that sampled.
+            algorithm: the section `algorithm`.
+            batch: the round's batch.
+            rows: completions of the step, including masked ones.
+            longest: `max_completion_length` in tokens.
+            record: statistics to fill.
+            first: whether this is the first step of the round, before which trainer and sampler hold the same weights.
         """
         self.algorithm, self.batch, self.record = algorithm, batch, record
-        chosen = list(rows)
-        lengths = batch.completions.mask[chosen].sum(-1)
+        row_list = list(rows)
+        lengths = batch.completions.mask[row_list].sum(-1)
         self.totals = Totals(
-            completions=int((~batch.out[chosen]).sum()),
-            tokens=int(lengths[~batch.masked[chosen]].sum()),
+            completions=int((~batch.excluded[row_list]).sum()),
+            tokens=int(lengths[~batch.masked[row_list]].sum()),
             longest=longest,
         )
-        self.compares = first and batch.completions.sampling_logps is not None
+        self.measures_gap = first and batch.completions.sampling_logps is not None
 
-    def __call__(self, rows: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        """A micro-batch's share of the step's loss.
+    def __call__(
+        self,
+        rows: Sequence[int],
+        logps: Float[Tensor, "rows tokens"],
+        mask: Bool[Tensor, "rows tokens"],
+        entropy: Float[Tensor, "rows tokens"],
+    ) -> Float[Tensor, ""]:
+        """Computes a micro-batch's share of the loss and records its statistics.
 
         Args:
-            rows: its completions.
-            logps, mask, entropy: [rows, tokens] under the policy being trained.
+            rows: the completions of the micro-batch.
+            logps: under the policy being trained.
+            mask: true on completion tokens.
+            entropy: of the distribution of each token, nats.
         """
         algorithm, batch, chosen = self.algorithm, self.batch, list(rows)
-        level, correction = algorithm.importance_sampling_level, algorithm.mismatch
-        kept = mask & ~batch.masked[chosen].unsqueeze(-1).to(mask.device)
-        old = self._of(batch.completions.old_logps, chosen, logps)
+        in_loss = mask & ~batch.masked[chosen].unsqueeze(-1).to(mask.device)
+        old = self._rows_of(batch.completions.old_logps, chosen, logps)
         old = logps.detach() if old is None else old
         advantages = batch.advantages[chosen].to(logps.device)
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
-        made = losses(logps, old, advantages, kept, level, algorithm.clip, bounds_of(algorithm))
-        parts = made.loss * ~batch.out[chosen].unsqueeze(-1).to(mask.device)
-        sampling = self._of(batch.completions.sampling_logps, chosen, logps)
-        if sampling is not None and correction.correction != "none":
-            made_of = mismatch.weights(old, sampling, kept, correction.correction, correction.min, correction.max)
-            parts = parts * made_of.weight
-            self._note_weights(chosen, made_of, kept if correction.correction.startswith("token") else None)
-        loss = aggregate(parts, kept, algorithm.loss_agg_mode, self.totals)
-        reference = self._of(batch.completions.reference_logps, chosen, logps)
+        level = algorithm.importance_sampling_level
+        result = losses(logps, old, advantages, in_loss, level, algorithm.clip, clip_bounds(algorithm))
+        action_losses = result.loss * ~batch.excluded[chosen].unsqueeze(-1).to(mask.device)
+        sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
+        if sampling is not None and algorithm.mismatch.correction != "none":
+            action_losses = action_losses * self._mismatch_weights(chosen, old, sampling, in_loss)
+        loss = aggregate(action_losses, in_loss, algorithm.loss_agg_mode, self.totals)
+        reference = self._rows_of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
-            tokens = kl.estimate(algorithm.kl.estimator, logps, reference, kept)
-            self.record.kl[chosen] = tokens.detach().sum(-1).cpu()
-            if algorithm.kl.bias_correction:
-                tokens = tokens * log_ratio(logps, old, kept, level).exp()
-            loss = loss + batch.beta * aggregate(tokens, kept, algorithm.loss_agg_mode, self.totals)
-        for values, new in zip(self.record[:3], made[1:], strict=True):
-            values[chosen] = new.cpu()
-        self.record.entropy[chosen] = (entropy * kept).sum(-1).cpu()
-        self.record.seen[chosen] = kept.any(-1).float().cpu()
-        if self.compares and sampling is not None:
-            self.record.gap[chosen] = torch.stack(mismatch.gap(logps, sampling, kept), dim=-1).float().cpu()
-            self.record.compared[chosen] = self.record.seen[chosen]
+            loss = loss + batch.beta * self._kl(chosen, logps, old, reference, in_loss)
+        for values, measured in zip(self.record[:3], result[1:], strict=True):
+            values[chosen] = measured.cpu()
+        self.record.entropy[chosen] = (entropy * in_loss).sum(-1).cpu()
+        self.record.trained[chosen] = in_loss.any(-1).float().cpu()
+        if self.measures_gap and sampling is not None:
+            self.record.gap[chosen] = torch.stack(mismatch.gap(logps, sampling, in_loss), dim=-1).float().cpu()
+            self.record.has_gap[chosen] = self.record.trained[chosen]
         return loss
 
-    def _note_weights(self, rows: list[int], made: mismatch.Weights, actions: Tensor | None) -> None:
-        """Records the weights of completions; `actions` is true on their tokens where tokens are weighed."""
-        weight = made.weight.float()
-        there = torch.ones_like(made.outside) if actions is None else actions
-        count = there.sum(-1).clamp(min=1)
-        least = torch.where(there, weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)
-        mean = torch.where(there, weight, 0.0).sum(-1) / count
-        self.record.weight[rows] = torch.stack([least, mean, weight.amax(-1)], dim=-1).cpu()
-        self.record.outside[rows] = (made.outside.sum(-1) / count).cpu()
+    def _mismatch_weights(self, rows: list[int], old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
+        """Mismatch weight of each action; records the weights."""
+        section = self.algorithm.mismatch
+        weight, outside = mismatch.weights(old, sampling, in_loss, section.correction, section.min, section.max)
+        actions = in_loss if section.correction.startswith("token") else torch.ones_like(outside)
+        count = actions.sum(-1).clamp(min=1)
+        float_weight = weight.float()
+        smallest = torch.where(actions, float_weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)
+        mean = torch.where(actions, float_weight, 0.0).sum(-1) / count
+        self.record.weight[rows] = torch.stack([smallest, mean, float_weight.amax(-1)], dim=-1).cpu()
+        self.record.outside[rows] = (outside.sum(-1) / count).cpu()
+        return weight
+
+    def _kl(self, rows: list[int], logps: Tensor, old: Tensor, reference: Tensor, in_loss: Tensor) -> Tensor:
+        """The micro-batch's share of the KL in the loss, before β; records the KL."""
+        algorithm = self.algorithm
+        tokens = kl.estimate(algorithm.kl.estimator, logps, reference, in_loss)
+        self.record.kl[rows] = tokens.detach().sum(-1).cpu()
+        if algorithm.kl.bias_correction:
+            tokens = tokens * log_ratio(logps, old, in_loss, algorithm.importance_sampling_level).exp()
+        return aggregate(tokens, in_loss, algorithm.loss_agg_mode, self.totals)
 
     @staticmethod
-    def _of(values: Tensor | None, rows: list[int], like: Tensor) -> Tensor | None:
-        """Some rows of [completions, longest], cut to the micro-batch's width, on its device."""
+    def _rows_of(values: Tensor | None, rows: list[int], like: Tensor) -> Tensor | None:
+        """Rows of [completions, longest], cut to the width of the micro-batch, on its device."""
         return None if values is None else values[rows, : like.shape[1]].to(like.device)
 
 
-def bounds_of(algorithm: Algorithm) -> Bounds:
-    """How far a ratio counts."""
+def clip_bounds(algorithm: Algorithm) -> Bounds:
+    """The clip range of the section `algorithm`."""
     high = algorithm.epsilon if algorithm.epsilon_high is None else algorithm.epsilon_high
     return Bounds(algorithm.epsilon, high, algorithm.delta)

@@ -1,8 +1,8 @@
-"""What a trainer keeps between two steps, out of its GPU and back.
+"""Moves a trainer's weights and optimizer from the GPU to host memory and back, between two steps.
 
-Storages are emptied and filled again, and no tensor is replaced: DeepSpeed's flat buffers have views all over the model
-and the optimizer, which stay what they are. Of 16-bit weights the host's memory takes 14 bytes each (the weight, its
-float32 copy, two moments), of frozen ones 2; gradients are 0 between two steps and take none.
+Storages are emptied and refilled and no tensor is replaced, because the model and the optimizer hold views into
+DeepSpeed's flat buffers. A trained 16-bit weight takes 14 bytes of host memory (the weight, its float32 copy, two
+moments), a frozen one 2; gradients are 0 between two steps and take none.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-def put_aside(engine: DeepSpeedEngine) -> Callable[[], None]:
-    """Takes weights and optimizer to the host's memory; what is returned takes them back.
+def to_host(engine: DeepSpeedEngine) -> Callable[[], None]:
+    """Moves weights and optimizer to host memory.
+
+    Returns:
+        A function that moves them back.
 
     Raises:
-        IncompatibleEngine: ZeRO 3, which keeps weights in buffers of its own.
+        IncompatibleEngine: under ZeRO 3, which keeps weights in buffers of its own.
     """
     if engine.zero_optimization_stage() == 3:
         raise IncompatibleEngine("weights that ZeRO 3 has split")
-    held, zeros = [_emptied(storage) for storage in _storages(_lasting(engine))], list[tuple[UntypedStorage, int]]()
+    copies = [_emptied(storage) for storage in _storages(_persistent(engine))]
+    zeros = list[tuple[UntypedStorage, int]]()
     for storage in _storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())):
         zeros.append((storage, storage.nbytes()))
         storage.resize_(0)
 
-    def take_back() -> None:
-        for storage, copy in held:
+    def restore() -> None:
+        for storage, copy in copies:
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
         for storage, size in zeros:
             storage.resize_(size)
             storage.fill_(0)  # type: ignore[attr-defined]
 
-    return take_back
+    return restore
 
 
-def _lasting(engine: DeepSpeedEngine) -> Iterator[Tensor]:
+def _persistent(engine: DeepSpeedEngine) -> Iterator[Tensor]:
     """Weights, their float32 copies, and the optimizer's moments."""
     optimizer = engine.basic_optimizer
     yield from engine.module.parameters()
@@ -55,12 +59,12 @@ def _lasting(engine: DeepSpeedEngine) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
-    """What these lie in, each once."""
-    return list({(found := tensor.untyped_storage())._cdata: found for tensor in tensors}.values())
+    """The storages of these tensors, each once."""
+    return list({(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}.values())
 
 
 def _emptied(storage: UntypedStorage) -> tuple[UntypedStorage, UntypedStorage]:
-    """A storage that holds nothing any more, and a copy in the host's memory of what it held."""
+    """Empties a storage; returns it with a copy of its content in host memory."""
     copy = UntypedStorage(storage.nbytes())
     copy.copy_(storage)
     storage.resize_(0)

@@ -1,7 +1,7 @@
 """Packing: sequences of different lengths in one row without padding.
 
-Samples of one prompt stand behind it and share it: every layer but attention works on the flat row, where a prompt is
-once. `attention` keeps the sequences apart.
+The completions of one prompt follow it and share it: all layers but attention work on the flat row, which holds each
+prompt once. `kernels/attention.py` keeps the sequences apart.
 """
 
 from __future__ import annotations
@@ -12,63 +12,64 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rloo_pipeline.training.layout import Layout, lay_out
 
 
 class Pack(NamedTuple):
-    """Some sequences of prompt and completion in one row."""
+    """Sequences of prompt and completion, packed into one row."""
 
-    input_ids: Tensor
-    """[1, tokens]"""
-    position_ids: Tensor
-    """[1, tokens], from 0 in each sequence"""
+    input_ids: Int[Tensor, "1 tokens"]
+    position_ids: Int[Tensor, "1 tokens"]
+    """From 0 in each sequence."""
     layout: Layout
-    """of the sequences, for attention"""
-    predicting: Tensor
-    """[completion tokens], the places in the row whose logits predict a completion token"""
-    targets: Tensor
-    """[completion tokens], those tokens"""
-    completion_lengths: Tensor
-    """[sequences]"""
+    """Layout of the sequences for attention."""
+    predicting: Int[Tensor, " completion_tokens"]
+    """Index in the row whose logits predict the token."""
+    targets: Int[Tensor, " completion_tokens"]
+    """Ids of the completion tokens."""
+    completion_lengths: Int[Tensor, " sequences"]
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
-        ids, positions, layout, *others = self
-        moved = (tensor.to(device, non_blocking=True) for tensor in others)
-        return Pack(
-            ids.to(device, non_blocking=True), positions.to(device, non_blocking=True), layout.to(device), *moved
+        return Pack._make(
+            part.to(device) if isinstance(part, Layout) else part.to(device, non_blocking=True) for part in self
         )
 
     def inputs(self) -> dict[str, Any]:
-        """What the model's layers are called with."""
+        """Arguments of the model's forward."""
         return {"input_ids": self.input_ids, "position_ids": self.position_ids, "layout": self.layout}
 
-    def unpack(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of the completion tokens, [completion tokens], as [sequences, longest] and the bool mask of real
-        places.
-        """
+    def unpack(
+        self, values: Shaped[Tensor, " completion_tokens"]
+    ) -> tuple[Shaped[Tensor, "sequences longest"], Bool[Tensor, "sequences longest"]]:
+        """Pads values of the completion tokens with 0; returns them and a mask that is False at padding."""
         longest = int(self.completion_lengths.max())
         mask = torch.arange(longest, device=values.device) < self.completion_lengths.unsqueeze(-1)
         return values.new_zeros(mask.shape).masked_scatter(mask, values), mask
 
 
 class Sequences(NamedTuple):
-    """Prompts and completions as token ids, one entry a sequence; none is empty."""
+    """Prompts and completions as token ids, one entry per sequence; none is empty."""
 
     prompts: Sequence[Sequence[int]]
     completions: Sequence[Sequence[int]]
 
     def pick(self, rows: Sequence[int]) -> Pack:
-        """Some of them, packed; neighbours of one prompt share it."""
+        """Packs these sequences; neighbours with the same prompt share it."""
         return pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
 
     def micro_batches(self, rows: Sequence[int], max_tokens: int, shares: int = 1) -> list[list[int]]:
-        """Rows cut into micro-batches of at most `max_tokens` tokens, and into at least as many as there are shares.
+        """Splits rows into micro-batches of sequences of similar length, the longest first.
 
-        Those of one prompt stay together, and the longest come first, so that each micro-batch holds its likes. A
-        sequence over the limit has a micro-batch of its own.
+        Completions of one prompt stay together. A sequence over the limit gets its own micro-batch.
+
+        Args:
+            rows: indices of sequences.
+            max_tokens: most tokens of a micro-batch.
+            shares: fewest micro-batches to make, such as the number of ranks.
         """
         of_prompt: dict[tuple[int, ...], list[int]] = {}
         for row in rows:
@@ -97,34 +98,37 @@ class Sequences(NamedTuple):
 
 
 def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
-    """Packs sequences; prompts and completions must not be empty (the first completion token is predicted from the
-    prompt). The last token of a completion is predicted, and predicts nothing: it is not in the row.
+    """Packs sequences whose prompts and completions are not empty.
+
+    The first token of a completion is predicted from the prompt. Its last token is predicted but predicts nothing, so
+    the row does not contain it.
     """
-    shares = torch.tensor([False, *(before == prompt for before, prompt in pairwise(prompts))])
+    shared = torch.tensor([False, *(previous == prompt for previous, prompt in pairwise(prompts))])
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
     lengths = torch.tensor([len(ids) for ids in completions])
-    # in the row: each completion but its last token, before it its prompt where that is not the one before
-    new, seen = prompt_lengths.where(~shares, 0), lengths - 1
-    own = (new + seen).cumsum(0) - seen
-    first = (own - new).where(~shares, 0).cummax(0).values
+    # what a sequence adds to the row: its prompt unless shared, and its completion without the last token
+    prompt_added, completion_added = prompt_lengths.where(~shared, 0), lengths - 1
+    completion_start = (prompt_added + completion_added).cumsum(0) - completion_added
+    prompt_start = (completion_start - prompt_added).where(~shared, 0).cummax(0).values
     parts = (
-        (ids[:-1],) if shared else (prompt, ids[:-1])
-        for shared, prompt, ids in zip(shares.tolist(), prompts, completions, strict=True)
+        (ids[:-1],) if is_shared else (prompt, ids[:-1])
+        for is_shared, prompt, ids in zip(shared.tolist(), prompts, completions, strict=True)
     )
-    row = _flat(chain.from_iterable(parts))
-    positions = torch.arange(len(row)) - (own - prompt_lengths).repeat_interleave(new + seen)
-    of_token = torch.arange(len(lengths)).repeat_interleave(lengths)
-    step = torch.arange(len(of_token)) - (lengths.cumsum(0) - lengths)[of_token]
+    row = _concatenate(chain.from_iterable(parts))
+    shift = (completion_start - prompt_lengths).repeat_interleave(prompt_added + completion_added)
+    sequence = torch.arange(len(lengths)).repeat_interleave(lengths)
+    step = torch.arange(len(sequence)) - (lengths.cumsum(0) - lengths)[sequence]
+    after_prompt = (prompt_start + prompt_lengths)[sequence]
     return Pack(
         input_ids=row.unsqueeze(0),
-        position_ids=positions.unsqueeze(0),
-        layout=lay_out(first, prompt_lengths, own, seen),
-        predicting=torch.where(step == 0, (first + prompt_lengths)[of_token], own[of_token] + step) - 1,
-        targets=_flat(completions),
+        position_ids=(torch.arange(len(row)) - shift).unsqueeze(0),
+        layout=lay_out(prompt_start, prompt_lengths, completion_start, completion_added),
+        predicting=torch.where(step == 0, after_prompt, completion_start[sequence] + step) - 1,
+        targets=_concatenate(completions),
         completion_lengths=lengths,
     )
 
 
-def _flat(parts: Iterable[Sequence[int]]) -> Tensor:
-    """All in one, by way of an array, since a tensor takes in a list slowly."""
+def _concatenate(parts: Iterable[Sequence[int]]) -> Tensor:
+    """Token ids as one tensor, through a numpy array because building a tensor from a list is slow."""
     return torch.from_numpy(np.fromiter(chain.from_iterable(parts), np.int64))

@@ -1,17 +1,18 @@
-"""The model of a policy as the trainer has it: loaded from its folder, and saved into another."""
+"""Loads and saves the model of a policy."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check
+from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import self_check
 from rloo_pipeline.training.self_check import SelfCheck
+from rloo_pipeline.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: bool = True) -> PreTrainedModel:
-    """The full model of a policy, or the base of its adapter, with packed attention.
+    """Loads the full model of a policy, or the base of its adapter, with packed attention.
 
     Args:
-        folder: the policy.
-        dtype: number format of its weights.
-        trust_remote_code: whether code that comes with it may be run.
-        disable_dropout: whether none of its own dropout is done, in training either.
+        folder: the policy's folder.
+        dtype: number format of the weights.
+        trust_remote_code: whether code in the folder may run.
+        disable_dropout: sets the dropout of the model's own config.json to 0, in training too.
 
     Raises:
-        UserError: it is not whole, of an unknown architecture, or attends in a way that packing does not cover.
+        UserError: the folder is incomplete, the architecture is unknown, or packed training does not cover it.
     """
     import_shims.prepare_transformers()
     import torch
@@ -40,7 +41,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: boo
     base = base_of(folder)
     check(folder)
     check(base)
-    found = self_check.of(base, trust_remote_code)
+    checked = self_check.load_or_run(base, trust_remote_code)
     attention.register()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -56,39 +57,63 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: boo
         ) from error
     if disable_dropout:
         dropout.remove(model)
-    model.self_check = found  # type: ignore[assignment]
+    model.self_check = checked  # type: ignore[assignment]
     return model
 
 
-def save(model: PreTrainedModel, weights: Mapping[str, Tensor], beside: Path, previous: Path, alike: bool) -> None:
-    """Writes weights and configuration into the folder `beside`, with tokenizer and generation files of the policy
-    before.
+def load_trainable(folder: Path, settings: TrainerSettings) -> Any:
+    """Loads a policy for training: all weights, or with `settings.lora` the base with its adapter or a new one.
 
-    The `lm_head.weight` that engines clone out of tied embeddings is left out.
+    Raises:
+        UserError: as `load`.
+    """
+    model: Any = load(folder, settings.dtype, settings.trust_remote_code, settings.disable_dropout)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    if settings.lora is None:
+        return model.train()
+    import peft
+
+    if is_adapter(folder):
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False).train()
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump())
+    return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
+
+
+def save(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, previous: Path, only_weights_differ: bool
+) -> None:
+    """Writes weights and configuration, and copies tokenizer and generation files from the previous policy.
+
+    The `lm_head.weight` that engines clone from tied embeddings is not written.
 
     Args:
-        model, weights: the policy.
-        beside: empty.
-        previous: the policy before.
-        alike: whether that was saved here, of the same model: then only weights differ, and transformers need not make
-            everything else anew, which takes longer than a small model's weights.
+        model: the model, for its configuration.
+        weights: the policy's weights by name.
+        target: empty folder to write to.
+        previous: folder of the previous policy.
+        only_weights_differ: `previous` was saved from this model, so that only its weights differ. This skips
+            `save_pretrained`, which takes longer than writing a small model's weights.
     """
     tied = getattr(model.config, "tie_word_embeddings", False)
-    kept = {name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")}
-    if alike and _lies_in_one_file(kept, previous):
+    state_dict = {
+        name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")
+    }
+    if only_weights_differ and _is_one_file_of(state_dict, previous):
         from safetensors.torch import save_file
 
-        save_file(kept, beside / WEIGHTS, metadata={"format": "pt"})
+        save_file(state_dict, target / WEIGHTS, metadata={"format": "pt"})
     else:
-        model.save_pretrained(beside, state_dict=kept)
-    found = getattr(model, "self_check", None)
-    if isinstance(found, SelfCheck):
-        found.write(beside)
-    copy_side_files(previous, beside)
+        model.save_pretrained(target, state_dict=state_dict)
+    checked = getattr(model, "self_check", None)
+    if isinstance(checked, SelfCheck):
+        checked.write(target)
+    copy_side_files(previous, target)
 
 
-def _lies_in_one_file(weights: Mapping[str, Tensor], folder: Path) -> bool:
-    """Whether a policy has these weights under these names in one file, as transformers names and cuts them."""
+def _is_one_file_of(weights: Mapping[str, Tensor], folder: Path) -> bool:
+    """Whether the policy in `folder` stores exactly these names in a single weights file."""
     if (folder / INDEX).exists() or not (folder / WEIGHTS).exists():
         return False
     from safetensors import safe_open
@@ -98,8 +123,9 @@ def _lies_in_one_file(weights: Mapping[str, Tensor], folder: Path) -> bool:
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copies what belongs to a policy beside its weights: tokenizer, chat template, generation defaults, remote
-    code.
+    """Copies a policy's files other than its weights: tokenizer, chat template, generation defaults, remote code.
+
+    Files that exist in `target` stay.
     """
     for file in sorted(source.iterdir()):
         heavy = file.suffix in {".safetensors", ".gguf", ".h5", ".msgpack", *PICKLES} or file.name == INDEX

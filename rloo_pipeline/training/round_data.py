@@ -1,4 +1,4 @@
-"""A round's tables, and the tensors that are made of them for an update."""
+"""The tables of a round, the tensors that an update makes of them, and the table that it writes."""
 
 from __future__ import annotations
 
@@ -18,91 +18,91 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.objective import Record
 
 
-class Inputs(NamedTuple):
-    """Files of one round, shards in order."""
+class RoundFiles(NamedTuple):
+    """Parquet files of one round, shards in order."""
 
     rollouts: Sequence[Path]
     scores: Sequence[Path]
     reference: Sequence[Path]
 
 
-class Tables(NamedTuple):
-    """A round's tables, row by row of the same completions."""
+class RoundTables(NamedTuple):
+    """The tables of a round; row i of each is about the same completion."""
 
-    rolled: pa.Table
-    scored: pa.Table
+    rollouts: pa.Table
+    scores: pa.Table
     reference: pa.Table | None = None
 
-    def take(self, rows: list[int]) -> Tables:
-        """Some of the rows."""
-        if rows == list(range(len(self.rolled))):
+    def take(self, rows: list[int]) -> RoundTables:
+        """The given rows of every table."""
+        if rows == list(range(len(self.rollouts))):
             return self
         reference = None if self.reference is None else self.reference.take(rows)
-        return Tables(self.rolled.take(rows), self.scored.take(rows), reference)
+        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference)
 
 
-def read(config: Config, inputs: Inputs) -> Tables:
-    """The tables of a round, once it is sure that they belong together.
+def read(config: Config, inputs: RoundFiles) -> RoundTables:
+    """Reads the tables of a round and checks that they are about the same completions.
 
     Raises:
-        UserError: one is missing or damaged, or is not of these completions.
+        UserError: a file is missing or damaged, or is about other completions.
     """
-    rolled, scored = tables.read_all(inputs.rollouts, "rollouts"), tables.read_all(inputs.scores, "scores")
-    tables.check_aligned(rolled, scored, str(inputs.scores[0].parent))
+    rollouts, scores = tables.read_all(inputs.rollouts, "rollouts"), tables.read_all(inputs.scores, "scores")
+    tables.check_aligned(rollouts, scores, str(inputs.scores[0].parent))
     if not config.uses_reference:
-        return Tables(rolled, scored)
+        return RoundTables(rollouts, scores)
     reference = tables.read_all(inputs.reference, "reference")
-    tables.check_aligned(rolled, reference, str(inputs.reference[0].parent))
-    return Tables(rolled, scored, reference)
+    tables.check_aligned(rollouts, reference, str(inputs.reference[0].parent))
+    return RoundTables(rollouts, scores, reference)
 
 
-def chosen_rows(config: Config, sampled: Tables) -> list[int]:
-    """The rows that the update trains on: all, or of an over-sampled round the first groups that teach."""
-    from rloo_pipeline.algorithm.nan_stats import first_of
-    from rloo_pipeline.training.batch import use_of
+def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
+    """Rows that the update trains on: all of them, or the first teaching groups of an over-sampled round."""
+    from rloo_pipeline.algorithm.nan_stats import first_teaching
+    from rloo_pipeline.training.batch import select
 
     samples = config.rollout.num_generations
-    if len(sampled.rolled) == config.rollout.generation_batch_size:
-        return list(range(len(sampled.rolled)))
-    use = use_of(config.algorithm, samples, _scores(sampled.scored), _truncated(sampled.rolled))
-    groups = first_of(use.teaching, config.rollout.num_prompts)
+    if len(sampled.rollouts) == config.rollout.generation_batch_size:
+        return list(range(len(sampled.rollouts)))
+    selection = select(config.algorithm, samples, _scores(sampled.scores), _truncated(sampled.rollouts))
+    groups = first_teaching(selection.teaching, config.rollout.num_prompts)
     return [group * samples + sample for group in groups for sample in range(samples)]
 
 
-def completions_of(config: Config, found: Tables) -> Completions:
-    """The tables as tensors, with the sampler's log-probs as the old ones where the configuration says so."""
+def completions_of(config: Config, round_tables: RoundTables) -> Completions:
+    """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`."""
     import torch
 
     from rloo_pipeline.training.batch import Completions
 
-    lengths = torch.tensor(tables.lengths(found.rolled["completion_ids"]))
-    sampling = None if config.rollout.cut_by else _padded(found.rolled["sampling_logps"])
+    lengths = torch.tensor(tables.lengths(round_tables.rollouts["completion_ids"]))
+    sampling = None if config.rollout.cut_by else _padded(round_tables.rollouts["sampling_logps"])
     return Completions(
-        scores=_scores(found.scored),
+        scores=_scores(round_tables.scores),
         mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=_truncated(found.rolled),
+        truncated=_truncated(round_tables.rollouts),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
-        reference_logps=None if found.reference is None else _padded(found.reference["reference_logps"]),
+        reference_logps=None if round_tables.reference is None else _padded(round_tables.reference["reference_logps"]),
         sampling_logps=sampling,
     )
 
 
-def _truncated(rolled: pa.Table) -> Tensor:
-    """[completions] bool, true without an end token."""
+def _truncated(rollouts: pa.Table) -> Tensor:
+    """[completions] bool: true where the completion has no end token."""
     import torch
 
-    return torch.tensor([reason != "stop" for reason in rolled["finish_reason"].to_pylist()])
+    return torch.tensor([reason != "stop" for reason in rollouts["finish_reason"].to_pylist()])
 
 
-def _scores(scored: pa.Table) -> Tensor:
+def _scores(scores: pa.Table) -> Tensor:
     """Weighted rewards, [completions] float64, NaN where unscorable."""
     import torch
 
-    return torch.tensor([torch.nan if r is None else r for r in scored["reward"].to_pylist()], dtype=torch.float64)
+    return torch.tensor([torch.nan if r is None else r for r in scores["reward"].to_pylist()], dtype=torch.float64)
 
 
 def _padded(column: pa.ChunkedArray) -> Tensor:
-    """Lists of different lengths as [rows, longest] float32, 0 behind the end."""
+    """Pads lists of different lengths with 0 to [rows, longest] float32."""
     import torch
 
     lengths = torch.tensor(tables.lengths(column))
@@ -110,14 +110,14 @@ def _padded(column: pa.ChunkedArray) -> Tensor:
     return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(column.combine_chunks().flatten().to_numpy()))
 
 
-def train_table(rolled: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:
-    """What an update used of each completion, for train.parquet.
+def train_table(rollouts: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:
+    """Builds train.parquet: what the update used of each completion.
 
     Args:
-        rolled: the rollouts that were trained on.
+        rollouts: the rollouts trained on.
         batch: their rewards, KL and advantages.
-        record: what the steps saw of them.
-        ratio_known: whether a step had the log-probs of the policy that sampled; else ratios of 1 are no measurement.
+        record: statistics of the optimizer steps about them.
+        ratio_known: whether the ratios were measured against the sampling policy; if not, the column is null.
     """
     rewards = [None if value != value else value for value in batch.rewards.tolist()]
     mask = batch.completions.mask
@@ -128,12 +128,12 @@ def train_table(rolled: pa.Table, batch: Batch, record: Record, ratio_known: boo
     in_loss = batch.kl is None and batch.completions.reference_logps is not None
     kl = record.kl if in_loss else batch.kl
     columns = {
-        "prompt_id": rolled["prompt_id"],
-        "sample": rolled["sample"],
+        "prompt_id": rollouts["prompt_id"],
+        "sample": rollouts["sample"],
         "reward": rewards,
         "kl": kl.float().tolist() if kl is not None else pa.nulls(len(rewards), pa.float32()),
         "advantage": advantages.tolist(),
-        "ratio": [ratio if seen else None for ratio, seen in zip(ratios, record.seen.tolist(), strict=True)],
+        "ratio": [ratio if trained else None for ratio, trained in zip(ratios, record.trained.tolist(), strict=True)],
         "clipped": ((record.low + record.high) > 0).tolist(),
         "masked": batch.masked.tolist(),
     }

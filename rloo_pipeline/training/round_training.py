@@ -1,4 +1,4 @@
-"""A round's optimizer steps, from its tables to what they made of the policy and saw on the way."""
+"""The optimizer steps of one round: tables in, trained policy (in the engine) and statistics out."""
 
 from __future__ import annotations
 
@@ -13,77 +13,79 @@ from rloo_pipeline.training import round_data
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import kl_of_completion
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.round_data import Tables
+from rloo_pipeline.training.round_data import RoundTables
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rloo_pipeline.training.batch import Batch, Carried
+    from rloo_pipeline.training.batch import AlgorithmState, Batch
     from rloo_pipeline.training.objective import Record
 
 
-class Trained(NamedTuple):
-    """What a round came to, beside the policy in the engine."""
+class TrainedRound(NamedTuple):
+    """Result of a round's training. The policy itself stays in the engine."""
 
-    rolled: pa.Table
-    """The rollouts that were trained on, row by row as the rest."""
+    rollouts: pa.Table
+    """The rollouts trained on, one row per completion of `batch` and `record`."""
     batch: Batch
     record: Record
     steps: list[tuple[float, float]]
-    """Loss and gradient norm of each optimizer step that was made."""
-    left_out: int
-    """Steps without any completion in the loss, which were not made."""
-    carried: Carried
-    """To the next round."""
+    """Loss and gradient norm of each optimizer step taken."""
+    skipped_steps: int
+    """Optimizer steps not taken because none of their completions is in the loss."""
+    algorithm_state: AlgorithmState
+    """State for the next round."""
     seconds: float
-    """From the first pass to the last step."""
+    """Wall time from the first forward pass to the last step."""
 
 
-def train(config: Config, round_: int, engine: Engine, carried: Carried, sampled: Tables) -> Trained:
-    """Takes the engine's policy through the optimizer steps of a round.
+def train(config: Config, round_: int, engine: Engine, state: AlgorithmState, sampled: RoundTables) -> TrainedRound:
+    """Runs the optimizer steps of a round on the engine's policy.
 
     Args:
-        config: of the stage.
-        round_: from 1; what the order of the groups and all that is random comes from.
-        engine: has the policy of the round before.
-        carried: from the round before.
-        sampled: all that was sampled in this round.
+        config: configuration of the run.
+        round_: round number, from 1; seeds the order of groups and dropout.
+        engine: engine with the policy of the previous round.
+        state: algorithm state after the previous round.
+        sampled: tables of all completions sampled in this round.
     """
     import torch
 
     from rloo_pipeline.training.batch import make_batch
 
-    found = sampled.take(round_data.chosen_rows(config, sampled))
-    sequences = Sequences(found.rolled["prompt_ids"].to_pylist(), found.rolled["completion_ids"].to_pylist())
-    # whatever was random on the way here: kept or loaded, the engine goes on alike
+    tables_used = sampled.take(round_data.chosen_rows(config, sampled))
+    rollouts = tables_used.rollouts
+    sequences = Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist())
+    # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     torch.manual_seed(derive(config.seed, "update", round_))
     passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
-    began = time.monotonic()
+    start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
-        completions = round_data.completions_of(config, found)
+        completions = round_data.completions_of(config, tables_used)
         if needs_old_pass(config.algorithm):
-            old = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
-            completions = completions._replace(old_logps=old)
-        batch, carried = make_batch(config.algorithm, config.rollout, completions, carried)
-        record, steps, left_out = _steps(config, round_, engine, sequences, batch, counter)
-    if left_out:
+            old_logps = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
+            completions = completions._replace(old_logps=old_logps)
+        batch, state = make_batch(config.algorithm, config.rollout, completions, state)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter)
+    if skipped:
         say(
-            f"round {round_}: {left_out} of {left_out + len(steps)} optimizer steps left out, since all of their "
+            f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
             "completions are masked or filtered"
         )
-    seconds = time.monotonic() - began
-    carried = _carry_on(config, carried, batch, record, sampled.rolled)
-    return Trained(found.rolled, batch, record, steps, left_out, carried, seconds)
+    seconds = time.monotonic() - start
+    state = _next_state(config, state, batch, record, sampled.rollouts)
+    return TrainedRound(rollouts, batch, record, steps, skipped, state, seconds)
 
 
 def _single_step(algorithm: Algorithm) -> bool:
-    """Whether a round is one optimizer step: then that step's own log-probs are those of the policy that sampled."""
+    """Whether a round is one optimizer step, whose own log-probs are then those of the sampling policy."""
     return algorithm.num_iterations * algorithm.steps_per_generation == 1
 
 
 def needs_old_pass(algorithm: Algorithm) -> bool:
-    """Whether the trainer must compute log-probs before it steps: for a KL in the reward, or where later steps compare
-    with them.
+    """Whether the trainer computes log-probs of π_old before the first step.
+
+    It does so for a KL in the reward, and where several steps compare themselves with π_old.
     """
     if algorithm.old_logps == "sampler":
         return False
@@ -92,17 +94,21 @@ def needs_old_pass(algorithm: Algorithm) -> bool:
     return in_reward or (compared and not _single_step(algorithm))
 
 
-def knows_ratio(algorithm: Algorithm) -> bool:
-    """Whether the ratios that the steps saw are against the policy that sampled."""
+def measures_ratio(algorithm: Algorithm) -> bool:
+    """Whether the ratios of the steps are measured against the sampling policy; if not, they are 1 by construction."""
     return algorithm.old_logps == "sampler" or needs_old_pass(algorithm) or _single_step(algorithm)
 
 
 def _steps(
     config: Config, round_: int, engine: Engine, sequences: Sequences, batch: Batch, counter: Counter
 ) -> tuple[Record, list[tuple[float, float]], int]:
-    """All optimizer steps of a round: what they saw, loss and gradient norm of each that was made, and how many were
-    left out. A step without any completion in the loss would move weights by momentum and weight decay alone; it is not
-    made, and counts in the learning rate's schedule as any other, so that the rate is a function of the round.
+    """Takes all optimizer steps of a round.
+
+    A step without any completion in the loss would change the weights by momentum and weight decay alone. It is
+    skipped, but still advances the learning rate, so that the rate is a function of the round.
+
+    Returns:
+        Statistics per completion, (loss, gradient norm) of each step taken, and the number of skipped steps.
     """
     from rloo_pipeline.training.objective import Record, StepLoss
 
@@ -111,32 +117,35 @@ def _steps(
     size = groups // algorithm.steps_per_generation
     record = Record.empty(len(sequences.prompts))
     steps: list[tuple[float, float]] = []
-    left_out = 0
+    skipped = 0
     for iteration in range(algorithm.num_iterations):
         order = permutation(groups, derive(config.seed, "steps", round_, iteration))
-        record.forget_pass()
+        record.reset_pass()
         for first in range(0, groups, size):
             rows = [group * samples + sample for group in order[first : first + size] for sample in range(samples)]
             loss_of = StepLoss(algorithm, batch, rows, config.rollout.max_completion_length, record, first=not steps)
             # a masked completion has no gradient, so it need not go through the model
-            kept = [row for row in rows if not batch.masked[row]]
-            counter.advance(len(rows) - len(kept))
-            if not kept:
-                engine.leave_out_step()
-                left_out += 1
+            unmasked = [row for row in rows if not batch.masked[row]]
+            counter.advance(len(rows) - len(unmasked))
+            if not unmasked:
+                engine.skip_step()
+                skipped += 1
                 continue
-            loss = engine.step(sequences, kept, config.deepspeed.max_tokens_per_micro_batch, loss_of, counter.advance)
+            max_tokens = config.deepspeed.max_tokens_per_micro_batch
+            loss = engine.step(sequences, unmasked, max_tokens, loss_of, counter.advance)
             steps.append((loss, engine.grad_norm))
-    return Record(*(engine.sum_over_ranks(values) for values in record)), steps, left_out
+    return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped
 
 
-def _carry_on(config: Config, carried: Carried, batch: Batch, record: Record, rolled: pa.Table) -> Carried:
-    """What the next round gets: β steered by this round's KL, and the tokens sampled so far."""
-    from rloo_pipeline.algorithm.kl import steered
+def _next_state(
+    config: Config, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table
+) -> AlgorithmState:
+    """The state with β adapted to this round's KL and this round's tokens counted."""
+    from rloo_pipeline.algorithm.kl import adapt_beta
 
     section, kl = config.algorithm.kl, kl_of_completion(batch, record)
-    beta = carried.beta
+    beta = state.beta
     if section.target is not None and kl is not None:
-        beta = steered(batch.beta, kl, section.target, section.gain)
-    tokens = sum(sum(tables.lengths(rolled[name])) for name in ("prompt_ids", "completion_ids"))
-    return carried._replace(beta=beta, num_tokens=carried.num_tokens + tokens)
+        beta = adapt_beta(batch.beta, kl, section.target, section.gain)
+    tokens = sum(sum(tables.lengths(rollouts[name])) for name in ("prompt_ids", "completion_ids"))
+    return state._replace(beta=beta, num_tokens=state.num_tokens + tokens)

@@ -1,20 +1,20 @@
-"""What a trainer needs to know of the configuration, one value a field."""
+"""Settings of the DeepSpeed engine, read from the configuration."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Self
 
 from rloo_pipeline.config import Config, Dtype, Lora
-from rloo_pipeline.training.schedule import Schedule
+from rloo_pipeline.training.learning_rate import LearningRate
 
 
-class Settings(NamedTuple):
-    """What an engine needs to know; filled from the configuration's sections."""
+class TrainerSettings(NamedTuple):
+    """Settings of one engine; two engines with equal settings are interchangeable."""
 
     dtype: Dtype
     trust_remote_code: bool
     temperature: float
-    schedule: Schedule
+    learning_rate: LearningRate
     adam_betas: tuple[float, float]
     adam_epsilon: float
     weight_decay: float
@@ -24,16 +24,16 @@ class Settings(NamedTuple):
     lora: Lora | None
     communication_data_type: str = "float32"
     disable_dropout: bool = True
-    """Of the model's own."""
+    """Switches off the dropout of the model's own config.json; LoRA dropout stays."""
 
     @property
-    def drops(self) -> bool:
-        """Whether something is dropped while it trains."""
+    def uses_dropout(self) -> bool:
+        """Whether any dropout is active in training."""
         return not self.disable_dropout or (self.lora is not None and self.lora.lora_dropout > 0)
 
     @classmethod
-    def of_update(cls, config: Config) -> Self:
-        """Those of the stage `update`; the horizon of the learning rate is counted in optimizer steps."""
+    def from_config(cls, config: Config) -> Self:
+        """Settings of the stage `update`."""
         section = config.update
         steps = config.algorithm.num_iterations * config.algorithm.steps_per_generation
         horizon = (section.lr_horizon_rounds or 0) * steps
@@ -41,7 +41,7 @@ class Settings(NamedTuple):
             dtype=config.model.dtype,
             trust_remote_code=config.model.trust_remote_code,
             temperature=config.rollout.temperature,
-            schedule=Schedule(
+            learning_rate=LearningRate(
                 section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
             ),
             adam_betas=section.adam_betas,

@@ -1,6 +1,6 @@
-"""sft: demonstrations → a policy trained to imitate them (packed, DeepSpeed). A part of the stage `warmstart`.
+"""Supervised fine-tuning on demonstrations, a part of the stage `warmstart`.
 
-Loss: mean negative log-prob of the completion tokens of an optimizer step, the end token included.
+Loss: mean negative log-prob over the completion tokens of an optimizer step, the end token included.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.schedule import Schedule
-from rloo_pipeline.training.settings import Settings
+from rloo_pipeline.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,15 +26,22 @@ if TYPE_CHECKING:
 def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path) -> None:
     """Trains the staged model on the demonstrations and writes the policy.
 
+    Args:
+        config: configuration of the run.
+        section: the section `warmstart.sft`.
+        assets: folder with assets.json, which names the model and the demonstrations.
+        prompts: folder of the prompt sets; evaluation prompts are not trained on.
+        output: folder of the policy.
+
     Raises:
-        UserError: no demonstrations are left, or a column is missing.
+        UserError: no demonstration is left to train on, or a column is missing.
     """
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    places = read_json(assets / "assets.json")
-    start = Path(places["model"]["path"])
-    sequences = demonstrations(config, section, places["demonstrations"]["path"], start, prompts).trained
+    staged = read_json(assets / "assets.json")
+    start = Path(staged["model"]["path"])
+    sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained
     engine = Engine(start, _settings(config, section), derive(config.seed, "sft"))
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
@@ -46,14 +53,14 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     if engine.rank.first:
         tail = losses[-max(1, len(losses) // 10) :]
         say(
-            f"SFT: {section.steps} steps on {len(sequences.prompts)} demonstrations, loss "
-            f"{losses[0]:.3f} to {sum(tail) / len(tail):.3f} a token"
+            f"SFT: {section.steps} steps on {len(sequences.prompts)} demonstrations, loss per token from "
+            f"{losses[0]:.3f} to {sum(tail) / len(tail):.3f}"
         )
     engine.close()
 
 
 def _step(engine: Engine, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> float:
-    """One optimizer step; returns its loss a token."""
+    """Takes one optimizer step; returns its mean loss per token."""
     tokens = sum(len(sequences.completions[row]) for row in rows)
 
     def loss_of(_: Sequence[int], logps: Tensor, mask: Tensor, __: Tensor) -> Tensor:
@@ -63,20 +70,20 @@ def _step(engine: Engine, sequences: Sequences, rows: Sequence[int], max_tokens:
 
 
 def _rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
-    """The demonstrations of an optimizer step: epochs of seeded permutations, laid end to end."""
-    places = range(step * size, (step + 1) * size)
-    epochs = range(places[0] // count, places[-1] // count + 1)
+    """Demonstrations of an optimizer step, taken from one seeded permutation per epoch, end to end."""
+    draws = range(step * size, (step + 1) * size)
+    epochs = range(draws[0] // count, draws[-1] // count + 1)
     orders = {epoch: permutation(count, derive(seed, epoch)) for epoch in epochs}
-    return [orders[place // count][place % count] for place in places]
+    return [orders[draw // count][draw % count] for draw in draws]
 
 
-def _settings(config: Config, section: Sft) -> Settings:
-    """All weights are trained, also where RLOO trains an adapter."""
-    return Settings(
+def _settings(config: Config, section: Sft) -> TrainerSettings:
+    """SFT trains all weights, also in runs whose updates train a LoRA adapter."""
+    return TrainerSettings(
         dtype=config.model.dtype,
         trust_remote_code=config.model.trust_remote_code,
         temperature=1.0,
-        schedule=Schedule(
+        learning_rate=LearningRate(
             section.learning_rate, section.lr_scheduler_type, section.warmup_steps, section.steps, section.min_lr_ratio
         ),
         adam_betas=section.adam_betas,

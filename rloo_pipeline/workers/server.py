@@ -46,7 +46,7 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
             from rloo_pipeline.training import engine
 
             environment.use_threads(preload)
-            engine.libraries()
+            engine.import_libraries()
         while True:
             connection, _ = listener.accept()
             with connection:

@@ -13,8 +13,8 @@ from torch import Tensor
 from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.scoring.score_table import weighted_sum
 from rloo_pipeline.training import packing, policy_model
-from rloo_pipeline.training.batch import Carried, Completions, make_batch
-from rloo_pipeline.training.engine import of_rows
+from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
+from rloo_pipeline.training.engine import loss_at_rows
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.metrics import update_metrics
 from rloo_pipeline.training.objective import Record, StepLoss
@@ -56,7 +56,7 @@ def steps(
         reference_logps=reference if algorithm.beta else None,
         sampling_logps=None if sampling_logps is None else _padded(sampling_logps),
     )
-    batch, _ = make_batch(algorithm, rollout, completions, Carried())
+    batch, _ = make_batch(algorithm, rollout, completions, AlgorithmState())
     made = []
     for number, chosen in enumerate(rows):
         record = Record.empty(len(round_.prompts))
@@ -64,7 +64,7 @@ def steps(
         loss = terms = 0.0
         for part in (chosen[0::2], chosen[1::2]):
             pack = _pack(round_, part)
-            share = model(pack, of_rows(part, loss_of))
+            share = model(pack, loss_at_rows(part, loss_of))
             share.backward()
             loss += float(share)
             terms += _terms(model, pack, part, loss_of)

@@ -37,13 +37,13 @@ def try_out(kind: str) -> Outcome:
     except Exception as error:
         return Outcome("no configuration", str(error))
     try:
-        model_support.refuse(facts)
+        model_support.check_model(facts)
     except UserError as error:
         return Outcome("refused by config.json", str(error))
     except Exception as error:
         return Outcome("crashed", repr(error))
     try:
-        self_check.of_config(config, trust_remote_code=False)
+        self_check.run(config, trust_remote_code=False)
     except UserError as error:
         return Outcome("refused by the self-check", str(error))
     except Exception as error:
@@ -56,7 +56,7 @@ def _beyond(config: Any) -> Outcome:
     and other sequences than the self-check's; transformers attend eagerly there too.
     """
     for narrow in (True, False):
-        copy = small.copy_of(config, narrow, window=True)
+        copy = small.shrink(config, narrow, window=True)
         try:
             return _of_copy(copy)
         except UserError as error:
@@ -90,6 +90,6 @@ def _of_copy(copy: Any) -> Outcome:
 
 
 def _alone(plain: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    with layers.plainly():
+    with layers.disabled():
         logits = plain(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return (logits.float() / 0.9).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)

@@ -45,7 +45,7 @@ def one_by_one(folder, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     found = []
     longest = max(COMPLETIONS)
-    with layers.plainly():
+    with layers.disabled():
         for place, (prompt, completion) in enumerate(zip(*SEQUENCES, strict=True)):
             logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
             logps = (logits / TEMPERATURE).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
@@ -60,7 +60,7 @@ def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(kind, t
     wanted, slopes = one_by_one(write(tmp_path, kind, RIGHT[kind]), format_of(kind))
     model = policy_model.load(tmp_path, "float32", False).to(format_of(kind)).train()
     module = TokenLogProbs(model, TEMPERATURE)
-    assert module.parts is not None, "the vocabulary is gone through in pieces"
+    assert module.split is not None, "the vocabulary is gone through in pieces"
     pack = SEQUENCES.pick(range(len(PROMPTS)))
     with torch.no_grad():
         found = module(pack).split(COMPLETIONS)
@@ -83,15 +83,15 @@ def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(kind, t
 def test_what_packing_does_not_cover_is_refused_by_its_configuration(kind) -> None:
     facts = config(kind, WRONG[kind]).to_dict()
     with pytest.raises(UserError, match=f"{kind}.* packed training covers full causal attention only"):
-        model_support.refuse(facts, 100)
+        model_support.check_model(facts, 100)
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_and_by_the_self_check_where_its_configuration_told_nothing(kind, monkeypatch, tmp_path) -> None:
     """As of a model that nobody has heard of."""
-    monkeypatch.setattr(model_support, "refuse", lambda *_: None)
-    monkeypatch.setattr(model_support, "limit", lambda _: None)
-    monkeypatch.setattr(self_check, "_known", {})
+    monkeypatch.setattr(model_support, "check_model", lambda *_: None)
+    monkeypatch.setattr(model_support, "length_limit", lambda _: None)
+    monkeypatch.setattr(self_check, "_results", {})
     config(kind, WRONG[kind]).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=kind):
-        self_check.of(tmp_path, False)
+        self_check.load_or_run(tmp_path, False)

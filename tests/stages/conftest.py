@@ -14,7 +14,7 @@ def engines(monkeypatch) -> None:
 
     from rloo_pipeline.training import engine
 
-    engine.libraries()
+    engine.import_libraries()
     from deepspeed.accelerator import get_accelerator
 
     for name in ("is_fp16_supported", "is_bf16_supported"):

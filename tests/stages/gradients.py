@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from rloo_pipeline.config import Algorithm, Rollout
-from rloo_pipeline.training.batch import Carried, Completions, make_batch
+from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.schedule import Schedule
-from rloo_pipeline.training.settings import Settings
+from rloo_pipeline.training.settings import TrainerSettings
 
 LENGTH = 24
 """Tokens per sequence, so that max_tokens decides how many sequences are in a micro-batch."""
@@ -58,8 +58,8 @@ def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
 def main(model: Path, output: Path) -> None:
     """Computes every case in micro-batches of 8, 4 and 1."""
     torch.set_num_threads(1)
-    schedule = Schedule(0.0, "constant", 0, 0, 0.0)  # the weights stay
-    settings = Settings("float32", False, 0.8, schedule, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
+    learning_rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay
+    settings = TrainerSettings("float32", False, 0.8, learning_rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
     engine = Engine(model, settings, 0)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, 20, (8, LENGTH), generator=generator).tolist()
@@ -77,7 +77,7 @@ def main(model: Path, output: Path) -> None:
     for name, keys in CASES.items():
         algorithm = Algorithm.model_validate({"advantage": f"{__file__}:plain", **keys})
         rollout = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=30)
-        batch, _ = make_batch(algorithm, rollout, data, Carried())
+        batch, _ = make_batch(algorithm, rollout, data, AlgorithmState())
         for size in (8, 4, 1):
             loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8))
             loss = engine.step(sequences, ROWS, size * LENGTH, loss_of, lambda _: None)

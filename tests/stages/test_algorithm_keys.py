@@ -199,7 +199,7 @@ def check_left_out(run: Round, said: str) -> None:
     assert (found["steps_left_out"], found["step"], found["trained_completions"]) == (2, 4, 0)
     assert (found["loss"], found["grad_norm"], found["entropy"], found["frac_reward_zero_std"]) == (None, None, None, 1)
     assert all(row["masked"] and row["ratio"] is None for row in table(run, 2))
-    assert "round 2: 2 of 2 optimizer steps left out" in said
+    assert "round 2: skipped 2 of 2 optimizer steps" in said
 
 
 def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go_on(tmp_path, tiny_model) -> None:

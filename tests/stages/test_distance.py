@@ -18,7 +18,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rloo_pipeline.demo.model import tiny_qwen3
+    from rloo_pipeline.demo.character_model import tiny_qwen3
 
     other = tmp_path / "other"
     tiny_qwen3(other, 4, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
@@ -71,7 +71,7 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
     adapted.save_pretrained(tmp_path / "adapter")
     sequences = Sequences([PROMPT] * len(SAID), SAID)
 
-    def scored(folder: Path, entropies: bool = False) -> forward_only.Scored:
+    def scored(folder: Path, entropies: bool = False) -> forward_only.TokenValues:
         model = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
         return forward_only.score(model, sequences, 64, "tokens", entropies)
 

@@ -6,9 +6,9 @@ from cases import RIGHT, write
 
 from rloo_pipeline.config import Lora
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.schedule import Schedule
-from rloo_pipeline.training.settings import Settings
+from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -32,8 +32,8 @@ def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def test_a_step_and_the_log_probs_that_it_is_compared_with_drop_alike(tmp_path, asked) -> None:
     folder = write(tmp_path, "gpt2", RIGHT["gpt2"])
     lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if asked == "of the adapter" else None
-    rate = Schedule(0.0, "constant", 0, 0, 0.0)  # the weights stay
-    settings = Settings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
+    rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay
+    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
     engine = Engine(folder, settings._replace(disable_dropout=asked != "by the model"), 0)
     if lora is not None:
         with torch.no_grad():

@@ -25,7 +25,7 @@ WITHIN = 0.15
 
 def make_model(folder: Path, size: str) -> Path:
     """A model of random weights."""
-    from rloo_pipeline.demo.model import character_tokenizer, write_qwen3
+    from rloo_pipeline.demo.character_model import character_tokenizer, write_qwen3
 
     tokenizer = character_tokenizer(512)
     tokenizer.add_tokens([f"<word {number}>" for number in range(VOCABULARY - len(tokenizer))])

@@ -2,12 +2,13 @@
 
 import pytest
 
-from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.schedule import Schedule
-from rloo_pipeline.training.settings import Settings
+from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -15,9 +16,9 @@ SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head
 STEPS = [Sequences([[4, 5, 6 + number]] * 2, [[7, 8, 9, 2], [10, 11 + number]]) for number in range(3)]
 
 
-def settings(zero_stage: int, dtype: str) -> Settings:
-    schedule = Schedule(1e-2, "constant", 0, 0, 0.0)
-    return Settings(dtype, False, 1.0, schedule, (0.9, 0.99), 1e-8, 0.01, 1.0, zero_stage, False, None)
+def settings(zero_stage: int, dtype: str) -> TrainerSettings:
+    learning_rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
+    return TrainerSettings(dtype, False, 1.0, learning_rate, (0.9, 0.99), 1e-8, 0.01, 1.0, zero_stage, False, None)
 
 
 def step(engine: Engine, number: int) -> None:
@@ -32,9 +33,9 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
     straight = Engine(tmp_path / "model", settings(zero_stage, dtype), 0)
     step(straight, 0)
     straight.save_policy(tmp_path / "policy")
-    straight.save_state(tmp_path / "state", {"number": 1})
+    trainer_state.save(straight, tmp_path / "state", {"number": 1})
     later = Engine(tmp_path / "policy", settings(zero_stage, dtype), 0)
-    assert later.load_state(tmp_path / "state") == {"number": 1}
+    assert trainer_state.load(later, tmp_path / "state") == {"number": 1}
     weights = sum(file.stat().st_size for file in (tmp_path / "policy").glob("*.safetensors"))
     state = sum(file.stat().st_size for file in (tmp_path / "state").rglob("*") if file.is_file())
     # of each weight in float32 two moments; with 16 bits, or where ZeRO keeps its own, the master weight too
@@ -67,10 +68,10 @@ def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stag
         step(left, number)
         left.leave_gpu()
         assert all(weights.untyped_storage().nbytes() for weights in left.model.parameters()), "it is on none"
-        left.put_aside()
+        left.offload()
         held = [*left.model.parameters(), *left.engine.basic_optimizer.param_groups[0]["params"]]
         assert not any(weights.untyped_storage().nbytes() for weights in held)
-        left.put_aside()
+        left.offload()
         left.enter_gpu()
         left.enter_gpu()
     expected = stayed._weights()
@@ -82,5 +83,5 @@ def test_a_trainer_that_cannot_leave_says_so(tmp_path) -> None:
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
     engine = Engine(tmp_path / "model", settings(3, "bfloat16"), 0)
     with pytest.raises(IncompatibleEngine):
-        engine.put_aside()
+        engine.offload()
     step(engine, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import forks
 import pytest
 
-from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import sampler as sampling
 from rloo_pipeline.rollout import swap_check

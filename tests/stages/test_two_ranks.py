@@ -5,7 +5,7 @@ import pytest
 import torch
 import two_ranks
 
-from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.demo.character_model import tiny_qwen3
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 

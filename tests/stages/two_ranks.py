@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.schedule import Schedule
-from rloo_pipeline.training.settings import Settings
+from rloo_pipeline.training.settings import TrainerSettings
 
 ROWS, LENGTH, STEPS = 8, 24, 2
 CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
@@ -21,9 +21,9 @@ def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float]
     """Two steps on rows that are one micro-batch each, so that ranks only divide them among themselves."""
     ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
-    schedule = Schedule(1e-2, "constant", 0, 0, 0.0)
-    settings = Settings(
-        *("bfloat16", False, 1.0, schedule, (0.9, 0.99), 1e-8, 0.0, 1.0, zero_stage, False, None, communication)
+    learning_rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
+    settings = TrainerSettings(
+        *("bfloat16", False, 1.0, learning_rate, (0.9, 0.99), 1e-8, 0.0, 1.0, zero_stage, False, None, communication)
     )
     engine = Engine(model, settings, 0)
     norms = []

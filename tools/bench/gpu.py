@@ -167,13 +167,13 @@ def plain(task: Task, _: Path) -> list[float]:
 def deepspeed(task: Task, folder: Path) -> list[float]:
     """Our step as a run makes it: seconds of each."""
     from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.schedule import Schedule
-    from rloo_pipeline.training.settings import Settings
+    from rloo_pipeline.training.learning_rate import LearningRate
+    from rloo_pipeline.training.settings import TrainerSettings
 
     model(SIZES[task.size], task.device, task.dtype, "sdpa").save_pretrained(folder / "model")
     again = SIZES[task.size].checkpointing
-    schedule = Schedule(RATE, "constant", 0, 0, 0.0)
-    settings = Settings(task.dtype, False, 1.0, schedule, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, again, None)
+    learning_rate = LearningRate(RATE, "constant", 0, 0, 0.0)
+    settings = TrainerSettings(task.dtype, False, 1.0, learning_rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, again, None)
     engine = Engine(folder / "model", settings, 0)
     sequences, rows, most, loss_of = _ours(task)
     found = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))

@@ -21,7 +21,7 @@ def main() -> None:
 
     from rloo_pipeline.artifacts import policy, tables
     from rloo_pipeline.demo.arithmetic import problems
-    from rloo_pipeline.demo.model import tiny_qwen3
+    from rloo_pipeline.demo.character_model import tiny_qwen3
     from rloo_pipeline.rollout import groups
     from rloo_pipeline.rollout.requests import SamplingConfig
     from rloo_pipeline.rollout.sampler import EngineSettings, Sampler

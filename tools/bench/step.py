@@ -59,13 +59,13 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
 
     from rloo_pipeline.config import Algorithm, Rollout
     from rloo_pipeline.training import policy_model
-    from rloo_pipeline.training.batch import Carried, Completions, make_batch
+    from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
     from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.learning_rate import LearningRate
     from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.objective import Record, StepLoss
     from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.schedule import Schedule
-    from rloo_pipeline.training.settings import Settings
+    from rloo_pipeline.training.settings import TrainerSettings
 
     torch.set_num_threads(1)
     prompts, completions, rewards = shapes.batch(shape)
@@ -88,8 +88,8 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
                 found[some, : values.shape[1]] = values
         referenced.append(time.process_time() - began)
     del reference  # a stage of its own, in a process of its own
-    settings = Settings(
-        "float32", False, 1.0, Schedule(RATE, "constant", 0, 0, 0.0), (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None
+    settings = TrainerSettings(
+        "float32", False, 1.0, LearningRate(RATE, "constant", 0, 0, 0.0), (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None
     )
     engine = Engine(folder, settings, 0)
     for before in referenced:
@@ -99,7 +99,7 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
         truncated = torch.zeros(len(rows), dtype=torch.bool)
         scores = torch.tensor(rewards, dtype=torch.float64)
         batch, _ = make_batch(
-            algorithm, rollout, Completions(scores, mask, truncated, old, found.clone(), None), Carried()
+            algorithm, rollout, Completions(scores, mask, truncated, old, found.clone(), None), AlgorithmState()
         )
         passes.append(before + time.process_time() - began)
         began = time.process_time()
@@ -126,7 +126,7 @@ def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) 
     from transformers import PreTrainedTokenizerFast, TrainerCallback
     from trl import RLOOConfig, RLOOTrainer
 
-    from rloo_pipeline.demo.model import character_tokenizer
+    from rloo_pipeline.demo.character_model import character_tokenizer
 
     prompts, completions, rewards = batch
     micro = place.micro or len(completions)

@@ -15,7 +15,7 @@ def words_qwen3(folder: Path, seed: int, *, vocabulary: int, context: int, **sha
     """Writes the model and a tokenizer that has a word for each of its tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from rloo_pipeline.demo.model import END, PAD, START, with_chat, write_qwen3
+    from rloo_pipeline.demo.character_model import END, PAD, START, with_chat, write_qwen3
 
     names = [PAD, START, END, *(f"w{number}" for number in range(3, vocabulary))]
     tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=PAD))

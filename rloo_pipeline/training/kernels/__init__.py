@@ -1,1 +1,1 @@
-"""Attention, layers and the head, with gradients of their own."""
+"""Attention, layers and vocabulary projection with hand-written gradients."""

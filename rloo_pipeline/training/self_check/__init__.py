@@ -1,8 +1,8 @@
-"""A model held against itself before it trains or scores: packed, it computes what plain transformers do.
+"""Checks, before a model trains or scores, that packed it computes what plain transformers computes.
 
-Once for a configuration, on a small copy that is made from it (`small`), in float32 on the CPU (`compare`). What came
-out lies beside the weights as `self_check.json` and goes with them from policy to policy, so that later rounds and
-stages read it; it holds for this configuration, this code and these versions of libraries.
+The check runs once per model configuration, on a small copy with that configuration (`small`), in float32 on the CPU
+(`packed_vs_plain`). Its result is stored beside the weights as `self_check.json` and copied from policy to policy, so
+that later rounds and stages only read it. It is valid for one configuration, this code and these library versions.
 """
 
 from __future__ import annotations
@@ -22,123 +22,124 @@ from rloo_pipeline.training import model_support
 
 RECORD = "self_check.json"
 LOGPS, GRADIENT = 1e-3, 1e-2
-"""Nats of a token's log-prob and share of a parameter's gradient that float32 explains. What is right is below a tenth
-of it, what is wrong above a hundred times (tests/families).
+"""Largest differences that float32 rounding explains: nats of a log-prob, and relative error of a parameter's gradient.
+Correct models stay below a tenth of it, wrong ones exceed it a hundred times (tests/families).
 """
-FAR = 10**9
-PASSING = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Keys of a configuration that change no result of a model in float32."""
-_known: dict[str, SelfCheck] = {}
+UNLIMITED = 10**9
+IGNORED_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+"""Configuration keys that do not change a float32 result."""
+_results: dict[str, SelfCheck] = {}
 
 
 class SelfCheck(NamedTuple):
-    """What came out."""
+    """Result of a check."""
 
     model: str
-    """Its class."""
+    """Class name."""
     logps: float
     """Largest difference of a token's log-prob, nats."""
     gradient: float
-    """Largest difference of a parameter's gradient, as a share of it."""
+    """Largest relative difference of a parameter's gradient."""
     parameter: str
-    """Which parameter that is."""
+    """Name of that parameter."""
     digest: str
-    """Of configuration, code and versions."""
+    """Digest of configuration, code and library versions."""
 
     @classmethod
-    def from_json(cls, found: JSON) -> Self:
-        """What `write` wrote."""
-        return cls(**found)
+    def from_json(cls, fields: JSON) -> Self:
+        """Reads what `write` wrote."""
+        return cls(**fields)
 
     def write(self, folder: Path) -> None:
-        """Leaves it in a policy's folder."""
+        """Writes the result into a policy's folder."""
         write_json(folder / RECORD, self._asdict())
 
 
-def of(folder: Path, trust_remote_code: bool) -> SelfCheck:
-    """Of the model in a folder (no adapter's): as it lies there, as this process knows it, or made now.
+def load_or_run(folder: Path, trust_remote_code: bool) -> SelfCheck:
+    """The result for the model in `folder` (not an adapter): from memory, from its file, or from a check run now.
 
     Raises:
-        UserError: the model is not computed right, or cannot be tried.
+        UserError: the check fails or cannot run.
     """
-    model_support.refuse(folder)
+    model_support.check_model(folder)
     import_shims.prepare_transformers()
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ValueError, OSError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'}: not of a model that transformers know ({_words(error)})") from error
+        raise UserError(
+            f"{folder / 'config.json'}: transformers cannot read this configuration ({_summary(error)})"
+        ) from error
     facts = config.to_dict()
-    model_support.refuse(facts)
+    model_support.check_model(facts)
     digest = _digest(facts, folder)
-    if digest not in _known:
+    if digest not in _results:
         record = folder / RECORD
-        found = SelfCheck.from_json(read_json(record)) if record.exists() else None
-        if found is None or found.digest != digest:
-            found = of_config(config, trust_remote_code)._replace(digest=digest)
-        _known[digest] = found
-    return _known[digest]
+        result = SelfCheck.from_json(read_json(record)) if record.exists() else None
+        if result is None or result.digest != digest:
+            result = run(config, trust_remote_code)._replace(digest=digest)
+        _results[digest] = result
+    return _results[digest]
 
 
-def of_config(config: Any, trust_remote_code: bool) -> SelfCheck:
-    """Of a model of a configuration of transformers', made now.
+def run(config: Any, trust_remote_code: bool) -> SelfCheck:
+    """Runs the check for a transformers configuration; the result has no digest yet.
 
     Raises:
-        UserError: as `of`.
+        UserError: as `load_or_run`.
     """
     from rloo_pipeline.training.kernels import attention
-    from rloo_pipeline.training.self_check import compare, small
+    from rloo_pipeline.training.self_check import packed_vs_plain, small
 
     attention.register()
-    window = model_support.limit(config.to_dict())
-    kind, troubles = config.model_type, list[str]()
+    window = model_support.length_limit(config.to_dict())
+    kind, failures = config.model_type, list[str]()
     for narrow in (True, False):
         try:
-            copy = small.copy_of(config, narrow, window is None)
-            found = compare.compare(copy, trust_remote_code, window.tokens if window else FAR)
+            copy = small.shrink(config, narrow, window is None)
+            difference = packed_vs_plain.compare(copy, trust_remote_code, window.tokens if window else UNLIMITED)
         except UserError as error:
             raise UserError(f"{kind}: {error}") from error
         except small.TooLargeError as error:
-            troubles.append(str(error))
+            failures.append(str(error))
             continue
         except Exception as error:
-            troubles.append(_words(error))
+            failures.append(_summary(error))
             continue
-        made = SelfCheck(found.model, found.logps, found.gradient, found.parameter, "")
-        _judge(kind, made)
-        return made
+        result = SelfCheck(*difference, digest="")
+        _raise_if_different(kind, result)
+        return result
     raise UserError(
-        f"{kind}: it cannot be tried on a small copy whether it is computed right ({'; '.join(troubles)}); take a "
-        "model whose layers take transformers' attention interface"
+        f"{kind}: the self-check cannot run on a small copy of this model ({'; '.join(failures)}); use a model whose "
+        "layers call transformers' attention interface"
     )
 
 
-def _judge(kind: str, found: SelfCheck) -> None:
-    """Raises where float32 does not explain what was found."""
-    if not (found.logps <= LOGPS and found.gradient <= GRADIENT):  # NaN is no good either
+def _raise_if_different(kind: str, result: SelfCheck) -> None:
+    if not (result.logps <= LOGPS and result.gradient <= GRADIENT):  # NaN fails too
         raise UserError(
-            f"{kind} ({found.model}): packed, it is another model than in plain transformers (log-probs differ by "
-            f"up to {found.logps:.2g} nats, the gradient of {found.parameter} by {found.gradient:.2g} of itself; "
-            f"float32 explains {LOGPS:g} and {GRADIENT:g}); {model_support.OUTSIDE}, so take another model"
+            f"{kind} ({result.model}): packed, it does not compute what plain transformers does (log-probs differ by "
+            f"up to {result.logps:.2g} nats, the gradient of {result.parameter} by {result.gradient:.2g} of itself; "
+            f"float32 explains {LOGPS:g} and {GRADIENT:g}); {model_support.OUTSIDE}, so use another model"
         )
 
 
 def _digest(facts: JSON, folder: Path) -> str:
-    """Of all that the outcome follows from."""
-    own = Path(__file__).parent
+    """Digest of everything that the result depends on."""
+    here = Path(__file__).parent
     names = ("dropout", "layout", "logprobs", "packing", "model_support", "model_types")
-    ours = [*(own.parent / f"{name}.py" for name in names), *sorted((own.parent / "kernels").glob("*.py"))]
-    code = [*ours, *sorted(own.glob("*.py")), *sorted(folder.glob("*.py"))]
-    told = {key: value for key, value in facts.items() if key not in PASSING}
-    parts = [json.dumps(told, sort_keys=True, default=str), *(digest_of(file) for file in code)]
+    ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
+    code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
+    relevant = {key: value for key, value in facts.items() if key not in IGNORED_KEYS}
+    parts = [json.dumps(relevant, sort_keys=True, default=str), *(digest_of(file) for file in code)]
     parts += [version(name) for name in ("torch", "transformers")]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _words(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     from rloo_pipeline.training.kernels import attention
 
     if isinstance(error, KeyError) and error.args == (attention.NAME,):
-        return "it takes no attention from outside"
+        return "it does not support custom attention functions"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -73,18 +73,18 @@ def test_dr_grpo_is_rloo_times_the_share_of_the_others() -> None:
 @every
 def test_unscorable_samples_are_as_if_they_were_not_there(name) -> None:
     with_hole, without = double([[1.0, NAN, 0.0, 3.0]]), double([[1.0, 0.0, 3.0]])
-    found = ALL[name](with_hole)
-    assert found[0, 1] == 0
-    torch.testing.assert_close(found[:, [0, 2, 3]], ALL[name](without))
+    result = ALL[name](with_hole)
+    assert result[0, 1] == 0
+    torch.testing.assert_close(result[:, [0, 2, 3]], ALL[name](without))
 
 
 @every
 @given(rewards_of)
 def test_nothing_but_numbers_of_the_same_shape_comes_out(name, rewards) -> None:
-    found = ALL[name](rewards)
-    assert found.shape == rewards.shape
-    assert found.isfinite().all()
-    assert (found[rewards.isnan()] == 0).all()
+    result = ALL[name](rewards)
+    assert result.shape == rewards.shape
+    assert result.isfinite().all()
+    assert (result[rewards.isnan()] == 0).all()
 
 
 @every
@@ -106,8 +106,8 @@ def test_a_shift_of_all_rewards_changes_nothing(name, rewards, shift) -> None:
 @in_groups
 @given(hnp.arrays("float64", (3, 2), elements=st.integers(0, 9)).map(torch.from_numpy))
 def test_two_samples_get_opposite_advantages(name, rewards) -> None:
-    found = IN_GROUPS[name](rewards)
-    torch.testing.assert_close(found[:, 0], -found[:, 1])
+    result = IN_GROUPS[name](rewards)
+    torch.testing.assert_close(result[:, 0], -result[:, 1])
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo", "maxrl"])
@@ -132,21 +132,21 @@ def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
 
 def leave_one_out(row: list[float]) -> dict[str, list[float]]:
     """The estimators in rational numbers, sample by sample from the others' list; 0 where there is nothing to say."""
-    found: dict[str, list[float]] = {name: [] for name in ("rloo", "rloo_std", "dr_grpo", "grpo")}
+    by_estimator: dict[str, list[float]] = {name: [] for name in ("rloo", "rloo_std", "dr_grpo", "grpo")}
     for place, own in enumerate(row):
         others = [Fraction(r) for i, r in enumerate(row) if i != place and not math.isnan(r)]
         if math.isnan(own) or not others:
-            for values in found.values():
+            for values in by_estimator.values():
                 values.append(0.0)
             continue
         left = Fraction(own) - sum(others) / len(others)
         centred = Fraction(own) - (sum(others) + Fraction(own)) / (len(others) + 1)
         spread = deviation(others)
-        found["rloo"].append(float(left))
-        found["rloo_std"].append(float(left) / (spread + E if spread else 1.0))
-        found["dr_grpo"].append(float(centred))
-        found["grpo"].append(float(centred) / (deviation([*others, Fraction(own)]) + E))
-    return found
+        by_estimator["rloo"].append(float(left))
+        by_estimator["rloo_std"].append(float(left) / (spread + E if spread else 1.0))
+        by_estimator["dr_grpo"].append(float(centred))
+        by_estimator["grpo"].append(float(centred) / (deviation([*others, Fraction(own)]) + E))
+    return by_estimator
 
 
 def deviation(values: list[Fraction]) -> float:
@@ -191,7 +191,7 @@ def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, near, reward, sample
         assert (function(torch.full((3, samples), reward, dtype=dtype)) == 0).all(), function
     rewards = torch.full((samples,), reward, dtype=dtype)
     assert (nan_stats.whiten(rewards) == 0).all()
-    moments = shaping.Moments().seen(rewards).seen(rewards)
+    moments = shaping.Moments().add(rewards).add(rewards)
     assert (moments.standardize(rewards.double()) == 0).all()
 
 
@@ -202,11 +202,11 @@ def test_running_moments_far_from_0_are_those_of_exact_arithmetic(offset, rounds
     batches = [[offset + step * max(1.0, abs(offset) / 64) for step in steps] for steps in rounds]
     moments = shaping.Moments()
     for batch in batches:
-        moments = moments.seen(torch.tensor(batch, dtype=torch.float64))
+        moments = moments.add(torch.tensor(batch, dtype=torch.float64))
     values = [Fraction(value) for batch in batches for value in batch]
     assert moments.mean == pytest.approx(float(sum(values) / len(values)))
-    found = math.sqrt(moments.squares / (moments.number - 1))
-    assert found == pytest.approx(deviation(values), rel=1e-9, abs=1e-12 * abs(offset))
+    std = math.sqrt(moments.squares / (moments.number - 1))
+    assert std == pytest.approx(deviation(values), rel=1e-9, abs=1e-12 * abs(offset))
 
 
 @pytest.mark.parametrize("sibling", [0.1 + 0.2, 0.3])
@@ -220,8 +220,8 @@ def test_groups_of_equal_or_lone_rewards_teach_nothing() -> None:
     rewards = double([[1, 1, 1], [1, 0, NAN], [1, 1, NAN], [1, NAN, NAN], [NAN, NAN, NAN], [0, 1, 1]])
     teaches = nan_stats.teaching(rewards, torch.ones(6, 3, dtype=torch.bool))
     assert teaches.tolist() == [False, True, False, False, False, True]
-    assert nan_stats.first_of(teaches, 2) == [1, 5]
-    assert nan_stats.first_of(teaches, 4) == [0, 1, 2, 5]
+    assert nan_stats.first_teaching(teaches, 2) == [1, 5]
+    assert nan_stats.first_teaching(teaches, 4) == [0, 1, 2, 5]
 
 
 def test_a_group_teaches_by_what_is_in_the_loss() -> None:
@@ -235,15 +235,15 @@ def test_a_group_teaches_by_what_is_in_the_loss() -> None:
 @given(rewards_of)
 def test_a_group_teaches_exactly_where_an_advantage_is_not_0(name, rewards) -> None:
     assume(name != "maxrl" or bool((rewards.nan_to_num(0.0) <= 1).all()))
-    found = (IN_GROUPS[name](rewards).abs() > 1e-12).any(-1)
-    assert torch.equal(found, nan_stats.teaching(rewards, torch.ones_like(rewards, dtype=torch.bool)))
+    has_advantage = (IN_GROUPS[name](rewards).abs() > 1e-12).any(-1)
+    assert torch.equal(has_advantage, nan_stats.teaching(rewards, torch.ones_like(rewards, dtype=torch.bool)))
 
 
 @given(rewards_of)
 def test_the_whitened_batch_has_mean_0_and_deviation_1(rewards) -> None:
-    found = nan_stats.whiten(rewards)
-    left = found[~found.isnan()]
-    assert torch.equal(found.isnan(), rewards.isnan())
+    whitened = nan_stats.whiten(rewards)
+    left = whitened[~whitened.isnan()]
+    assert torch.equal(whitened.isnan(), rewards.isnan())
     assume(len(left) > 1 and rewards[~rewards.isnan()].std() > 0)
     assert left.mean().item() == pytest.approx(0, abs=1e-9)
     assert left.std().item() == pytest.approx(1, rel=1e-3)

@@ -16,12 +16,12 @@ def test_on_policy_the_gradient_is_reinforce(level, clip) -> None:
     """With equal log-probs the ratio is 1 and d loss / d logp = -A (divided by the length for GSPO's mean in PPO)."""
     logps = torch.tensor([[-1.0, -2.0], [-0.5, 0.0]], requires_grad=True)
     weights = torch.tensor([2.0, -1.0])
-    made = losses(logps, logps.detach(), weights, MASK, level, clip, WIDE)
-    made.loss.sum().backward()
+    result = losses(logps, logps.detach(), weights, MASK, level, clip, WIDE)
+    result.loss.sum().backward()
     lengths = torch.tensor([[2.0], [1.0]]) if (level, clip) == ("sequence_mean", "ppo") else 1.0
     assert torch.allclose(logps.grad, -weights.unsqueeze(-1) * MASK / lengths)
-    assert made.ratio.tolist() == [1.0, 1.0]
-    assert [*made.low.tolist(), *made.high.tolist()] == [0.0] * 4
+    assert result.ratio.tolist() == [1.0, 1.0]
+    assert [*result.low.tolist(), *result.high.tolist()] == [0.0] * 4
 
 
 def test_the_sequence_ratio_is_the_product_of_the_token_ratios() -> None:
@@ -35,9 +35,9 @@ def test_the_sequence_ratio_is_the_product_of_the_token_ratios() -> None:
 @pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
 def test_a_ratio_beyond_all_bounds_makes_no_nan(level) -> None:
     logps = torch.tensor([[200.0, 200.0]], requires_grad=True)
-    made = losses(logps, torch.zeros(1, 2), torch.zeros(1), torch.ones(1, 2, dtype=torch.bool), level, "ppo", WIDE)
-    made.loss.sum().backward()
-    assert made.loss.sum().item() == 0
+    result = losses(logps, torch.zeros(1, 2), torch.zeros(1), torch.ones(1, 2, dtype=torch.bool), level, "ppo", WIDE)
+    result.loss.sum().backward()
+    assert result.loss.sum().item() == 0
     assert logps.grad.tolist() == [[0.0, 0.0]]
 
 
@@ -45,18 +45,18 @@ def one_token(clip, bounds, advantages=(1.0, -1.0, 1.0, -1.0)):
     """Four completions of one token whose ratios are e^0.5, e^0.5, e^-0.5, e^-0.5."""
     logps = torch.tensor([[0.5], [0.5], [-0.5], [-0.5]], requires_grad=True)
     mask = torch.ones(4, 1, dtype=torch.bool)
-    made = losses(logps, torch.zeros(4, 1), torch.tensor(advantages), mask, "token", clip, bounds)
-    made.loss.sum().backward()
-    return made, logps.grad.flatten()
+    result = losses(logps, torch.zeros(4, 1), torch.tensor(advantages), mask, "token", clip, bounds)
+    result.loss.sum().backward()
+    return result, logps.grad.flatten()
 
 
 def test_the_clip_takes_the_gradient_only_where_it_would_go_further() -> None:
-    made, gradient = one_token("ppo", Bounds(0.2, 0.3))
-    assert made.high.tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert made.low.tolist() == [0.0, 0.0, 0.0, 1.0]
+    result, gradient = one_token("ppo", Bounds(0.2, 0.3))
+    assert result.high.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert result.low.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert (gradient != 0).tolist() == [False, True, True, False]
-    assert made.loss[0].item() == pytest.approx(-1.3)
-    assert made.loss[3].item() == pytest.approx(0.8)
+    assert result.loss[0].item() == pytest.approx(-1.3)
+    assert result.loss[3].item() == pytest.approx(0.8)
 
 
 def test_the_dual_clip_bounds_the_loss_of_a_bad_completion_that_became_likely() -> None:
@@ -69,9 +69,9 @@ def test_the_dual_clip_bounds_the_loss_of_a_bad_completion_that_became_likely() 
 
 
 def test_cispo_cuts_the_weight_and_keeps_the_gradient() -> None:
-    made, gradient = one_token("cispo", Bounds(0.2, 0.3))
+    result, gradient = one_token("cispo", Bounds(0.2, 0.3))
     assert gradient.tolist() == pytest.approx([-1.3, 1.3, -(torch.e**-0.5), torch.e**-0.5])
-    assert made.high.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert result.high.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_without_a_clip_there_is_no_ratio_in_the_gradient() -> None:
@@ -113,10 +113,10 @@ def test_a_step_without_any_completion_has_loss_0() -> None:
 def test_the_estimates_of_the_kl() -> None:
     logps, reference = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -1.0, 0.0]])
     mask = torch.tensor([[True, True, False]])
-    found = {name: kl.estimate(name, logps, reference, mask)[0].tolist() for name in ("k1", "k2", "k3")}
-    assert found["k1"] == [0.5, -1.0, 0.0]
-    assert found["k2"] == [0.125, 0.5, 0.0]
-    assert found["k3"] == pytest.approx([torch.e**-0.5 - 0.5, torch.e - 2, 0.0], abs=1e-6)
+    estimates = {name: kl.estimate(name, logps, reference, mask)[0].tolist() for name in ("k1", "k2", "k3")}
+    assert estimates["k1"] == [0.5, -1.0, 0.0]
+    assert estimates["k2"] == [0.125, 0.5, 0.0]
+    assert estimates["k3"] == pytest.approx([torch.e**-0.5 - 0.5, torch.e - 2, 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "unbiased"), [("k1", True), ("k2", False), ("k3", True)])
@@ -135,19 +135,19 @@ def test_in_a_loss_the_gradient_of_k2_is_that_of_the_kl(name, right) -> None:
     logps = logits.log_softmax(0)
     exact = torch.autograd.grad((logps.exp() * (logps - reference)).sum(), logits, retain_graph=True)[0]
     tokens = kl.estimate(name, logps, reference, torch.ones(3, dtype=torch.bool))
-    found = torch.autograd.grad((logps.exp().detach() * tokens).sum(), logits)[0]
-    assert torch.allclose(found, exact) == right
+    gradient = torch.autograd.grad((logps.exp().detach() * tokens).sum(), logits)[0]
+    assert torch.allclose(gradient, exact) == right
     if name == "k1":
-        assert found.abs().max() < 1e-12
+        assert gradient.abs().max() < 1e-12
 
 
 def test_what_is_to_go_is_the_sum_from_here_on() -> None:
-    assert kl.to_go(torch.tensor([[1.0, 2.0, 4.0]])).tolist() == [[7.0, 6.0, 4.0]]
+    assert kl.reward_to_go(torch.tensor([[1.0, 2.0, 4.0]])).tolist() == [[7.0, 6.0, 4.0]]
 
 
 @pytest.mark.parametrize(("measured", "factor"), [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (0.0, 0.98)])
 def test_beta_is_steered_towards_the_target_and_never_far(measured, factor) -> None:
-    assert kl.steered(0.05, measured, 6.0, 0.1) == pytest.approx(0.05 * factor)
+    assert kl.adapt_beta(0.05, measured, 6.0, 0.1) == pytest.approx(0.05 * factor)
 
 
 TRAINER = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -1.0]])
@@ -168,14 +168,14 @@ TOKENS = torch.tensor([[True, True, False], [True, True, True]])
 )
 def test_importance_weights_are_truncated_or_dropped(correction, first, second) -> None:
     low = None if correction.endswith("tis") else 0.5
-    found = mismatch.weights(TRAINER, SAMPLER, TOKENS, correction, low, 1.2).weight.tolist()
-    assert found[0] == pytest.approx(first)
-    assert found[1] == second
+    result = mismatch.weights(TRAINER, SAMPLER, TOKENS, correction, low, 1.2).weight.tolist()
+    assert result[0] == pytest.approx(first)
+    assert result[1] == second
 
 
 def test_what_is_truncated_or_dropped_is_counted() -> None:
-    found = mismatch.weights(TRAINER, SAMPLER, TOKENS, "token_mis", 0.5, 1.2).outside
-    assert found.tolist() == [[True, True, False], [False, False, False]]
+    result = mismatch.weights(TRAINER, SAMPLER, TOKENS, "token_mis", 0.5, 1.2).outside
+    assert result.tolist() == [[True, True, False], [False, False, False]]
     assert mismatch.weights(TRAINER, SAMPLER, TOKENS, "sequence_tis", 0.7, None).outside.tolist() == [[True], [False]]
     assert not mismatch.weights(TRAINER, SAMPLER, TOKENS, "none", 0.7, 0.8).outside.any()
 
@@ -184,9 +184,9 @@ def test_the_geometric_mean_judges_completions_of_all_lengths_alike() -> None:
     """Each token of three completions is e^0.01, e^-0.05 and 1 times as likely; the product of 4,096 is e^41."""
     shift = torch.tensor([[0.01], [-0.05], [0.0]]).expand(3, 4096)
     mask = torch.arange(4096) < torch.tensor([[4096], [30], [4096]])
-    found = mismatch.weights(shift, torch.zeros(3, 4096), mask, "sequence_mean_mis", 0.98, 1.02)
-    assert found.weight.tolist() == [[1.0], [0.0], [1.0]]
-    assert found.outside.tolist() == [[False], [True], [False]]
+    result = mismatch.weights(shift, torch.zeros(3, 4096), mask, "sequence_mean_mis", 0.98, 1.02)
+    assert result.weight.tolist() == [[1.0], [0.0], [1.0]]
+    assert result.outside.tolist() == [[False], [True], [False]]
     product = mismatch.weights(shift, torch.zeros(3, 4096), mask, "sequence_mis", 0.1, 10.0)
     assert product.weight.flatten().tolist() == pytest.approx([0.0, torch.e**-1.5, 1.0])
 
@@ -195,18 +195,18 @@ def test_the_geometric_mean_judges_completions_of_all_lengths_alike() -> None:
 @pytest.mark.parametrize("apart", [100.0, -100.0])
 def test_a_weight_without_an_upper_threshold_is_bounded_as_ratios_are(correction, apart) -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
-    found = mismatch.weights(torch.zeros(1, 2), torch.full((1, 2), -apart), mask, correction, 1e-12, None).weight
-    assert (found * 0.0 == 0).all(), "a loss of 0 stays 0"
-    assert found.flatten().tolist() == pytest.approx([torch.e ** (20 if apart > 0 else -20)] * found.numel())
+    result = mismatch.weights(torch.zeros(1, 2), torch.full((1, 2), -apart), mask, correction, 1e-12, None).weight
+    assert (result * 0.0 == 0).all(), "a loss of 0 stays 0"
+    assert result.flatten().tolist() == pytest.approx([torch.e ** (20 if apart > 0 else -20)] * result.numel())
 
 
 def test_the_gap_between_sampler_and_trainer() -> None:
-    found = mismatch.gap(TRAINER, SAMPLER, TOKENS)
-    assert found.absolute.tolist() == [1.5, 0.0]
-    assert found.largest.tolist() == [1.0, 0.0]
-    assert found.log_weight.tolist() == [-0.5, 0.0]
-    assert found.kl[0].item() == pytest.approx((torch.e**0.5 - 1.5) + (torch.e**-1 - 0.0))
-    assert found.outside.tolist() == [1, 0]
+    gap = mismatch.gap(TRAINER, SAMPLER, TOKENS)
+    assert gap.absolute.tolist() == [1.5, 0.0]
+    assert gap.largest.tolist() == [1.0, 0.0]
+    assert gap.log_weight.tolist() == [-0.5, 0.0]
+    assert gap.kl[0].item() == pytest.approx((torch.e**0.5 - 1.5) + (torch.e**-1 - 0.0))
+    assert gap.outside.tolist() == [1, 0]
     far = mismatch.gap(torch.zeros(1, 1), torch.full((1, 1), -100.0), torch.ones(1, 1, dtype=torch.bool))
     assert far.kl.isfinite().all()
 

@@ -23,9 +23,9 @@ def estimates(samples: int, estimator) -> torch.Tensor:
     return (estimator(VALUES[arms]).unsqueeze(-1) * scores).mean(1)
 
 
-def off(found: torch.Tensor) -> torch.Tensor:
+def off(estimate: torch.Tensor) -> torch.Tensor:
     """How many standard errors the mean of the estimates is from the exact gradient, by arm."""
-    return ((found.mean(0) - EXACT) / (found.std(0) / len(found) ** 0.5)).abs()
+    return ((estimate.mean(0) - EXACT) / (estimate.std(0) / len(estimate) ** 0.5)).abs()
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
@@ -36,15 +36,15 @@ def test_the_mean_of_the_rloo_estimate_is_the_gradient(samples) -> None:
 @pytest.mark.parametrize("samples", [2, 4, 8])
 def test_a_baseline_that_contains_the_sample_itself_is_biased(samples) -> None:
     """Dr. GRPO's mean: shrunk by (K − 1)/K. It shows that the test above can fail."""
-    found = estimates(samples, advantages.dr_grpo)
-    assert (off(found) > 3).any()
-    assert (off(found * samples / (samples - 1)) < 3).all()
+    estimate = estimates(samples, advantages.dr_grpo)
+    assert (off(estimate) > 3).any()
+    assert (off(estimate * samples / (samples - 1)) < 3).all()
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
 def test_its_variance_is_below_that_of_one_sample_without_a_baseline(samples) -> None:
-    one = estimates(1, lambda rewards: rewards).var(0).sum()
-    assert estimates(samples, advantages.rloo).var(0).sum() < one
+    single_sample = estimates(1, lambda rewards: rewards).var(0).sum()
+    assert estimates(samples, advantages.rloo).var(0).sum() < single_sample
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
@@ -59,5 +59,5 @@ def test_maxrl_is_the_gradient_of_the_log_of_success_to_the_order_of_its_sibling
     """Over all outcomes of a coin with success p = σ(logit): ∇p Σ_{k < K−1} (1 − p)^k, which tends to ∇p / p."""
     outcomes = torch.tensor(list(product([0.0, 1.0], repeat=samples)), dtype=torch.float64)
     chance = torch.where(outcomes == 1, p, 1 - p).prod(-1)
-    found = (chance * (advantages.maxrl(outcomes) * (outcomes - p)).mean(-1)).sum()
-    assert found.item() == pytest.approx(p * (1 - p) * sum((1 - p) ** k for k in range(samples - 1)))
+    estimate = (chance * (advantages.maxrl(outcomes) * (outcomes - p)).mean(-1)).sum()
+    assert estimate.item() == pytest.approx(p * (1 - p) * sum((1 - p) ** k for k in range(samples - 1)))

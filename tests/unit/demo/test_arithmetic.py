@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rloo_pipeline.demo.arithmetic import demonstrations, problems, split_of, work
-from rloo_pipeline.demo.model import character_tokenizer, tiny_qwen3
+from rloo_pipeline.demo.character_model import character_tokenizer, tiny_qwen3
 
 SPLITS = ["train", "dev", "test"]
 

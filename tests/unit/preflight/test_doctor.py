@@ -209,4 +209,4 @@ def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path) -> None:
     model = Model(name_or_path=str(tmp_path))
     (finding,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
     assert not finding.ok
-    assert "bloom computes its attention by itself" in finding.message
+    assert "bloom computes attention in its own code" in finding.message

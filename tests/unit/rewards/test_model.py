@@ -17,7 +17,7 @@ def write(folder: Path, labels: int = 1, **settings: Any) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-    from rloo_pipeline.demo.model import character_tokenizer
+    from rloo_pipeline.demo.character_model import character_tokenizer
 
     tokenizer = character_tokenizer(256)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}

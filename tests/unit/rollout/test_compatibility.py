@@ -6,7 +6,7 @@ import pytest
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import ADAPTER
-from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.rollout.compatibility import compatibility_key
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rloo_pipeline.demo.model import tiny_qwen3
+from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import swap_check
 

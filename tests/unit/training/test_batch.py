@@ -9,18 +9,18 @@ from torch import tensor
 from rloo_pipeline.algorithm import nan_stats, shaping
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.batch import Batch, Carried, Completions, make_batch, use_of
+from rloo_pipeline.training.batch import AlgorithmState, Batch, Completions, make_batch, select
 
 NAN = float("nan")
 ROLLOUT = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=4)
 SCORES = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
-def made(scores=SCORES, lengths=(1, 2, 3, 4, 1, 2, 3, 4), truncated=(), kl=None, **keys) -> Batch:
+def batch_of(scores=SCORES, lengths=(1, 2, 3, 4, 1, 2, 3, 4), truncated=(), kl=None, **keys) -> Batch:
     """The batch of two groups of four; `kl` is log π_old − log π_ref of every token."""
     keys = {"beta": 0.0 if kl is None else 0.5, **keys}
     data = completions(scores, lengths, truncated, kl)
-    return make_batch(Algorithm.model_validate(keys), ROLLOUT, data, Carried())[0]
+    return make_batch(Algorithm.model_validate(keys), ROLLOUT, data, AlgorithmState())[0]
 
 
 def completions(scores, lengths, truncated=(), kl=None) -> Completions:
@@ -36,53 +36,55 @@ def rloo(*rewards: float) -> list[float]:
     return [r - mean for r, mean in zip(rewards, others, strict=True)]
 
 
-def test_without_more_it_is_rloo() -> None:
-    assert made().advantages.tolist() == pytest.approx([*rloo(1, 0, 0, 1), 0, 0, 0, 0])
+def test_the_default_is_rloo() -> None:
+    assert batch_of().advantages.tolist() == pytest.approx([*rloo(1, 0, 0, 1), 0, 0, 0, 0])
 
 
 def test_the_kl_of_the_sequence_comes_before_the_baseline() -> None:
-    found = made(kl=0.1)
-    assert found.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4] * 2)
-    assert found.advantages.tolist() == pytest.approx([*rloo(0.95, -0.1, -0.15, 0.8), *rloo(0.95, 0.9, 0.85, 0.8)])
+    batch = batch_of(kl=0.1)
+    assert batch.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4] * 2)
+    assert batch.advantages.tolist() == pytest.approx([*rloo(0.95, -0.1, -0.15, 0.8), *rloo(0.95, 0.9, 0.85, 0.8)])
 
 
 def test_the_kl_of_tokens_comes_after_the_baseline_as_a_reward_to_go() -> None:
     keys = {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token", "beta": 0.5}
-    found = make_batch(
-        Algorithm.model_validate(keys), ROLLOUT, completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1), Carried()
+    batch = make_batch(
+        Algorithm.model_validate(keys), ROLLOUT, completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1), AlgorithmState()
     )[0]
     first = rloo(1, 0, 0, 1)
     expected = [[first[0] - 0.05, 0, 0, 0], [first[1] - 0.1, first[1] - 0.05, 0, 0]]
-    torch.testing.assert_close(found.advantages[:2], tensor(expected))
+    torch.testing.assert_close(batch.advantages[:2], tensor(expected))
 
 
 def test_whitening_is_over_tokens_where_tokens_have_advantages() -> None:
     keys = {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token", "advantage": "reinforce_pp"}
     data = completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1)
-    found = make_batch(Algorithm.model_validate({**keys, "beta": 0.5}), ROLLOUT, data, Carried())[0].advantages
-    assert found[data.mask].mean().item() == pytest.approx(0, abs=1e-6)
-    assert found[data.mask].std().item() == pytest.approx(1, rel=1e-3)
-    assert (found[~data.mask] == 0).all()
+    advantages = make_batch(Algorithm.model_validate({**keys, "beta": 0.5}), ROLLOUT, data, AlgorithmState())[
+        0
+    ].advantages
+    assert advantages[data.mask].mean().item() == pytest.approx(0, abs=1e-6)
+    assert advantages[data.mask].std().item() == pytest.approx(1, rel=1e-3)
+    assert (advantages[~data.mask] == 0).all()
 
 
 def test_a_masked_completion_leaves_the_baseline_and_the_loss() -> None:
-    found = made(truncated={3}, mask_truncated_completions=True)
-    assert found.advantages.tolist() == pytest.approx([*rloo(1, 0, 0), 0, 0, 0, 0, 0])
-    assert (found.masked.nonzero().flatten().tolist(), found.out.nonzero().flatten().tolist()) == ([3], [3])
+    batch = batch_of(truncated={3}, mask_truncated_completions=True)
+    assert batch.advantages.tolist() == pytest.approx([*rloo(1, 0, 0), 0, 0, 0, 0, 0])
+    assert (batch.masked.nonzero().flatten().tolist(), batch.excluded.nonzero().flatten().tolist()) == ([3], [3])
 
 
-def test_or_it_stays_in_the_baseline_with_kl_0() -> None:
-    found = made(truncated={3}, kl=0.1, mask_truncated_completions=True, keep_truncated_in_baseline=True)
-    assert found.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0.1, 0.2, 0.3, 0.4])
-    assert found.advantages[:4].tolist() == pytest.approx(rloo(0.95, -0.1, -0.15, 1))
-    assert (found.masked.nonzero().flatten().tolist(), found.out.any().item()) == ([3], False)
+def test_with_keep_truncated_it_stays_in_the_baseline_with_kl_0() -> None:
+    batch = batch_of(truncated={3}, kl=0.1, mask_truncated_completions=True, keep_truncated_in_baseline=True)
+    assert batch.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0.1, 0.2, 0.3, 0.4])
+    assert batch.advantages[:4].tolist() == pytest.approx(rloo(0.95, -0.1, -0.15, 1))
+    assert (batch.masked.nonzero().flatten().tolist(), batch.excluded.any().item()) == ([3], False)
 
 
 def test_groups_of_equal_rewards_are_filtered_before_anything_is_added_to_them() -> None:
-    found = made(kl=0.1, filter_zero_variance=True, response_length={"target": 2})
-    assert found.masked.tolist() == found.out.tolist() == [False] * 4 + [True] * 4
-    assert found.advantages[4:].tolist() == [0, 0, 0, 0]
-    assert found.rewards[4:].isnan().all()
+    batch = batch_of(kl=0.1, filter_zero_variance=True, response_length={"target": 2})
+    assert batch.masked.tolist() == batch.excluded.tolist() == [False] * 4 + [True] * 4
+    assert batch.advantages[4:].tolist() == [0, 0, 0, 0]
+    assert batch.rewards[4:].isnan().all()
 
 
 EQUAL = [1.0] * 8
@@ -113,87 +115,87 @@ PENALISED = {
 
 
 @pytest.mark.parametrize("name", PENALISED)
-def test_where_all_scores_are_equal_a_small_penalty_makes_small_advantages(name) -> None:
-    """A β or a penalty of 0.001 on completions of 1 to 4 tokens: nothing may be divided by what it alone spreads."""
+def test_with_equal_scores_a_small_penalty_gives_small_advantages(name) -> None:
+    """A β or a penalty of 0.001 on completions of 1 to 4 tokens: nothing may be divided by their spread."""
     keys = dict(PENALISED[name])
     kl, placement = keys.pop("kl", None), keys.pop("keys", None)
     algorithm = Algorithm.model_validate({"beta": 0, **keys} | ({"kl": placement} if placement else {}))
     data = completions(EQUAL, (1, 2, 3, 4) * 2, kl=kl)
-    assert make_batch(algorithm, ROLLOUT, data, Carried())[0].advantages.abs().max() < 0.01
+    assert make_batch(algorithm, ROLLOUT, data, AlgorithmState())[0].advantages.abs().max() < 0.01
 
 
-def test_running_moments_of_rounds_that_differed_standardize_one_whose_scores_are_equal() -> None:
+def test_running_moments_standardize_a_round_of_equal_scores() -> None:
     algorithm = Algorithm(reward_normalization="running", beta=0)
-    _, carried = make_batch(algorithm, ROLLOUT, completions(SCORES, (1,) * 8), Carried())
-    found, after = make_batch(algorithm, ROLLOUT, completions(EQUAL, (1,) * 8), carried)
+    _, state = make_batch(algorithm, ROLLOUT, completions(SCORES, (1,) * 8), AlgorithmState())
+    batch, after = make_batch(algorithm, ROLLOUT, completions(EQUAL, (1,) * 8), state)
     expected = (1 - after.moments.mean) / ((after.moments.squares / 15) ** 0.5 + nan_stats.STD_EPSILON)
-    assert found.rewards.tolist() == pytest.approx([expected] * 8)
+    assert batch.rewards.tolist() == pytest.approx([expected] * 8)
 
 
 @pytest.mark.parametrize("score", [0.5, -1.0, 1.0000001, 2.0])
 def test_maxrl_refuses_scores_other_than_0_and_1(score) -> None:
-    with pytest.raises(UserError, match=rf"maxrl has a meaning for scores of 0 and 1 alone.*such as {score:g}"):
-        made(scores=[0.0, 1.0, score, NAN, 1.0, 1.0, 0.0, 1.0], preset="maxrl", beta=0.0)
-    made(scores=[0.0, 1.0, NAN, 1.0, 1.0, 1.0, 0.0, 1.0], preset="maxrl", beta=0.0)
+    with pytest.raises(UserError, match=rf"maxrl needs scores of 0 and 1.*such as {score:g}"):
+        batch_of(scores=[0.0, 1.0, score, NAN, 1.0, 1.0, 0.0, 1.0], preset="maxrl", beta=0.0)
+    batch_of(scores=[0.0, 1.0, NAN, 1.0, 1.0, 1.0, 0.0, 1.0], preset="maxrl", beta=0.0)
 
 
-def test_what_is_chosen_of_an_over_sampled_round_is_what_the_mask_leaves_something_of() -> None:
+def test_an_over_sampled_round_trains_on_groups_that_teach_after_masking() -> None:
     """Of four groups the first differs by truncated completions alone, the second not at all."""
     scores = tensor([0.0, 1.0, 1.0, 1.0] + [1.0] * 4 + [1.0, 0.0, 0.0, 1.0] * 2, dtype=torch.float64)
     truncated = tensor([True] + [False] * 15)
     masking = {"mask_truncated_completions": True}
     for keys, expected in (({}, [0, 2]), (masking, [2, 3]), ({**masking, "keep_truncated_in_baseline": True}, [0, 2])):
-        for more in ({}, {"filter_zero_variance": True}):
-            use = use_of(Algorithm.model_validate(keys | more), 4, scores, truncated)
-            assert nan_stats.first_of(use.teaching, 2) == expected
-            if more:
-                filtered = use.out.view(-1, 4).all(-1).tolist()
-                assert filtered == [not teaches for teaches in use.teaching.tolist()]
+        for extra in ({}, {"filter_zero_variance": True}):
+            selection = select(Algorithm.model_validate(keys | extra), 4, scores, truncated)
+            assert nan_stats.first_teaching(selection.teaching, 2) == expected
+            if extra:
+                filtered = selection.excluded.view(-1, 4).all(-1).tolist()
+                assert filtered == [not teaches for teaches in selection.teaching.tolist()]
 
 
-def test_a_group_that_is_masked_as_a_whole_teaches_nothing_though_it_stays_in_the_baseline() -> None:
+def test_a_fully_masked_group_in_the_baseline_does_not_teach() -> None:
     keys = {"mask_truncated_completions": True, "keep_truncated_in_baseline": True}
-    use = use_of(Algorithm.model_validate(keys), 4, tensor(SCORES, dtype=torch.float64), tensor([True] * 8))
-    assert not use.teaching.any()
+    selection = select(Algorithm.model_validate(keys), 4, tensor(SCORES, dtype=torch.float64), tensor([True] * 8))
+    assert not selection.teaching.any()
 
 
 def test_rewards_are_shaped_then_standardized_then_clipped() -> None:
     length = {"overlong_cache": 2, "overlong_penalty": 0.5, "target": 2, "target_penalty": 0.1}
-    shaped = made(response_length=length).rewards
+    shaped = batch_of(response_length=length).rewards
     assert shaped.tolist() == pytest.approx([1 - 0.05, 0, -0.25 - 0.05, 1 - 0.5 - 0.1, 0.95, 1, 0.7, 0.4])
-    scaled = made(response_length=length, reward_normalization="batch").rewards
+    scaled = batch_of(response_length=length, reward_normalization="batch").rewards
     torch.testing.assert_close(scaled, (shaped - shaped.mean()) / (shaped.std() + nan_stats.STD_EPSILON))
-    clipped = made(response_length=length, reward_normalization="batch", reward_clip_range=[-1, 0.5]).rewards
+    clipped = batch_of(response_length=length, reward_normalization="batch", reward_clip_range=[-1, 0.5]).rewards
     torch.testing.assert_close(clipped, scaled.clamp(-1, 0.5))
 
 
 def test_running_moments_are_those_of_all_rounds_together() -> None:
     algorithm = Algorithm(reward_normalization="running", beta=0)
     rounds = [[1.0, 2.0, NAN, 4.0, 0.0, 0.0, 3.0, 1.0], [9.0, -2.0, 5.0, 4.0, 0.0, NAN, NAN, 1.0]]
-    carried = Carried()
+    state = AlgorithmState()
     for scores in rounds:
-        batch, carried = make_batch(algorithm, ROLLOUT, completions(scores, (1,) * 8), carried)
-        carried = Carried.from_json(json.loads(json.dumps(carried.to_json())))
-    seen = tensor([score for scores in rounds for score in scores if score == score], dtype=torch.float64)
-    assert carried.moments.number == len(seen)
-    expected = (tensor(rounds[1], dtype=torch.float64) - seen.mean()) / (seen.std() + nan_stats.STD_EPSILON)
+        batch, state = make_batch(algorithm, ROLLOUT, completions(scores, (1,) * 8), state)
+        state = AlgorithmState.from_json(json.loads(json.dumps(state.to_json())))
+    all_scores = tensor([score for scores in rounds for score in scores if score == score], dtype=torch.float64)
+    assert state.moments.number == len(all_scores)
+    expected = (tensor(rounds[1], dtype=torch.float64) - all_scores.mean()) / (all_scores.std() + nan_stats.STD_EPSILON)
     torch.testing.assert_close(batch.rewards, expected, equal_nan=True)
 
 
-def test_the_steered_beta_takes_the_place_of_the_given_one() -> None:
+def test_the_adapted_beta_replaces_the_configured_one() -> None:
     algorithm = Algorithm.model_validate({"beta": 0.5, "kl": {"target": 1.0}})
     data = completions(SCORES, (1, 2, 3, 4) * 2, kl=0.1)
-    batch, _ = make_batch(algorithm, ROLLOUT, data, Carried(beta=0.25))
+    batch, _ = make_batch(algorithm, ROLLOUT, data, AlgorithmState(beta=0.25))
     assert batch.beta == 0.25
     assert batch.advantages[:4].tolist() == pytest.approx(rloo(0.975, -0.05, -0.075, 0.9))
 
 
-def test_an_unscorable_completion_has_no_advantage_but_counts_in_the_denominator() -> None:
-    found = made(scores=[1.0, NAN, 0.0, NAN, NAN, NAN, NAN, 2.0])
-    assert found.advantages.tolist() == [1, 0, -1, 0, 0, 0, 0, 0]
-    assert not found.out.any()
+def test_an_unscorable_completion_has_advantage_0_and_counts_in_the_denominator() -> None:
+    batch = batch_of(scores=[1.0, NAN, 0.0, NAN, NAN, NAN, NAN, 2.0])
+    assert batch.advantages.tolist() == [1, 0, -1, 0, 0, 0, 0, 0]
+    assert not batch.excluded.any()
 
 
 def test_the_soft_overlong_penalty_is_that_of_dapo() -> None:
-    found = shaping.overlong(tensor([100, 900, 950, 1000, 1200]), longest=1000, cache=100)
-    assert found.tolist() == [0, 0, -0.5, -1, -1]
+    penalties = shaping.overlong(tensor([100, 900, 950, 1000, 1200]), longest=1000, cache=100)
+    assert penalties.tolist() == [0, 0, -0.5, -1, -1]

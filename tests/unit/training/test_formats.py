@@ -20,16 +20,16 @@ def unable(monkeypatch) -> None:
     """A machine that trains in float32 alone, by the word of DeepSpeed's accelerator."""
     from deepspeed import accelerator
 
-    says_no = SimpleNamespace(is_fp16_supported=lambda: False, is_bf16_supported=lambda: False)
-    monkeypatch.setattr(accelerator, "get_accelerator", lambda: says_no)
+    accelerator_stub = SimpleNamespace(is_fp16_supported=lambda: False, is_bf16_supported=lambda: False)
+    monkeypatch.setattr(accelerator, "get_accelerator", lambda: accelerator_stub)
 
 
 @pytest.mark.usefixtures("unable")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_what_deepspeed_does_not_train_in_is_refused(dtype) -> None:
     with pytest.raises(UserError, match=rf"model.dtype: {dtype} cannot be trained .* set model.dtype to"):
-        formats.refuse(dtype)
-    formats.refuse("float32")
+        formats.check_dtype(dtype)
+    formats.check_dtype("float32")
 
 
 @pytest.mark.usefixtures("unable")
@@ -41,7 +41,7 @@ def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
         groups.load_sampler(Path("policy"), config, 10, 10)
-    monkeypatch.setattr(engine, "_trainable", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(engine.policy_model, "load_trainable", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
         engine.Engine(Path("policy"), SimpleNamespace(dtype="float16"), 0)
 

@@ -1,4 +1,4 @@
-"""An adapter that vLLM could not serve is refused by config.json and the section `lora` alone."""
+"""An adapter that vLLM cannot serve is an error, decided from config.json and the section `lora`."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from helpers import mini
 from rloo_pipeline.config import Config, Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
-from rloo_pipeline.training.model_support import refuse_run
+from rloo_pipeline.training.model_support import check_run
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
@@ -32,11 +32,11 @@ ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
     ],
 )
 def test_what_vllm_serves_passes(config, lora) -> None:
-    lora_support.refuse(config, lora)
+    lora_support.check_lora(config, lora)
 
 
 @pytest.mark.parametrize(
-    ("config", "lora", "said"),
+    ("config", "lora", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapter of GPT2LMHeadModel; remove update.lora"),
         ({"architectures": ["StableLmForCausalLM"]}, ATTENTION, "StableLmForCausalLM"),
@@ -47,9 +47,9 @@ def test_what_vllm_serves_passes(config, lora) -> None:
         ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
     ],
 )
-def test_what_vllm_does_not_serve_is_refused_in_a_sentence(config, lora, said) -> None:
-    with pytest.raises(UserError, match=said):
-        lora_support.refuse(config, lora)
+def test_what_vllm_does_not_serve_is_an_error(config, lora, message) -> None:
+    with pytest.raises(UserError, match=message):
+        lora_support.check_lora(config, lora)
 
 
 def test_no_engine_is_imported_for_that() -> None:
@@ -68,13 +68,13 @@ from vllm.model_executor.models.interfaces import supports_lora
 for name in ("BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "StableLmForCausalLM",
              "Qwen3ForCausalLM", "LlamaForCausalLM", "MixtralForCausalLM", "OPTForCausalLM", "Glm4ForCausalLM"):
     module, kind = registry._TEXT_GENERATION_MODELS[name]
-    found = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), kind)
-    print("is", name, supports_lora(found))
+    architecture = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), kind)
+    print("is", name, supports_lora(architecture))
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    found = {line.split()[1]: line.split()[2] == "True" for line in said.splitlines() if line.startswith("is ")}
-    assert found == {name: name not in lora_support.WITHOUT for name in found}
-    assert len(found) == 10
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    supported = {line.split()[1]: line.split()[2] == "True" for line in output.splitlines() if line.startswith("is ")}
+    assert supported == {name: name not in lora_support.UNSUPPORTED for name in supported}
+    assert len(supported) == 10
 
 
 @pytest.mark.parametrize("stage", ["stage-assets", "warmstart"])
@@ -82,5 +82,5 @@ def test_the_first_stages_refuse_it(tmp_path, stage) -> None:
     """By what they are given of the configuration."""
     (tmp_path / "config.json").write_text(json.dumps({**EXPERTS, "num_attention_heads": 2, "hidden_size": 64}))
     with pytest.raises(UserError, match="has experts"):
-        refuse_run(Config(**mini(update={"lora": {}})).only(stage), tmp_path)
-    refuse_run(Config(**mini()).only(stage), tmp_path)
+        check_run(Config(**mini(update={"lora": {}})).only(stage), tmp_path)
+    check_run(Config(**mini()).only(stage), tmp_path)

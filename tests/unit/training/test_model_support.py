@@ -1,4 +1,4 @@
-"""A model that packed training does not cover is refused by its config.json, with the sentence that says why."""
+"""A model that packed training does not cover is an error, decided from its config.json."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from rloo_pipeline.rollout import groups
 from rloo_pipeline.stages.probe import probe
 from rloo_pipeline.stages.stage_assets import stage_assets
 from rloo_pipeline.stages.warmstart import warmstart
-from rloo_pipeline.training.model_support import limit, refuse
+from rloo_pipeline.training.model_support import check_model, length_limit
 
 LAYERS = {"num_hidden_layers": 4}
 HALF = {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -80,46 +80,46 @@ OUTSIDE = {
     "attention sinks": {"model_type": "gpt_oss"},
     "recurrent": {"model_type": "falcon_h1"},
     "linear_attention": {"model_type": "somebody's", "layer_types": ["linear_attention", "full_attention"]},
-    "by itself": {"model_type": "bloom"},
+    "in its own code": {"model_type": "bloom"},
     "quantized": {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}},
     "causally": {"model_type": "embedder", "is_causal": False},
 }
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_a_window_is_found_and_does_no_harm_to_sequences_that_are_not_longer(name) -> None:
+def test_a_window_limits_the_length_of_sequences(name) -> None:
     config = WINDOWED[name]
-    found = limit(config)
-    assert found is not None
-    refuse(config, found.tokens)
-    refuse(config)
-    with pytest.raises(UserError, match=f"together may have {found.tokens + 1} tokens") as caught:
-        refuse(config, found.tokens + 1)
-    assert found.key in str(caught.value)
+    limit = length_limit(config)
+    assert limit is not None
+    check_model(config, limit.tokens)
+    check_model(config)
+    with pytest.raises(UserError, match=f"together may have {limit.tokens + 1} tokens") as caught:
+        check_model(config, limit.tokens + 1)
+    assert limit.cause in str(caught.value)
     assert config["model_type"] in str(caught.value)
-    assert found.tokens == (4096 if "default" in name else 64)
+    assert limit.tokens == (4096 if "default" in name else 64)
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_causal_attention_is_taken_at_any_length(name) -> None:
-    assert limit(FULL[name]) is None
-    refuse(FULL[name], 10**6)
+def test_full_causal_attention_has_no_length_limit(name) -> None:
+    assert length_limit(FULL[name]) is None
+    check_model(FULL[name], 10**6)
 
 
 @pytest.mark.parametrize("why", OUTSIDE)
-def test_what_is_no_full_causal_attention_is_refused(why) -> None:
+def test_anything_but_full_causal_attention_is_an_error(why) -> None:
     with pytest.raises(UserError, match=re.escape(why)) as caught:
-        refuse(OUTSIDE[why])
+        check_model(OUTSIDE[why])
     assert OUTSIDE[why]["model_type"] in str(caught.value)
 
 
 def test_a_file_or_its_folder_is_named(tmp_path) -> None:
     with pytest.raises(UserError, match=r"config\.json: no such file"):
-        refuse(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(OUTSIDE["by itself"]))
+        check_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(OUTSIDE["in its own code"]))
     for place in (tmp_path, tmp_path / "config.json"):
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: bloom")):
-            refuse(place)
+            check_model(place)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sequences in one row, samples of a prompt behind it: what each alone would give, and how they are cut."""
+"""Packing: sequences in one row give what each gives alone, and are split into micro-batches."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""A model is held against itself once, and what came out goes with its policies."""
+"""The self-check runs once per configuration, and its result is copied with the policies."""
 
 import json
 
@@ -11,7 +11,7 @@ from transformers.models.llama import modeling_llama
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import dropout, policy_model, self_check
 from rloo_pipeline.training.kernels import attention
-from rloo_pipeline.training.self_check import compare, small
+from rloo_pipeline.training.self_check import packed_vs_plain, small
 
 LARGE = {
     "hidden_size": 8192,
@@ -24,23 +24,23 @@ LARGE = {
 
 
 @pytest.fixture
-def unknown(monkeypatch) -> None:
-    """As in a new process."""
-    monkeypatch.setattr(self_check, "_known", {})
+def no_results(monkeypatch) -> None:
+    """No results in memory, as in a new process."""
+    monkeypatch.setattr(self_check, "_results", {})
 
 
 @pytest.fixture
-def times(monkeypatch, unknown) -> list[str]:
-    """Of comparisons, one entry each."""
-    made = []
-    plain = compare.compare
+def times(monkeypatch, no_results) -> list[str]:
+    """Model types of the comparisons so far."""
+    model_types = []
+    plain = packed_vs_plain.compare
 
-    def counted(config, *others):
-        made.append(config.model_type)
-        return plain(config, *others)
+    def counted(config, *rest):
+        model_types.append(config.model_type)
+        return plain(config, *rest)
 
-    monkeypatch.setattr(compare, "compare", counted)
-    return made
+    monkeypatch.setattr(packed_vs_plain, "compare", counted)
+    return model_types
 
 
 def test_it_is_made_once_and_read_from_beside_the_weights_afterwards(tiny_model, tmp_path, times, monkeypatch) -> None:
@@ -48,42 +48,42 @@ def test_it_is_made_once_and_read_from_beside_the_weights_afterwards(tiny_model,
     policy_model.load(tiny_model, "bfloat16", False)
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
-    policy_model.save(model, model.state_dict(), tmp_path, tiny_model, alike=False)
+    policy_model.save(model, model.state_dict(), tmp_path, tiny_model, only_weights_differ=False)
     assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
-    monkeypatch.setattr(self_check, "_known", {})
+    monkeypatch.setattr(self_check, "_results", {})
     policy_model.load(tmp_path, "float32", False)
     assert times == ["qwen3"]
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
     policy_model.load(tmp_path, "float32", False)
-    assert times == ["qwen3"] * 2, "of another model it tells nothing"
+    assert times == ["qwen3"] * 2, "the result does not apply to another model"
 
 
-def test_a_large_model_is_tried_on_a_small_copy(tmp_path, unknown) -> None:
+def test_a_large_model_is_tried_on_a_small_copy(tmp_path, no_results) -> None:
     config = LlamaConfig(**LARGE)
-    copy = small.copy_of(config, narrow=True, window=True)
-    assert sum(one.numel() for one in small.build(copy, False, "eager").parameters()) < 4e6
+    copy = small.shrink(config, narrow=True, window=True)
+    assert sum(weight.numel() for weight in small.build(copy, False, "eager").parameters()) < 4e6
     config.save_pretrained(tmp_path)
-    assert self_check.of(tmp_path, False).logps < self_check.LOGPS / 10
+    assert self_check.load_or_run(tmp_path, False).logps < self_check.LOGPS / 10
 
 
 def test_each_kind_of_layer_is_in_the_copy() -> None:
     config = LlamaConfig(num_hidden_layers=9)
     config.layer_types = ["full_attention"] * 4 + ["chunked_attention"] * 5
-    copy = small.copy_of(config, narrow=True, window=True)
+    copy = small.shrink(config, narrow=True, window=True)
     assert (copy.num_hidden_layers, copy.layer_types) == (5, config.layer_types[:5])
     assert config.num_hidden_layers == 9
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
-        ("attention", "asks for a mask of its own"),
+        ("attention", "asks for its own attention mask"),
         ("rotation", r"log-probs differ by up to \d.*the gradient of"),
     ],
 )
 def test_a_model_that_does_something_else_when_packed_is_an_error_with_its_class(
-    name, words, tmp_path, unknown, monkeypatch
+    name, message, tmp_path, no_results, monkeypatch
 ) -> None:
     """Attention that makes a mask, and positions that are those in the row."""
     LlamaConfig(**{key: value for key, value in SIZES.items() if key != "attn_implementation"}).save_pretrained(
@@ -103,15 +103,15 @@ def test_a_model_that_does_something_else_when_packed_is_an_error_with_its_class
             return plain(self, x, torch.arange(x.shape[1])[None])
 
         monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
-    with pytest.raises(UserError, match=f"llama.*LlamaForCausalLM.*{words}" if name == "rotation" else words):
-        self_check.of(tmp_path, False)
+    with pytest.raises(UserError, match=f"llama.*LlamaForCausalLM.*{message}" if name == "rotation" else message):
+        self_check.load_or_run(tmp_path, False)
 
 
-def test_it_draws_from_no_generator_of_others(tmp_path, unknown) -> None:
+def test_it_draws_from_no_generator_of_others(tmp_path, no_results) -> None:
     LlamaConfig(**LARGE).save_pretrained(tmp_path)
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    self_check.of(tmp_path, False)
+    self_check.load_or_run(tmp_path, False)
     assert torch.equal(before, torch.random.get_rng_state())
 
 

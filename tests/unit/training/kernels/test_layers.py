@@ -1,4 +1,4 @@
-"""Layers in fewer passes: the same loss and gradient as transformers' own, and whatever is different left alone."""
+"""Layer kernels: loss and gradient equal those of transformers, and other layers are left alone."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def llama() -> LlamaForCausalLM:
 
 
 def with_uneven_norms(model: nn.Module) -> nn.Module:
-    """Weights of 1 would hide what they are multiplied into."""
+    """Norms with weights other than 1, which would hide a missing product."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             nn.init.uniform_(parameter, 0.5, 1.5)
@@ -39,20 +39,20 @@ def replaced(model: nn.Module) -> list[str]:
 
 @pytest.mark.parametrize("make", [qwen3, llama])
 def test_loss_and_gradient_are_those_of_the_plain_layers(make, monkeypatch) -> None:
-    monkeypatch.setattr(layers, "AT_ONCE", 1)
-    monkeypatch.setattr(layers, "FEWEST", 4)  # several slices, the last one shorter
+    monkeypatch.setattr(layers, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(layers, "MIN_TOKENS", 4)  # several slices, the last one shorter
     pack = packing.pack(PROMPTS, COMPLETIONS)
     model = with_uneven_norms(make())
-    plain = TokenLogProbs(model, 1.0, whole=True)(pack, loss)
+    plain = TokenLogProbs(model, 1.0, plain=True)(pack, loss)
     plain.backward()
-    wanted = gradient(model)
+    expected = gradient(model)
     assert replaced(model) == []
-    ours = TokenLogProbs(model, 1.0)(pack, loss)
-    ours.backward()
-    found = gradient(model)
+    with_kernels = TokenLogProbs(model, 1.0)(pack, loss)
+    with_kernels.backward()
+    kernel_gradient = gradient(model)
     assert len(replaced(model)) == 2
-    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=0)
-    assert (found - wanted).norm() < 1e-6 * wanted.norm()
+    torch.testing.assert_close(with_kernels, plain, rtol=1e-6, atol=0)
+    assert (kernel_gradient - expected).norm() < 1e-6 * expected.norm()
 
 
 def test_rotary_embedding_is_transformers_and_so_is_its_gradient() -> None:
@@ -62,20 +62,20 @@ def test_rotary_embedding_is_transformers_and_so_is_its_gradient() -> None:
     weights = torch.randn(1, 4, 7, 8), torch.randn(1, 2, 7, 8)
 
     def both(rotary):
-        found = rotary(query, key, cos, sin)
-        total = sum((one * weight).sum() for one, weight in zip(found, weights, strict=True))
-        return *found, *torch.autograd.grad(total, (query, key))
+        outputs = rotary(query, key, cos, sin)
+        total = sum((output * weight).sum() for output, weight in zip(outputs, weights, strict=True))
+        return *outputs, *torch.autograd.grad(total, (query, key))
 
     layers.install(llama())
-    ours = modeling_llama.apply_rotary_pos_emb
-    assert ours is not plain
-    torch.testing.assert_close(both(ours)[:2], both(plain)[:2], rtol=0, atol=0)
-    torch.testing.assert_close(both(ours)[2:], both(plain)[2:], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(ours(query, key, cos, sin, 1), plain(query, key, cos, sin, 1), rtol=0, atol=0)
+    with_kernels = modeling_llama.apply_rotary_pos_emb
+    assert with_kernels is not plain
+    torch.testing.assert_close(both(with_kernels)[:2], both(plain)[:2], rtol=0, atol=0)
+    torch.testing.assert_close(both(with_kernels)[2:], both(plain)[2:], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(with_kernels(query, key, cos, sin, 1), plain(query, key, cos, sin, 1), rtol=0, atol=0)
 
 
 class OnePlusNorm(nn.Module):
-    """Gemma's: its weights are what is added to 1."""
+    """Gemma's norm: 1 plus the weight."""
 
     variance_epsilon = 1e-6
 
@@ -106,8 +106,8 @@ def test_other_layers_stay_as_they_are(make) -> None:
 
 def test_another_rotary_embedding_stays_as_it_is(monkeypatch) -> None:
     def interleaved(q, k, cos, sin):
-        return tuple(one * cos[:, None] + torch.stack([-one[..., 1::2], one[..., ::2]], -1).flatten(-2) * sin[:, None]
-                     for one in (q, k))  # fmt: skip
+        return tuple(x * cos[:, None] + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin[:, None]
+                     for x in (q, k))  # fmt: skip
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
     layers.install(llama())
@@ -123,15 +123,15 @@ def test_adapters_on_the_projections_are_not_passed_by(replaced_before) -> None:
         return peft.get_peft_model(base, peft.LoraConfig(target_modules=["gate_proj"], init_lora_weights=False))
 
     pack = packing.pack(PROMPTS, COMPLETIONS)
-    plain, base = TokenLogProbs(adapted(qwen3()), 1.0, whole=True)(pack), qwen3()
+    plain, base = TokenLogProbs(adapted(qwen3()), 1.0, plain=True)(pack), qwen3()
     if replaced_before:
         layers.install(base)
-    ours = TokenLogProbs(adapted(base), 1.0)(pack)
-    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
+    with_kernels = TokenLogProbs(adapted(base), 1.0)(pack)
+    torch.testing.assert_close(with_kernels, plain, rtol=1e-6, atol=1e-6)
 
 
 def test_what_a_layer_gives_may_be_added_to_in_place() -> None:
-    """As models with experts do that share one."""
+    """As models with a shared expert do."""
     model = llama()
     layers.install(model)
     hidden = torch.randn(1, 5, 32, requires_grad=True)

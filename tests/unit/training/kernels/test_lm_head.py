@@ -1,4 +1,4 @@
-"""Loss and gradient through the vocabulary: some sequences at a time gives what all logits at once give."""
+"""Vocabulary projection in pieces: loss and gradient are those of all logits at once."""
 
 from math import inf
 
@@ -21,35 +21,35 @@ def pack() -> packing.Pack:
 
 
 def clipped(rows, logps, mask, entropy):
-    """A loss by sequence ratios, of which some are clipped; it needs the whole of a sequence."""
+    """A loss of clipped sequence ratios, which needs whole sequences."""
     torch.manual_seed(2)
     old = (torch.randn(len(LENGTHS)) * 0.3)[list(rows)]
     ratio = ((logps * mask).sum(-1) / 20 - old).exp()
     advantages = torch.tensor([1.0, -2.0, 0.5, 0.0])[list(rows)]
-    seen.extend(((entropy * mask).sum(-1)).tolist())
+    entropies_of_loss.extend(((entropy * mask).sum(-1)).tolist())
     return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).sum()
 
 
-seen: list[float] = []
+entropies_of_loss: list[float] = []
 
 
-def found(model: torch.nn.Module, whole: bool, temperature: float = 0.7) -> tuple[float, list[float], torch.Tensor]:
+def run(model: torch.nn.Module, plain: bool, temperature: float = 0.7) -> tuple[float, list[float], torch.Tensor]:
     """Loss, entropies and gradient."""
-    seen.clear()
-    module = TokenLogProbs(model, temperature, whole=whole)
-    assert (module.parts is None) == whole
+    entropies_of_loss.clear()
+    module = TokenLogProbs(model, temperature, plain=plain)
+    assert (module.split is None) == plain
     loss = module(pack(), clipped)
     model.zero_grad()
     (3.0 * loss).backward()
-    return loss.item(), list(seen), gradient(model)
+    return loss.item(), list(entropies_of_loss), gradient(model)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("tokens", [1, 3, 8, 10**6])
 def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeypatch, tied, tokens) -> None:
-    whole = found(qwen3(tied), whole=True)
+    whole = run(qwen3(tied), plain=True)
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
-    loss, entropies, slope = found(qwen3(tied), whole=False)
+    loss, entropies, slope = run(qwen3(tied), plain=False)
     assert loss == pytest.approx(whole[0], rel=1e-6)
     assert entropies == pytest.approx(whole[1], rel=1e-6)
     assert (slope - whole[2]).norm() < 1e-6 * whole[2].norm()
@@ -59,15 +59,15 @@ def test_a_few_tokens_at_a_time_give_the_loss_and_gradient_of_all_logits(monkeyp
 def test_log_probs_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tokens) -> None:
     """So that the ratio of a policy to itself is 1."""
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
-    module, found = TokenLogProbs(qwen3(), 0.7), [torch.zeros(0)]
+    module, from_loss = TokenLogProbs(qwen3(), 0.7), [torch.zeros(0)]
 
     def loss(_, logps, mask, __):
-        found.append(logps[mask].detach())
+        from_loss.append(logps[mask].detach())
         return logps.sum()
 
     module(pack(), loss)
     with torch.no_grad():
-        assert torch.equal(torch.cat(found), module(pack()))
+        assert torch.equal(torch.cat(from_loss), module(pack()))
 
 
 @pytest.mark.parametrize("tokens", [3, 10**6])
@@ -75,14 +75,14 @@ def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     with torch.no_grad():
         torch.testing.assert_close(
-            TokenLogProbs(qwen3(), 0.7)(pack()), TokenLogProbs(qwen3(), 0.7, whole=True)(pack()), rtol=1e-6, atol=1e-6
+            TokenLogProbs(qwen3(), 0.7)(pack()), TokenLogProbs(qwen3(), 0.7, plain=True)(pack()), rtol=1e-6, atol=1e-6
         )
 
 
 def test_bfloat16_is_as_near_to_float32_as_all_logits_are() -> None:
     """The gradient of the projection is summed in float32, so it may be nearer."""
-    exact = found(qwen3(tied=False), whole=True)[2]
-    errors = [(found(qwen3(False, torch.bfloat16), whole)[2].float() - exact).norm() for whole in (True, False)]
+    exact = run(qwen3(tied=False), plain=True)[2]
+    errors = [(run(qwen3(False, torch.bfloat16), plain)[2].float() - exact).norm() for plain in (True, False)]
     assert errors[1] < 1.05 * errors[0] < 0.1 * exact.norm()
 
 
@@ -103,7 +103,7 @@ def test_a_bias_of_the_projection_has_its_gradient(monkeypatch) -> None:
 
     attention.register()
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * 8)
-    whole, parts = found(biased(), whole=True), found(biased(), whole=False)
+    whole, parts = run(biased(), plain=True), run(biased(), plain=False)
     assert (parts[2] - whole[2]).norm() < 1e-6 * whole[2].norm()
 
 
@@ -124,9 +124,9 @@ def scaled(kind: str) -> torch.nn.Module:
 @pytest.mark.parametrize("tokens", [3, 8, 10**6])
 @pytest.mark.parametrize("kind", FORMS)
 def test_scaled_and_capped_logits_are_made_in_pieces_too(kind, tokens, monkeypatch) -> None:
-    whole = found(scaled(kind), whole=True)
+    whole = run(scaled(kind), plain=True)
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
-    loss, entropies, slope = found(scaled(kind), whole=False)
+    loss, entropies, slope = run(scaled(kind), plain=False)
     assert loss == pytest.approx(whole[0], rel=1e-5)
     assert entropies == pytest.approx(whole[1], rel=1e-5)
     assert (slope - whole[2]).norm() < 1e-5 * whole[2].norm()
@@ -151,7 +151,7 @@ def test_logits_that_are_more_than_that_are_made_whole(monkeypatch) -> None:
 
     assert lm_head.attach(qwen3()) is not None
     monkeypatch.setattr(type(model), "forward", scaled_by_itself)
-    assert lm_head.attach(model) is None, "a scale that config.json does not have is known as rounded alone"
+    assert lm_head.attach(model) is None, "a scale that is not in config.json is only known rounded"
     monkeypatch.setattr(type(model), "forward", squared)
     assert lm_head.attach(model) is None
     assert lm_head.attach(qwen3(dtype=torch.float16)) is None

@@ -1,4 +1,4 @@
-"""A Qwen3 of a quarter of a million random weights and its tokenizer, as an ordinary Hugging Face model folder.
+"""A Qwen3 with a quarter of a million random weights and a character tokenizer, as a Hugging Face model folder.
 
 Every character of the arithmetic task is one token. `<think>` and `</think>` are ordinary tokens, not special ones, so
 that decoding keeps them.
@@ -22,11 +22,11 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML whose newline precedes a message: a conversation ends with the end token, and prompts are prefixes of it."""
+"""ChatML with the newline before a message: a conversation ends with the end token and begins with its prompt."""
 
 
-class Shape(TypedDict, total=False):
-    """Sizes that a builder may be given; `write_qwen3` has their defaults."""
+class ModelSize(TypedDict, total=False):
+    """Sizes of a model; defaults are those of `write_qwen3`."""
 
     hidden_size: int
     layers: int
@@ -37,9 +37,16 @@ class Shape(TypedDict, total=False):
     initializer_range: float
 
 
-def tiny_qwen3(folder: Path, seed: int, *, context: int = 256, **shape: Unpack[Shape]) -> None:
-    """Write an untrained fp32 model and the tokenizer to `folder`; the same arguments give the same bytes."""
-    write_qwen3(folder, seed, character_tokenizer(context), **shape)
+def tiny_qwen3(folder: Path, seed: int, *, context: int = 256, **size: Unpack[ModelSize]) -> None:
+    """Writes an untrained float32 model and its tokenizer to `folder`; the same arguments give the same bytes.
+
+    Args:
+        folder: folder to write to.
+        seed: seed of the weights.
+        context: longest prompt and completion in tokens.
+        size: see `write_qwen3`.
+    """
+    write_qwen3(folder, seed, character_tokenizer(context), **size)
 
 
 def write_qwen3(
@@ -55,7 +62,7 @@ def write_qwen3(
     intermediate_size: int = 288,
     initializer_range: float = 0.05,
 ) -> None:
-    """Write an untrained fp32 model with the tokenizer's vocabulary and context, and the tokenizer, to `folder`."""
+    """Writes an untrained float32 model with the tokenizer's vocabulary and context, and the tokenizer."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -83,7 +90,7 @@ def write_qwen3(
 
 
 def character_tokenizer(context: int = 256) -> PreTrainedTokenizerFast:
-    """Return the tokenizer: a role or a think tag is one token, and so is every other character."""
+    """Returns a tokenizer for which a role, a think tag and every other character is one token."""
     tokens = [PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS]
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*WORDS, r"[\s\S]"])), "isolated")
@@ -91,8 +98,8 @@ def character_tokenizer(context: int = 256) -> PreTrainedTokenizerFast:
     return with_chat(tokenizer, context, unk_token=UNKNOWN)
 
 
-def with_chat(tokenizer: Tokenizer, context: int, **names: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer with the chat template, an end token and another one to pad with."""
+def with_chat(tokenizer: Tokenizer, context: int, **special_tokens: str) -> PreTrainedTokenizerFast:
+    """Wraps a tokenizer and adds the chat template, an end token and a padding token."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -102,5 +109,5 @@ def with_chat(tokenizer: Tokenizer, context: int, **names: str) -> PreTrainedTok
         clean_up_tokenization_spaces=False,
         model_max_length=context,
         padding_side="left",
-        **names,
+        **special_tokens,
     )
