@@ -171,7 +171,9 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             if log is not None and not self.workflow.executor_settings.keep_successful_logs:
                 log.unlink(missing_ok=True)
             return
+        rule = job_info.job.rule
+        message = f"SLURM job {job_info.external_jobid} ({rule.name}) {verdict.message}"
         if verdict.outcome is Outcome.CANCELLED:
-            job_info.job.rule.restart_times = 0
-            self.logger.error(verdict.message)
-        self.report_job_error(job_info, msg=f"{verdict.message}. ", aux_logs=[str(log)] if log else [])
+            rule.restart_times = 0
+            self.logger.error(message)
+        self.report_job_error(job_info, msg=f"{message}. ", aux_logs=[str(log)] if log else [])

@@ -28,7 +28,7 @@ class Outcome(Enum):
 
 
 class Verdict(NamedTuple):
-    """An outcome, and the sentence about it where it is no success."""
+    """An outcome and, if it is no success, what happened: the end of a sentence that begins with the job."""
 
     outcome: Outcome
     message: str = ""
@@ -61,7 +61,7 @@ class JobStates:
         if state in PUT_BACK:
             if now - self._leaving.setdefault(job, now) < PUT_BACK_WITHIN:
                 return Verdict(Outcome.ACTIVE)
-            return Verdict(Outcome.FAILED, f"SLURM job {job} ended as {state} and was not put back into the queue")
+            return Verdict(Outcome.FAILED, f"ended as {state} and was not put back into the queue")
         self._leaving.pop(job, None)
         if state == "COMPLETED":
             return Verdict(Outcome.SUCCEEDED)
@@ -70,7 +70,7 @@ class JobStates:
                 Outcome.CANCELLED, f"SLURM job {job} was cancelled, so the run ends; the same command goes on"
             )
         if state in FAILED:
-            return Verdict(Outcome.FAILED, f"SLURM job {job} ended as {state}")
+            return Verdict(Outcome.FAILED, f"ended as {state}")
         return Verdict(Outcome.ACTIVE)
 
 

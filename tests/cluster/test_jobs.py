@@ -85,7 +85,7 @@ def test_a_preempted_stage_is_made_again(cluster, finished, mode) -> None:
     assert (cluster.folder / SCORES).exists()
     restarted = "Restarts=1" in ask("scontrol", "show", "job", job)
     assert restarted == (mode == "requeued")
-    again = f"SLURM job {job} was preempted and not put back"
+    again = f"SLURM job {job} (score) ended as PREEMPTED and was not put back"
     assert (again in cluster.said()) == ("Trying to restart" in cluster.said()) == (mode == "cancelled")
 
 

@@ -49,7 +49,7 @@ def clock(monkeypatch) -> SimpleNamespace:
 
 
 def job_info(number: str) -> SimpleNamespace:
-    job = SimpleNamespace(rule=SimpleNamespace(restart_times=2))
+    job = SimpleNamespace(rule=SimpleNamespace(name="score", restart_times=2))
     return SimpleNamespace(external_jobid=number, aux={}, job=job)
 
 
@@ -81,7 +81,7 @@ def test_a_cancelled_job_is_not_submitted_again(clock) -> None:
     executor, job = Jobs([{"1": "CANCELLED by 1000"}]), job_info("1")
     assert active(executor, job) == []
     assert job.job.rule.restart_times == 0
-    assert "SLURM job 1 was cancelled" in executor.noted[0][0]
+    assert "SLURM job 1 (score) was cancelled" in executor.noted[0][0]
 
 
 def test_without_an_answer_no_job_has_ended(clock) -> None:
