@@ -55,7 +55,7 @@ class JobStates:
             if now - since < FORGOTTEN_AFTER:
                 return Verdict(Outcome.ACTIVE)
             return Verdict(
-                Outcome.FAILED, f"SLURM has not listed job {job} for {now - since:.0f} s, so it counts as failed"
+                Outcome.FAILED, f"has not been listed by SLURM for {now - since:.0f} s, so it counts as failed"
             )
         self._missing.pop(job, None)
         if state in PUT_BACK:
@@ -66,9 +66,7 @@ class JobStates:
         if state == "COMPLETED":
             return Verdict(Outcome.SUCCEEDED)
         if state == "CANCELLED":
-            return Verdict(
-                Outcome.CANCELLED, f"SLURM job {job} was cancelled, so the run ends; the same command goes on"
-            )
+            return Verdict(Outcome.CANCELLED, "was cancelled, so the run ends; the same command continues it")
         if state in FAILED:
             return Verdict(Outcome.FAILED, f"ended as {state}")
         return Verdict(Outcome.ACTIVE)
