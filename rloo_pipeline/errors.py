@@ -13,11 +13,27 @@ from pathlib import Path
 class UserError(Exception):
     """An error outside the program. The user sees only the message; the traceback goes to the log."""
 
+    def __str__(self) -> str:
+        """The message, which may quote data, as `printable` text."""
+        return printable(super().__str__())
+
 
 class IncompatibleEngine(BaseException):
     """The engine that this worker keeps does not fit the stage, and a process can only ever load one engine, so another
     process must run the stage. A BaseException, because the stage itself has not failed and must not catch it.
     """
+
+
+CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
+"""C0 and C1 control characters but newline and tab, as `str.translate` takes them."""
+
+
+def printable(text: str) -> str:
+    """`text` without the characters with which a terminal could be controlled, such as ESC.
+
+    Text of a model or a data set could otherwise set the window's title, write to the clipboard or clear the screen.
+    """
+    return text.translate(CONTROLS)
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

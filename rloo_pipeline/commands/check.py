@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands import reward_trial
@@ -28,6 +26,7 @@ from rloo_pipeline.data.prompting import completion_text, encode, prompt_of
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, show
+from rloo_pipeline.runtime.console import Terminal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +35,7 @@ TEMPLATED = 2000
 """Maximum number of rows of a dataset that are templated and tokenized; all rows are read."""
 
 
-def check(arguments: ConfigArguments, console: Console | None = None) -> None:
+def check(arguments: ConfigArguments, console: Terminal | None = None) -> None:
     """Checks everything and prints the findings.
 
     Args:
@@ -47,14 +46,14 @@ def check(arguments: ConfigArguments, console: Console | None = None) -> None:
         UserError: there is a problem.
     """
     started = time.monotonic()
-    console = console or Console()
+    console = console or Terminal()
     with tempfile.TemporaryDirectory() as folder:
         problems = show(findings(arguments.config, Path(folder)), console)
     if problems:
         raise UserError(f"{arguments.file}: {problems} {'problem' if problems == 1 else 'problems'}, see above")
     start = f"snakemake --cores all {arguments.snakemake_arguments}"
     message = f"No problem found in {time.monotonic() - started:.0f} s; to start the run: {start}"
-    console.print(message, highlight=False, markup=False, soft_wrap=True)
+    console.print(message, soft_wrap=True)
 
 
 def findings(config: Config, scratch: Path) -> Iterator[Finding]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.diagnosis import Symptom
+from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 COLOURS = {"warn": "yellow", "stop": "red"}
 
 
-def diagnose(run: Path, console: Console | None = None) -> None:
+def diagnose(run: Path, console: Terminal | None = None) -> None:
     """Prints the symptoms of a run, finished or running.
 
     Args:
@@ -27,14 +27,14 @@ def diagnose(run: Path, console: Console | None = None) -> None:
     """
     files = run_files.read(run)
     symptoms = files.symptoms()
-    console = console or Console()
+    console = console or Terminal()
     done = len(files.rounds)
     state = f"{run}: {done} of {files.config.rounds} rounds"
     if (stopped := stopped_after(run)) == done and stopped:
         state += f", ended by a gate after round {stopped}"
-    console.print(state, highlight=False)
+    console.print(state)
     if not symptoms:
-        console.print("no symptoms" if done else "no round is done yet", highlight=False)
+        console.print("no symptoms" if done else "no round is done yet")
         return
     console.print(_table(symptoms, done))
 

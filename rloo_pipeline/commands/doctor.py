@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import estimate
 from rloo_pipeline.preflight import Finding, image, inputs, model_inputs, places, show, slurm_checks
+from rloo_pipeline.runtime.console import Terminal
 
 
 def doctor(
-    arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool, console: Console | None = None
+    arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool, console: Terminal | None = None
 ) -> None:
     """Checks this node and prints the findings.
 
@@ -30,7 +29,7 @@ def doctor(
     Raises:
         UserError: there is a problem.
     """
-    problems = show(_findings(arguments, project, profile, with_image), console or Console())
+    problems = show(_findings(arguments, project, profile, with_image), console or Terminal())
     if problems:
         raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}: see above what to do")
 

@@ -98,8 +98,9 @@ def _by_prompt(values: Tensor, config: Config) -> list[list[float]]:
 
 
 def _print_changes(changes: dict[str, Change], overall: Change) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from rloo_pipeline.runtime.console import Terminal
 
     table = Table(title="old rewards → new rewards", title_justify="left")
     table.add_column("round")
@@ -109,4 +110,4 @@ def _print_changes(changes: dict[str, Change], overall: Change) -> None:
         table.add_row(str(int(name)), *columns(one).values())
     table.add_section()
     table.add_row("all", *columns(overall).values())
-    Console(width=None if Console().is_terminal else 160).print(table)
+    Terminal(width=None if Terminal().is_terminal else 160).print(table)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.scoring.completion_text import text_of
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
@@ -75,7 +75,7 @@ def reward_test(
     started = time.monotonic()
     constants = {} if tokenizer is None else {"tokenizer_path": tokenizer}
     (scored,) = score_all([reward], batch, [samples] * len(rows), workers, constants)
-    console = Console(highlight=False, width=None if Console().is_terminal else 120)
+    console = Terminal(width=None if Terminal().is_terminal else 120)
     console.print(_summary(reward, scored, samples, time.monotonic() - started, workers))
     failed = [row for row, error in enumerate(scored.errors) if error]
     _print_details(console, batch, scored, failed)
@@ -88,7 +88,7 @@ def reward_test(
         )
 
 
-def _print_details(console: Console, batch: RewardBatch, scored: FunctionScores, failed: Sequence[int]) -> None:
+def _print_details(console: Terminal, batch: RewardBatch, scored: FunctionScores, failed: Sequence[int]) -> None:
     if len(scores := _finite(scored)):
         console.print(_histogram(scores))
     by_time = sorted(range(len(scored.scores)), key=lambda row: -scored.seconds[row])
@@ -157,7 +157,7 @@ def _label_values(labels: Labels, scored_rows: Sequence[Row], file: Path) -> lis
 
 
 def _print_agreement(
-    console: Console, labels: Labels, right: Sequence[bool], batch: RewardBatch, scored: FunctionScores
+    console: Terminal, labels: Labels, right: Sequence[bool], batch: RewardBatch, scored: FunctionScores
 ) -> None:
     """How often score and label agree, with Wilson's interval (1927), and the rows on which they differ."""
     from scipy.stats import binomtest
@@ -215,10 +215,8 @@ def _histogram(scores: np.ndarray[Any, Any]) -> Table:
     return table
 
 
-def _print_rows(console: Console, title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> None:
+def _print_rows(console: Terminal, title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> None:
     """A table of the first rows; nothing if there are none."""
-    from rich.markup import escape
-
     if not rows:
         return
     counts = f"{title}, {min(EXAMPLES, len(rows))} of {len(rows)}"
@@ -226,6 +224,6 @@ def _print_rows(console: Console, title: str, rows: Sequence[int], batch: Reward
     for row in rows[:EXAMPLES]:
         score, text = scored.scores[row], " ".join(text_of(batch.completions[row]).split())
         value = "None" if score is None else f"{score + 0.0:.4g}"
-        excerpt = escape(text if len(text) <= 60 else f"{text[:57]}…")
-        table.add_row(str(row), f"{scored.seconds[row]:.4f}", value, escape(scored.errors[row] or ""), excerpt)
+        excerpt = text if len(text) <= 60 else f"{text[:57]}…"
+        table.add_row(str(row), f"{scored.seconds[row]:.4f}", value, scored.errors[row] or "", excerpt)
     console.print(table)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.live import frame
+from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 
-def watch(run: Path, once: bool, every: float, console: Console | None = None) -> None:
+def watch(run: Path, once: bool, every: float, console: Terminal | None = None) -> None:
     """Shows the progress of a run until Ctrl-C.
 
     Args:
@@ -26,7 +27,7 @@ def watch(run: Path, once: bool, every: float, console: Console | None = None) -
     Raises:
         UserError: there is no run in the folder.
     """
-    console = console or Console()
+    console = console or Terminal()
     first = _frame(run)
     if once:
         console.print(first)

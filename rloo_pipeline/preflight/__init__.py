@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rloo_pipeline.runtime.console import Terminal
 
 
 class Finding(NamedTuple):
@@ -21,7 +21,7 @@ class Finding(NamedTuple):
     """Whether an ok finding needs attention: it may fail later, or could not be checked."""
 
 
-def show(findings: Iterable[Finding], console: Console) -> int:
+def show(findings: Iterable[Finding], console: Terminal) -> int:
     """Prints findings as they arrive, one line each and what to do about problems. Returns the number of problems."""
     from rich.table import Table
     from rich.text import Text

@@ -12,7 +12,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
+from rloo_pipeline.errors import printable
 from rloo_pipeline.runtime import progress
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Formats messages and tracebacks without control characters, since they may quote a model's text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextlib.contextmanager
@@ -52,7 +60,7 @@ def route_output(log: Path | None) -> None:
     logger.propagate = log is not None or rank is not None
     if logger.propagate:
         to_log = logging.StreamHandler(sys.stderr)
-        to_log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        to_log.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(to_log)
     if rank in (None, "0"):
         logger.addHandler(_terminal_handler())
@@ -71,8 +79,9 @@ def _redirect(log: Path) -> None:
 
 def _terminal_handler() -> logging.Handler:
     """A handler that prints through rich on a terminal, so that lines do not break a progress bar; plain otherwise."""
-    if progress.console.is_terminal:
-        return RichHandler(console=progress.console, show_path=False, show_time=False, show_level=False, markup=False)
-    plain = logging.StreamHandler(progress.console.file)
-    plain.setFormatter(logging.Formatter("%(message)s"))
-    return plain
+    console = progress.console
+    handler: logging.Handler = logging.StreamHandler(console.file)
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False, markup=False)
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
+    return handler

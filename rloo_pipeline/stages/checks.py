@@ -169,8 +169,9 @@ def _distributions(evidence: Evidence) -> dict[str, Any]:
 
 def say_checks(verdicts: Verdicts) -> None:
     """Shows the checks as a table on the terminal and in the log."""
-    from rich.console import Console
     from rich.table import Table
+
+    from rloo_pipeline.runtime.console import Terminal
 
     table = Table(show_edge=False)
     for heading in ("check", "", "value", "limits", "advice"):
@@ -181,7 +182,7 @@ def say_checks(verdicts: Verdicts) -> None:
         table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)
     text = io.StringIO()
     width = progress.console.width if progress.console.is_terminal else 160
-    Console(file=text, width=max(width, 80)).print(table)
+    Terminal(file=text, width=max(width, 80)).print(table)
     progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 

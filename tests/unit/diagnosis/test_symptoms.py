@@ -8,7 +8,6 @@ import pytest
 import yaml
 from helpers import mini
 from made_up import metrics_of
-from rich.console import Console
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.diagnose import diagnose as print_table
@@ -17,6 +16,7 @@ from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, showing
 from rloo_pipeline.diagnosis.symptoms import REGISTRY
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext import early_stop
 from rloo_pipeline.stages.gate import gate
 
@@ -244,7 +244,7 @@ def test_a_gate_writes_symptoms_and_stops_only_if_configured(tmp_path) -> None:
 
 
 def printed_for(run: Path) -> str:
-    console = Console(width=200, file=io.StringIO())
+    console = Terminal(width=200, file=io.StringIO())
     print_table(run, console)
     return console.file.getvalue()
 

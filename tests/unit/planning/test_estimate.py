@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, Project, mini, rloo
-from rich.console import Console
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.commands.plan import plan_run
@@ -15,6 +14,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import estimate, memory
+from rloo_pipeline.runtime.console import Terminal
 
 QWEN3_4B = {
     "hidden_size": 2560,
@@ -109,7 +109,7 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
 
 
 def printed_for(config: Config, gpu: str | None) -> str:
-    console = Console(width=160, file=io.StringIO())
+    console = Terminal(width=160, file=io.StringIO())
     plan_run(config, gpu, console)
     return console.file.getvalue()
 
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(window))
     config = gsm8k(**{"model.name_or_path": str(tmp_path), "model.revision": None})
     with pytest.raises(UserError, match="mistral has sliding_window: 512, and the longest prompt and completion"):
-        plan_run(config, None, Console(file=io.StringIO()))
+        plan_run(config, None, Terminal(file=io.StringIO()))
 
 
 def test_float16_holds_all_logits_at_once(qwen) -> None:

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from helpers import mini, rloo
 from made_up import write_prompts
-from rich.console import Console
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
@@ -16,6 +15,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.report.live import frame, sparkline
 from rloo_pipeline.report.run_progress import progress_of
+from rloo_pipeline.runtime.console import Terminal
 
 STARTED = 1_000_000.0
 PACE = 100.0
@@ -41,7 +41,7 @@ def write_log(run: Path, name: str, text: str, time: float = STARTED) -> None:
 
 
 def shown(run: Path, stopped: int | None = None) -> str:
-    console = Console(width=150, file=io.StringIO())
+    console = Terminal(width=150, file=io.StringIO())
     console.print(frame(run_files.read(run), stopped))
     return console.file.getvalue()
 
@@ -95,7 +95,7 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
     run = write_run(tmp_path / "run", 1)
     write_prompts(run / "prompts" / "train")
     assert "a completion" not in shown(run)
-    for number, text in ((1, "first"), (2, "[bold]second[/]")):
+    for number, text in ((1, "first"), (2, "\x1b[2J[bold]second[/]")):
         folder = run / "rounds" / f"{number:05d}"
         keys = {"prompt_id": "p7", "sample": 0}
         row = {**keys, "prompt_ids": [1], "completion_ids": [2], "completion": text, "sampling_logps": [-1.0]}
@@ -106,6 +106,7 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
     output = shown(run)
     assert "a completion of round 2, reward 0.25" in output
     assert "[bold]second[/]" in output, "as plain text, not as markup"
+    assert "\x1b" not in output
     assert "7+<b>7</b>" in output
     (run / "rounds" / "00002" / "scores" / "000.parquet").write_bytes(b"cut off")
     assert "a completion of round 1" in shown(run)

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import MINI, mini
-from rich.console import Console
 
 from rloo_pipeline.commands import doctor
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.training import engine, formats
 
 
@@ -50,7 +50,7 @@ def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
 def test_doctor_says_so(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError):
-        doctor.doctor(ConfigArguments(MINI, ["model={dtype: float16}"]), tmp_path, None, False, Console(width=200))
+        doctor.doctor(ConfigArguments(MINI, ["model={dtype: float16}"]), tmp_path, None, False, Terminal(width=200))
     said = capsys.readouterr().out
     assert "float16 cannot be trained on this machine, says DeepSpeed" in said
     assert "set model.dtype to bfloat16 or float32" in said

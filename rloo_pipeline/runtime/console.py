@@ -1,0 +1,27 @@
+"""The console that commands print tables and messages to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from rloo_pipeline.errors import printable
+
+
+class Terminal(Console):
+    """A rich console on which text from models, data sets and functions is only text.
+
+    Neither markup nor control characters in it take effect; `rich.text.Text` and styles give colours.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Args: options of rich's Console."""
+        super().__init__(markup=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Renders an object to segments; all that is printed passes here."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
