@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.cli.command import CONFIG, Option, command, option
+from rloo_pipeline.cli.command import CONFIG, Command, Option, command, option
 from rloo_pipeline.cli.stage_setup import run_folder, runs_here, stage_config
+from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import environment
 
 
-def _stage_assets(arguments: argparse.Namespace) -> None:
+def _stage_assets(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.stage_assets import stage_assets
 
-    stage_assets(stage_config(arguments, "stage-assets"), arguments.output)
+    stage_assets(config, arguments.output)
 
 
-def _prompts(arguments: argparse.Namespace) -> None:
+def _prompts(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.prompts import prompts
 
-    prompts(stage_config(arguments, "prompts"), arguments.assets, arguments.output)
+    prompts(config, arguments.assets, arguments.output)
 
 
-def _warmstart(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "warmstart")
+def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
     trains = config.warmstart.sft is not None
     if arguments.trial is not None:  # read here because the stage's module imports torch, and launchers should not
         trains = bool(read_json(arguments.trial)["asks_for_sft"])
@@ -35,48 +37,39 @@ def _warmstart(arguments: argparse.Namespace) -> None:
         warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
 
 
-def _probe(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "probe")
-    environment.use_threads(config.vllm.threads)
+def _probe(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.probe import probe
 
     probe(config, arguments.prompts, arguments.policy, arguments.earlier, arguments.output)
 
 
-def _checks(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "checks")
-    environment.use_threads(config.deepspeed.threads)
+def _checks(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.checks import checks
 
     inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probe)
     checks(config, *inputs, arguments.trial, arguments.output)
 
 
-def _rollout(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "rollout")
-    environment.use_threads(config.vllm.threads)
+def _rollout(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.rollout import rollout
 
     rollout(config, arguments.prompts, arguments.policy, arguments.round, arguments.shard, arguments.output)
 
 
-def _score(arguments: argparse.Namespace) -> None:
+def _score(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.score import score
 
     paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
-    score(stage_config(arguments, "score"), *paths, only=arguments.only, parts=arguments.parts)
+    score(config, *paths, only=arguments.only, parts=arguments.parts)
 
 
-def _reference(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "reference")
-    environment.use_threads(config.deepspeed.threads)
+def _reference(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.reference import reference
 
     reference(config, arguments.policy, arguments.rollouts, arguments.output)
 
 
-def _update(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "update")
+def _update(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed):
         from rloo_pipeline.stages.update import UpdateOutputs, update
         from rloo_pipeline.training.round_data import RoundFiles
@@ -95,45 +88,69 @@ def _gate(arguments: argparse.Namespace) -> None:
     gate(load(arguments.config or run / "config.yaml").only("gate"), run, arguments.round, arguments.output)
 
 
-def _evaluate(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "evaluate")
-    environment.use_threads(config.vllm.threads)
+def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
 
     outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
     evaluate(config, arguments.prompts, arguments.policy, arguments.name, outputs)
 
 
-def _distance(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "distance")
-    environment.use_threads(config.deepspeed.threads)
+def _distance(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.distance import distance
 
     distance(config, arguments.completions, arguments.policy, arguments.reference, arguments.output)
 
 
-def _stage_harness(arguments: argparse.Namespace) -> None:
+def _stage_harness(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.stage_harness import stage_harness
 
-    stage_harness(stage_config(arguments, "stage-harness"), arguments.output)
+    stage_harness(config, arguments.output)
 
 
-def _harness(arguments: argparse.Namespace) -> None:
-    config = stage_config(arguments, "harness")
-    environment.use_threads(config.vllm.threads)
+def _harness(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.harness import harness
 
     harness(config, arguments.policy, arguments.name, arguments.output)
 
 
-def _report(arguments: argparse.Namespace) -> None:
+def _report(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.report import report
 
-    report(stage_config(arguments, "report"), run_folder(arguments), arguments.summary, arguments.output)
+    report(config, run_folder(arguments), arguments.summary, arguments.output)
+
+
+def _stage(
+    name: str,
+    run: Callable[[Config, argparse.Namespace], None],
+    about: str,
+    *options: Option,
+    engine: Literal["vllm", "deepspeed"] | None = None,
+) -> Command:
+    """A stage, whose function gets the sections of the configuration that it may read.
+
+    Args:
+        name: of the stage.
+        run: imports and calls it.
+        about: one sentence for the help.
+        options: besides `--config` and `--output`.
+        engine: section with the number of CPU threads, set before the function imports torch.
+    """
+
+    def start(arguments: argparse.Namespace) -> None:
+        config = stage_config(arguments, name)
+        if engine:
+            environment.use_threads(getattr(config, engine).threads)
+        run(config, arguments)
+
+    return command(name, start, about, CONFIG, OUTPUT, *options)
 
 
 def _path(name: str, about: str) -> Option:
     return option(f"--{name}", type=Path, required=True, help=about)
+
+
+def _shards(name: str) -> Option:
+    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
 
 
 OUTPUT = _path("output", "file or folder to write")
@@ -145,97 +162,85 @@ SUMMARY = _path("summary", "JSON file for the summary")
 ROUND = option("--round", type=int, required=True, help="number of the round, from 1")
 NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
 
-
-def _shards(name: str) -> Option:
-    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
-
-
 COMMANDS = (
-    command(
-        "stage-assets",
-        _stage_assets,
-        "Fetch or copy model and datasets; may use the network.",
-        *(CONFIG, OUTPUT),
-    ),
-    command("prompts", _prompts, "Template and tokenize the prompts into Arrow.", CONFIG, ASSETS, OUTPUT),
-    command(
+    _stage("stage-assets", _stage_assets, "Fetch or copy model and datasets; may use the network."),
+    _stage("prompts", _prompts, "Template and tokenize the prompts into Arrow.", ASSETS),
+    _stage(
         "warmstart",
         _warmstart,
         "Make policy 0: the model itself, or the model after SFT on demonstrations.",
-        *(CONFIG, ASSETS, PROMPTS, OUTPUT),
+        *(ASSETS, PROMPTS),
         option("--trial", type=Path, nargs="?", help="checks of the untrained model, if warmstart.train is auto"),
     ),
-    command(
+    _stage(
         "probe",
         _probe,
         "Sample and score probe prompts with policy 0.",
-        *(CONFIG, PROMPTS, POLICY, OUTPUT),
+        *(PROMPTS, POLICY),
         option("--earlier", type=Path, nargs="?", help="probe of the untrained model; reused if that is policy 0"),
+        engine="vllm",
     ),
-    command(
+    _stage(
         "checks",
         _checks,
         "Check policy 0 by its probe; fails if RLOO could not learn from it.",
-        *(CONFIG, ASSETS, PROMPTS, POLICY, _path("probe", "table that probe wrote"), OUTPUT),
+        *(ASSETS, PROMPTS, POLICY, _path("probe", "table that probe wrote")),
         option("--trial", action="store_true", help="do not fail, because SFT may follow"),
+        engine="deepspeed",
     ),
-    command(
+    _stage(
         "rollout",
         _rollout,
         "Sample one shard of a round with vLLM.",
-        *(CONFIG, PROMPTS, POLICY, OUTPUT, ROUND),
+        *(PROMPTS, POLICY, ROUND),
         option("--shard", type=int, required=True, help="number of the shard, from 0"),
+        engine="vllm",
     ),
-    command(
+    _stage(
         "score",
         _score,
         "Score one shard with the reward functions.",
-        *(CONFIG, PROMPTS, POLICY, ROLLOUTS, OUTPUT),
+        *(PROMPTS, POLICY, ROLLOUTS),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
         option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
     ),
-    command(
+    _stage(
         "reference",
         _reference,
         "Compute the log-probs of one shard under the reference policy.",
-        *(CONFIG, POLICY, ROLLOUTS, OUTPUT),
+        *(POLICY, ROLLOUTS),
+        engine="deepspeed",
     ),
-    command(
+    _stage(
         "update",
         _update,
         "Train the next policy on a round.",
-        *(CONFIG, POLICY, OUTPUT),
-        _path("output-trainer", "folder for the trainer state"),
+        *(POLICY, _path("output-trainer", "folder for the trainer state")),
         _path("metrics", "JSON file for the metrics of the round"),
         _path("events", "TensorBoard event file for the metrics"),
         _path("table", "Parquet file for what the update used of each completion"),
         ROUND,
         option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
         *(_shards("rollouts"), _shards("scores")),
-        option(
-            "--reference",
-            type=Path,
-            nargs="*",
-            default=[],
-            help="all shards of the reference log-probs, in order, if beta is not 0",
-        ),
+        option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
-    command(
+    _stage(
         "evaluate",
         _evaluate,
         "Sample and score the held-out prompts.",
-        *(CONFIG, PROMPTS, POLICY, OUTPUT),
-        *(_path("greedy", "table for the greedy completions"), SUMMARY, NAME),
+        *(PROMPTS, POLICY, _path("greedy", "table for the greedy completions"), SUMMARY, NAME),
+        engine="vllm",
     ),
-    command(
+    _stage(
         "distance",
         _distance,
         "Compute the KL of a policy from policy 0 on its held-out completions.",
-        *(CONFIG, _path("completions", "table of completions that evaluate wrote"), POLICY, OUTPUT),
+        *(_path("completions", "table of completions that evaluate wrote"), POLICY),
         _path("reference", "folder of policy 0"),
+        engine="deepspeed",
     ),
-    command("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network.", CONFIG, OUTPUT),
-    command("harness", _harness, "Run lm-eval's tasks on a policy.", CONFIG, POLICY, OUTPUT, NAME),
-    command("report", _report, "Write summary.json and report.html of a run.", CONFIG, OUTPUT, SUMMARY),
+    _stage("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network."),
+    _stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, engine="vllm"),
+    _stage("report", _report, "Write summary.json and report.html of a run.", SUMMARY),
 )
