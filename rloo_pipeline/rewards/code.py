@@ -56,7 +56,7 @@ from rloo_pipeline.sandbox.self_test import self_test
 from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START, text_of
 from rloo_pipeline.scoring.reward_call import unscored
 
-FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^[ \t]*```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
 
 

@@ -134,7 +134,7 @@ def find(text: str) -> MathAnswer | None:
 
 
 def _after(text: str, mark: re.Match[str]) -> str:
-    """The text that belongs to a mark: the content of the braces or of the element, or the rest of the line."""
+    """The text that belongs to the last mark: the content of the braces or of the element, or the rest of the line."""
     rest = text[mark.end() :]
     if mark[0].startswith("\\"):
         depth = 0
@@ -144,9 +144,7 @@ def _after(text: str, mark: re.Match[str]) -> str:
                 return rest[rest.index("{") + 1 : place]
         return ""  # the closing brace is missing
     if mark[0] == "<answer>":
-        inside = rest.partition("</answer>")[0]
-        within = _MARK.search(inside)
-        return _after(inside, within) if within else inside
+        return rest.partition("</answer>")[0]
     return rest.lstrip().partition("\n")[0]
 
 
@@ -163,7 +161,7 @@ def _read(span: str) -> MathAnswer | None:
         if _GOES_ON.match(rest):
             return MathAnswer(text, None, False)
         return MathAnswer(text, number, bool(_UNIT.match(rest)))
-    if re.search(r"[A-Za-z]{2,}\s", text) and "\\" not in text:
+    if re.search(r"[A-Za-z]{2}\s", text) and "\\" not in text:
         numbers = number_parsing.numbers(text)
         return MathAnswer(text, numbers[-1], False) if numbers else None
     return MathAnswer(text, None, False)
