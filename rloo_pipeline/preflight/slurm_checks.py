@@ -49,6 +49,10 @@ class ResourceRequest(NamedTuple):
     """Configuration key with the number of GPUs per node that its engine uses, and that number."""
 
 
+USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
+"""What to change in a profile of Snakemake's own SLURM executor."""
+
+
 def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
     """All checks of SLURM; none if the profile is for another executor.
 
@@ -61,7 +65,10 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
         UserError: the profile cannot be read.
     """
     settings = read_profile(profile)
-    if settings.get("executor") != "slurm":
+    if settings.get("executor") == "slurm" or any(key.startswith("slurm-") for key in settings):
+        yield Finding("profile", False, f"{profile} is for Snakemake's own SLURM executor", USE_OURS)
+        return
+    if settings.get("executor") != "rloo-slurm":
         return
     scontrol, sinfo = shutil.which("scontrol"), shutil.which("sinfo")
     if scontrol is None or sinfo is None:

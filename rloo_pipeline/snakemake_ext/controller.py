@@ -21,7 +21,7 @@ from snakemake.settings.types import DeploymentMethod
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import inputs
+from rloo_pipeline.preflight import inputs, slurm_checks
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, guard, locks, steps
@@ -118,8 +118,8 @@ class Controller:
             return
         if self._workflow.executor_plugin.name == "slurm":
             raise UserError(
-                "executor: slurm submits cancelled jobs again and loses tasks of arrays: write `executor: rloo-slurm` "
-                "in the profile, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
+                "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
+                f"{slurm_checks.USE_OURS}"
             )
         for note in inputs.require(self._config):
             logger.warning(note)

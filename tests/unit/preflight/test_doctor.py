@@ -154,6 +154,24 @@ def configure(folder: Path, **changes) -> Path:
     return folder / "config.yaml"
 
 
+@pytest.mark.parametrize(
+    ("executor", "subjects"),
+    [
+        ("slurm", ["profile"]),
+        ("rloo-slurm", ["slurm"]),
+        ("rloo-slurm\nslurm-requeue: true", ["profile"]),
+        ("local", []),
+    ],
+)
+def test_a_profile_of_the_plain_slurm_executor_is_a_problem(tmp_path, monkeypatch, executor, subjects) -> None:
+    """Its keys would be ignored, and jobs submitted again that a person has cancelled."""
+    (tmp_path / "profile.v9+.yaml").write_text(f"executor: {executor}\n")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no scontrol there
+    found = list(slurm_checks.findings(tmp_path, ROOT / "workflow" / "rules", Config(**mini())))
+    assert [finding.subject for finding in found] == subjects
+    assert not any(finding.ok for finding in found)
+
+
 def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) -> None:
     programs = tmp_path / "bin"
     executable(programs, "scontrol", f"cat <<'X'\n{SHOWN.replace('02:00:00', '1-0').replace('old', 'x')}X")
