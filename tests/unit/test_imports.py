@@ -1,6 +1,7 @@
 """Imports point one way: no module of the package leads back to itself, not by an import inside a function either."""
 
 import ast
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -85,3 +86,10 @@ def test_unit_tests_stand_where_the_package_does() -> None:
     folders = {path.parent.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")} - {"."}
     packages = {path.parent.relative_to(PACKAGE).as_posix() for path in MODULES.values()}
     assert folders <= packages
+
+
+def test_no_two_modules_or_classes_share_a_name() -> None:
+    names = [file.stem for file in MODULES.values() if file.stem != "__init__"]
+    for file in MODULES.values():
+        names += [node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
