@@ -108,6 +108,18 @@ TESTS_OF_CHEATS = [
 ]
 
 
+@pytest.mark.parametrize("error", ["StopIteration", "type('Stop', (StopIteration,), {})"])
+def test_an_error_ends_no_loop_of_the_tests(reward, error):
+    program = f"def f(x): raise {error}\nclass C:\n    def __getattr__(self, name): raise {error}\nc = C()"
+    tests = [
+        "assert all(map(f, [1, 2]))",
+        "assert all(a == b for a, b in zip(map(f, [1, 2]), [1, 2]))",
+        "assert not list(filter(f, [1, 2]))",
+        "import operator\nassert all(map(operator.attrgetter('x'), [c, c]))",
+    ]
+    assert reward(program, tests, partial=True) == 0
+
+
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_cheat_passes_no_assert(reward, cheat):
     assert reward(CHEATS[cheat], TESTS_OF_CHEATS, partial=True, timeout=5) == 0
