@@ -10,11 +10,13 @@ from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.checks.evidence import TokenFacts
 from rloo_pipeline.config import Config
+from rloo_pipeline.data.prompting import render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ANSWER = "an answer"
+CHECKED = "the checks of the chat template"
 
 
 def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) -> TokenFacts:
@@ -56,20 +58,15 @@ def _round_trip(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _templated(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any, opened: bool) -> str:
-    arguments = config.dataset.chat_template_kwargs
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened, **arguments))
-
-
 def _opening(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> str:
     """The text that the template puts before an answer; may be empty."""
-    closed, opened = (_templated(tokenizer, config, messages, value) for value in (False, True))
+    closed, opened = (render(messages, config.dataset, tokenizer, CHECKED, value) for value in (False, True))
     return opened[len(closed) :] if opened.startswith(closed) else ""
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> tuple[int, str] | None:
     """The first special token that the template puts after an answer."""
-    whole = _templated(tokenizer, config, [*messages, {"role": "assistant", "content": ANSWER}], False)
+    whole = render([*messages, {"role": "assistant", "content": ANSWER}], config.dataset, tokenizer, CHECKED, False)
     after = whole.rpartition(ANSWER)[2]
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     ids = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []

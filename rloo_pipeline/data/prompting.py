@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 
 COMPLETION = "warmstart.sft.completion_column"
+TEMPLATE_SECONDS = 10.0
+"""Longest time for one prompt in a chat template, which comes with the model and may loop without an end."""
 
 
 def template_columns(template: str) -> list[str]:
@@ -129,19 +133,7 @@ def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, pa
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt)["input_ids"])
     else:
-        try:
-            text = tokenizer.apply_chat_template(
-                prompt, tokenize=False, add_generation_prompt=True, **dataset.chat_template_kwargs
-            )
-        except Exception as error:
-            if getattr(tokenizer, "chat_template", None) is None:
-                raise UserError(
-                    f"{path}: the prompt is messages and the model's tokenizer has no chat template; add "
-                    "chat_template.jinja to the model's folder, or give prompts of plain text (dataset.prompt_column)"
-                ) from error
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise UserError(f"{path}: the chat template failed on {str(prompt)[:80]} ({reason})") from error
-        ids = list(tokenizer(str(text), add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer(render(prompt, dataset, tokenizer, path), add_special_tokens=False)["input_ids"])
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise UserError(
@@ -151,3 +143,46 @@ def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, pa
     if not ids:
         raise UserError(f"{path}: a prompt has no tokens; give the row a text, or drop it")
     return ids
+
+
+def render(
+    messages: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str, add_generation_prompt: bool = True
+) -> str:
+    """The text of messages in the model's chat template.
+
+    Raises:
+        UserError: the template is missing, fails, or takes longer than TEMPLATE_SECONDS.
+    """
+    try:
+        with _deadline(TEMPLATE_SECONDS):
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dataset.chat_template_kwargs
+            )
+    except Exception as error:
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise UserError(
+                f"{path}: the prompt is messages and the model's tokenizer has no chat template; add "
+                "chat_template.jinja to the model's folder, or give prompts of plain text (dataset.prompt_column)"
+            ) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"{path}: the chat template failed on {str(messages)[:80]} ({reason}); correct it or "
+            "dataset.chat_template_kwargs"
+        ) from error
+    return str(text)
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in a block that takes longer; only in the main thread, where stages and commands work."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError(f"it took over {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, expire)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)

@@ -1,0 +1,33 @@
+"""The chat template of a model cannot stop a stage without an error."""
+
+import signal
+import time
+
+import pytest
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.config import Dataset
+from rloo_pipeline.data import prompting
+from rloo_pipeline.data.prompting import encode
+from rloo_pipeline.errors import UserError
+
+DATASET = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "b.jsonl"}})
+MESSAGES = [{"role": "user", "content": "1 + 1"}]
+LOOP = "{% for _ in range(99999) %}" * 4 + "{% endfor %}" * 4
+
+
+def test_a_template_without_an_end_is_an_error(tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(prompting, "TEMPLATE_SECONDS", 0.3)
+    tokenizer = policy.load_tokenizer(tiny_model, trust_remote_code=False)
+    tokenizer.chat_template = LOOP
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"^a row: the chat template failed on .*took over 0\.3 s.*correct it"):
+        encode(MESSAGES, DATASET, tokenizer, "a row")
+    assert time.monotonic() - began < 30
+
+
+def test_the_deadline_ends_with_the_template(tiny_model) -> None:
+    """Another use of SIGALRM, such as the time limit of this test, is not disturbed."""
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert encode(MESSAGES, DATASET, policy.load_tokenizer(tiny_model, trust_remote_code=False), "a row")
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0) == before
