@@ -10,7 +10,7 @@ from pathlib import Path
 import forks
 import left_out
 import pytest
-import shapes
+import shape_checks
 from filelock import FileLock
 from helpers import Project
 from hypothesis import settings
@@ -20,7 +20,7 @@ OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "M
 
 # The models are so small that threads slow them down. Set before torch is imported, and inherited by child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-shapes.check()
+shape_checks.install()
 # Property tests must not depend on the load of the machine or on examples stored elsewhere.
 settings.register_profile("rloo", deadline=None, derandomize=True, database=None)
 settings.load_profile("rloo")

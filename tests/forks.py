@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import shapes
+import shape_checks
 
 ROOT = Path(__file__).parent.parent
 LIBRARIES = ("vllm.v1.worker.cpu_worker", "snakemake.cli", "pyarrow.parquet", "datasets", "peft")
@@ -147,7 +147,7 @@ def _import() -> None:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:
         del sys.modules[name]
-    shapes.check()
+    shape_checks.install()
     taken = {str(ROOT), str(Path(__file__).parent)}
     sys.path[:] = [folder for folder in sys.path if folder not in taken]
 

@@ -7,6 +7,6 @@ CHECKED = ("rloo_pipeline.algorithm", *(f"rloo_pipeline.training.{name}" for nam
 """Packages and modules whose annotations beartype checks at every call."""
 
 
-def check() -> None:
+def install() -> None:
     """Checks the modules above when they are imported; call this before that."""
     install_import_hook(CHECKED, "beartype.beartype")

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-import shapes
+import shape_checks
 import torch
 from jaxtyping import TypeCheckError
 
@@ -43,5 +43,5 @@ def test_a_right_shape_does_not() -> None:
 def test_the_listed_modules_are_checked() -> None:
     functions = batch.select, logprobs.TokenLogProbs.forward, objective.StepLoss.__call__, packing.pack
     assert all(hasattr(function, "__wrapped__") for function in functions)
-    checked = {name for name in sys.modules if name.startswith(shapes.CHECKED)}
-    assert all(any(name.startswith(prefix) for name in checked) for prefix in shapes.CHECKED)
+    checked = {name for name in sys.modules if name.startswith(shape_checks.CHECKED)}
+    assert all(any(name.startswith(prefix) for name in checked) for prefix in shape_checks.CHECKED)
