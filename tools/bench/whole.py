@@ -26,7 +26,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = os.path.dirname(os.path.abspath(sys.executable))  # noqa: PTH100, PTH120 - as it is called, ..s gone
-PARTS = ("Snakefile", "workflow", "config", "profiles", "rloo_pipeline", "requirements", "containers", "tools")
+PARTS = ("Snakefile", "workflow", "config", "profiles", "rloo_pipeline", "requirements", "containers", "tools", ".test")
 EMPTY_RLOO = """#!/bin/sh
 # makes what a stage would write, and nothing in it
 stage=$1
