@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -70,6 +72,28 @@ def _check_safetensors(file: Path) -> None:
         raise UserError(
             f"{file}: truncated or damaged ({size} bytes, its header asks for "
             f"{8 + length + end}); delete {file.parent} and run again"
+        )
+
+
+def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
+    """Checks that weights and model have the same tensors, by the `output_loading_info` of transformers.
+
+    A tensor that is missing or has another shape would be random, and one too many would be ignored. Tied weights do
+    not count as missing.
+
+    Raises:
+        UserError: they have not.
+    """
+    problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
+    problems += [
+        f"{name} has shape {list(shape)}, not {list(expected)}" for name, shape, expected in info["mismatched_keys"]
+    ]
+    problems += [f"{name} is no tensor of the model" for name in sorted(info["unexpected_keys"])]
+    if problems:
+        more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise UserError(
+            f"{model}: the weights do not fit the model that its configuration describes, so some would be random or "
+            f"ignored: {problems[0]}{more}; fetch or write the model again, or use another one"
         )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.artifacts import policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.completion_text import after_thinking, text_of
 from rloo_pipeline.scoring.reward_call import unscored
@@ -118,7 +119,12 @@ def _load(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, **options)
         model: PreTrainedModel
         model, loading_info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, number_format), use_safetensors=True, output_loading_info=True, **options
+            path,
+            dtype=getattr(torch, number_format),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in loading_info, by name
+            **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
@@ -126,10 +132,7 @@ def _load(
             f"({' '.join(str(error).split())[:200]}); give a folder, or download it first where there is internet: "
             f"hf download {path}"
         ) from error
-    if missing := sorted(loading_info["missing_keys"]):
-        raise UserError(
-            f"{REWARD}: '{path}' has no weights for {missing[0]}, so it would score at random; use a reward model"
-        )
+    policy.check_loading_info(f"{REWARD}: '{path}'", loading_info)
     settings = model.config.get_text_config()
     settings.use_cache = False
     if settings.pad_token_id is None:

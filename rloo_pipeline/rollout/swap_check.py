@@ -18,7 +18,6 @@ from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -100,21 +99,14 @@ def transformers_logps(
     Returns:
         [prompts, vocabulary], float32.
     """
-    import_shims.prepare_transformers()
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from rloo_pipeline.training import policy_model
 
     with _uncompiled(engine):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            policy.base_of(folder),
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-        )
+        model: Any = policy_model.load_plain(policy.base_of(folder), dtype, trust_remote_code)
     if policy.is_adapter(folder):
-        import peft
-
-        model = peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
+        model = policy_model.load_adapter(model, folder)
     model.eval()
     with torch.inference_mode():
         logits = [model(torch.tensor([list(prompt)]), use_cache=False).logits[0, -1] for prompt in prompts]

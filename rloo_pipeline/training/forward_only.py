@@ -38,10 +38,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
 
     model: Any = policy_model.load(folder, dtype, trust_remote_code)
     if policy.is_adapter(folder):
-        import peft
-
-        policy.check(folder)
-        model = peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
+        model = policy_model.load_adapter(model, folder)
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
