@@ -26,7 +26,8 @@ Not covered:
   out of the prompt.
 - Tests that let the program decide: `assert f(x)` where any true value passes; two objects of the program's own classes
   compared with each other; a helper that the tests take from the program, unless it is a builtin or a standard module;
-  an expected value that is computed from a list after the program had that list.
+  an expected value that is computed from a list after the program had that list; `np.allclose` and `(… == …).all()`,
+  which hold for an empty array (`np.testing.assert_allclose` compares shapes).
 - Values that the pipe cannot carry. An argument of a class that the tests define: the row is None, with a reason in the
   column `error`. Order and arithmetic on objects of the program's classes, and `isinstance` with such a class: these
   tests fail. A named tuple comes back as a tuple. A list, dict or set that a function changes in place is changed for

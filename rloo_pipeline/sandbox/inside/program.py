@@ -77,7 +77,7 @@ class ProgramServer:
             args = [self._decode(arg) for arg in request["args"]]
             kwargs = {name: self._decode(arg) for name, arg in request["named"].items()}
             result = OPERATIONS[request["do"]](self._objects[request["on"]], *args, **kwargs)
-            after = {row: self._encode(arg) for row, arg in enumerate(args) if isinstance(arg, (list, dict, set))}
+            after = {row: self._encode(arg) for row, arg in enumerate(args) if _changes_in_place(arg)}
             changed = {row: arg for row, arg in after.items() if arg != request["args"][row]}
             return {"value": self._encode(result), "changed": changed}
         except BaseException as error:
@@ -116,3 +116,7 @@ class ProgramServer:
             return self._decode(reply["value"])
 
         return call
+
+
+def _changes_in_place(value: Any) -> bool:
+    return isinstance(value, (list, dict, set)) or type(value).__name__ == "ndarray"

@@ -1,14 +1,16 @@
 """Messages between the examiner and the program: one line of JSON each, with values as plain data.
 
 Plain data are None, bool, int, float, str, complex, bytes, Decimal, Fraction, dates, range, and lists, tuples, sets and
-dicts of them. They arrive as exactly these types, also where a subclass was sent. Every other object stays with the
-sender, which sends a reference, its number. Messages contain no code and no pickles, so a wrong message does no harm.
+dicts of them, and NumPy's scalars and arrays of numbers, strings or times. They arrive as exactly these types, also
+where a subclass was sent. Every other object stays with the sender, which sends a reference, its number. Messages
+contain no code and no pickles, so a wrong message does no harm.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -71,8 +73,11 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return ["r", [value.start, value.stop, value.step]]
     if isinstance(value, datetime.timedelta):
         return ["y", [value.days, value.seconds, value.microseconds]]
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy scalar
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
         return encode(value.item(), refer)
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufcSUmM":
+        return ["n", [value.dtype.str, list(value.shape), value.tobytes().hex()]]
     return refer(value)
 
 
@@ -91,4 +96,12 @@ def decode(message: Any, resolve: Callable[[str, Any], Any]) -> Any:
         return range(*content)
     if tag == "y":
         return datetime.timedelta(*content)
+    if tag == "n":
+        return _array(*content)
     return resolve(tag, content)
+
+
+def _array(dtype: str, shape: list[int], data: str) -> Any:
+    import numpy
+
+    return numpy.frombuffer(bytes.fromhex(data), numpy.dtype(dtype)).reshape(shape).copy()

@@ -1,6 +1,9 @@
 """A program passes a test only with the right answer."""
 
+import sysconfig
+
 import pytest
+from programs import IMAGE
 
 CHEATS = {
     "leaves early": "import sys\nsys.exit(0)",
@@ -118,6 +121,24 @@ def test_an_error_ends_no_loop_of_the_tests(reward, error):
         "import operator\nassert all(map(operator.attrgetter('x'), [c, c]))",
     ]
     assert reward(program, tests, partial=True) == 0
+
+
+@pytest.mark.skipif(bool(IMAGE), reason="an image has a Python of its own")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "__array_interface__ = {'shape': (0, 1), 'typestr': '<f8', 'version': 3, 'data': (1, False)}",
+        "def __array__(self, *a, **k): import numpy; return numpy.zeros((0, 1))",
+        "def __len__(self): return 0\n    def __getitem__(self, place): raise IndexError",
+    ],
+)
+def test_an_object_is_no_array_for_numpy(reward, body):
+    program = f"class A:\n    {body}\ndef f(x): return A()"
+    tests = [
+        "import numpy as np\nassert np.allclose(f(1), [2])",
+        "import numpy as np\nassert (f(1) == np.ones(1)).all()",
+    ]
+    assert reward(program, tests, partial=True, read_only=[sysconfig.get_path("platlib")]) == 0
 
 
 @pytest.mark.parametrize("cheat", CHEATS)

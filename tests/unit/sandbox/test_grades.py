@@ -1,5 +1,7 @@
 """Correct programs pass their tests, wrong ones fail; without a sandbox nothing runs."""
 
+import sysconfig
+
 import pytest
 from programs import ADD, IMAGE
 
@@ -76,6 +78,23 @@ def test_tests_after_the_programs_exit_count_as_failed(reward):
 )  # fmt: skip
 def test_values_and_calls_work_through_the_pipe(reward, program, tests):
     assert reward(program, tests) == 1
+
+
+@pytest.mark.skipif(bool(IMAGE), reason="an image has a Python of its own")
+@pytest.mark.parametrize(
+    ("body", "test"),
+    [
+        ("return np.array(x) * 2", "assert np.allclose(f([1, 2]), [2, 4]) and f([1]).shape == (1,)"),
+        ("return np.eye(2, dtype='f4')", "np.testing.assert_array_equal(f(0), np.eye(2)); assert f(0).dtype == 'f4'"),
+        ("return np.array(['a', 'bc'])", "assert (f(0) == np.array(['a', 'bc'])).all()"),
+        ("return x.sum()", "assert f(np.arange(4)) == 6"),
+        ("x.sort()", "x = np.array([3, 1])\nf(x)\nassert x.tolist() == [1, 3]"),
+    ],
+)
+def test_arrays_cross_as_data(reward, body, test):
+    program = f"import numpy as np\ndef f(x): {body}"
+    folders = [sysconfig.get_path("platlib")]
+    assert reward(program, [f"import numpy as np\n{test}\nassert True"], read_only=folders) == 1
 
 
 def test_check_is_called_with_the_entry_point(reward):
