@@ -1,5 +1,5 @@
 # The two commands of a fresh machine are `make demo` and `make test`.
-# Without a word, that of the environment which is there, so that no target replaces one for GPUs by one without.
+# The default is that of the existing .venv, so that no target replaces a GPU environment by a CPU one.
 ACCELERATOR ?= $(or $(firstword $(filter cpu cuda,$(shell cat .venv/.setup 2>/dev/null))),cpu)
 export ACCELERATOR PYTHON
 BIN := .venv/bin
@@ -8,11 +8,11 @@ ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 .DEFAULT_GOAL := help
 .PHONY: help setup demo compare test test-all bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference docs
 
-help: ## say what there is
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
 	@echo "ACCELERATOR=cpu or cuda (default: that of .venv, else cpu); PYTHON=... names the interpreter for .venv"
 
-setup: ## make .venv with everything in it (at once if it is there)
+setup: ## create .venv with all packages (returns at once if it is up to date)
 	@sh tools/setup.sh
 
 demo: setup ## run the main job: post-train a small model on arithmetic
@@ -56,7 +56,7 @@ profiles: setup ## link profiles/ to where `snakemake --profile slurm` finds the
 cluster-up: ## start a real SLURM of four nodes and Apptainer on this machine, for tests (Debian 12, as root)
 	@tests/cluster/up.sh
 
-cluster-down: ## end it
+cluster-down: ## stop that SLURM
 	@tests/cluster/down.sh
 
 test-cluster: setup cluster-up ## build the image and run the tests on that SLURM
@@ -64,14 +64,14 @@ test-cluster: setup cluster-up ## build the image and run the tests on that SLUR
 	@mkdir -p build
 	$(BIN)/pytest --basetemp=build/cluster tests/cluster $(or $(PYTEST_ARGS),-n 3 --durations 0 --timeout 1800)
 
-lock: setup ## write the pinned lists of requirements/ anew from the *.in files
+lock: setup ## regenerate the pinned lists in requirements/ from the *.in files
 	sh requirements/lock.sh
 
 clean: ## remove what a run and a set-up leave; results/ stays
 	rm -rf .venv .setup.lock .snakemake build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-reference: setup ## write anew what is generated: docs/configuration.md, the JSON Schema, the table of docs/performance.md
+reference: setup ## regenerate docs/configuration.md, the JSON Schema and the table of docs/performance.md
 	$(BIN)/python tools/config_reference.py
 	$(BIN)/python tools/bench/page.py
 
