@@ -16,14 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.runtime import guard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def import_deepspeed() -> ModuleType:
-    """Imports DeepSpeed without MLflow."""
+    """Imports DeepSpeed without MLflow.
+
+    Raises:
+        UserError: DeepSpeed is not the version whose internals are used in training/.
+    """
+    guard.require("deepspeed")
     with hidden_packages("mlflow"):
         return import_module("deepspeed")
 
@@ -57,10 +64,23 @@ def prepare_arrow() -> None:
 
 
 def import_vllm() -> ModuleType:
-    """Imports vLLM so that its engine runs in this process and reports 0 for the rank of each token."""
+    """Imports vLLM so that its engine runs in this process and reports 0 for the rank of each token.
+
+    Raises:
+        UserError: vLLM is not the version whose internals are used here and in rollout/.
+    """
+    guard.require("vllm")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    import_module("vllm.v1.sample.sampler").batched_count_greater_than = _no_ranks  # type: ignore[attr-defined]
+    replace_ranks()
     return import_module("vllm")
+
+
+def replace_ranks() -> None:
+    """Makes vLLM's sampler return zeros for ranks."""
+    sampler: Any = import_module("vllm.v1.sample.sampler")
+    if sampler.batched_count_greater_than is not _no_ranks:
+        guard.require_callable(sampler, "batched_count_greater_than", "(x, values)")
+        sampler.batched_count_greater_than = _no_ranks
 
 
 def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from rloo_pipeline.snakemake_ext import guard
+from rloo_pipeline.runtime import guard
 
 
 def find_all_jobs() -> None:
@@ -29,7 +29,7 @@ def find_all_jobs() -> None:
     search = DAG.bfs
     if search.__module__ == __name__:
         return
-    guard.require_method(DAG, "bfs", "(self, direction, *jobs, stop)")
+    guard.require_callable(DAG, "bfs", "(self, direction, *jobs, stop)")
 
     def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
         # update_needrun asks for the jobs behind one; --omit-from asks the same and means another thing

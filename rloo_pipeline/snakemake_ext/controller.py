@@ -23,8 +23,9 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import inputs, slurm_checks
 from rloo_pipeline.report import origin
+from rloo_pipeline.runtime import guard
 from rloo_pipeline.runtime.environment import prepare_jobs
-from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, guard, locks, steps
+from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, locks, steps
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
 
@@ -63,7 +64,7 @@ class Controller:
             UserError: the image or a tracker's package is not there, or Snakemake is not the version this is made for.
         """
         guard.require("snakemake")
-        guard.require_method(PathModifier, "modify", "(self, path, property)")
+        guard.require_callable(PathModifier, "modify", "(self, path, property)")
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
         ancient_inputs.find_all_jobs()

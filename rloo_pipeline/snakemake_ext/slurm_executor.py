@@ -31,7 +31,8 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import guard, slurm_arrays
+from rloo_pipeline.runtime import guard
+from rloo_pipeline.snakemake_ext import slurm_arrays
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
 LONGEST_WAIT = 60.0
@@ -62,7 +63,7 @@ def check_plugin() -> None:
     """
     guard.require("snakemake-executor-plugin-slurm")
     for name, signature in SIGNATURES.items():
-        guard.require_method(plugin.Executor, name, signature)
+        guard.require_callable(plugin.Executor, name, signature)
 
 
 class Executor(plugin.Executor):  # type: ignore[misc]

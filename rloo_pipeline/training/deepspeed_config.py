@@ -6,6 +6,8 @@ import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.runtime import guard
+
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
@@ -55,6 +57,37 @@ def configuration(dtype: str, zero_stage: int, max_grad_norm: float, communicati
         "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
         "steps_per_print": 10**9,
     }
+
+
+REPLACED = {
+    "clip_fp32_gradients": "(self)",
+    "module_state_dict": "(self, destination, prefix, keep_vars, exclude_frozen_parameters)",
+    "_zero3_consolidated_16bit_state_dict": "(self, exclude_frozen_parameters)",
+}
+"""Methods of DeepSpeed's engine that are replaced here or called by training/engine.py."""
+
+
+def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool) -> None:
+    """Replaces parts of DeepSpeed's engine: clipping, all-reduce on one rank, what a checkpoint holds.
+
+    Args:
+        engine: DeepSpeed's.
+        max_grad_norm: see `clip_plainly`.
+        world: number of ranks.
+        weights_in_state: whether a checkpoint holds the weights too.
+
+    Raises:
+        UserError: a method that is replaced does not exist, or takes other parameters.
+    """
+    for name, signature in REPLACED.items():
+        guard.require_callable(type(engine), name, signature)
+    guard.require_callable(type(engine.checkpoint_engine), "save", "(self, state_dict, path)")
+    clip_plainly(engine, max_grad_norm)
+    # a single rank would still copy all gradients back and forth to sum them up
+    engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)
+    engine.checkpoint_engine.save = save_reproducibly
+    if not weights_in_state:
+        engine.module_state_dict = lambda *_, **__: {}
 
 
 def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:

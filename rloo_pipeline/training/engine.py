@@ -76,19 +76,10 @@ class Engine:
         # ZeRO 3 and adapters lay out weights in their own way, so their trainer state holds them. Otherwise the policy
         # that the state's manifest names holds the weights, and the state leaves them out.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
-        self._adjust_deepspeed()
+        deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, self.weights_in_state)
         self._restore: Callable[[], None] | None = None
         """Moves offloaded weights and optimizer back; None while they are on the device."""
         devices.hold_gpu(self)
-
-    def _adjust_deepspeed(self) -> None:
-        """Replaces parts of DeepSpeed's engine: clipping, all-reduce on one rank, what a checkpoint holds."""
-        deepspeed_config.clip_plainly(self.engine, self.settings.max_grad_norm)
-        # a single rank would still copy all gradients back and forth to sum them up
-        self.engine.enable_backward_allreduce = self.rank.world > 1 or deepspeed_config.needs_allreduce(self.engine)
-        self.engine.checkpoint_engine.save = deepspeed_config.save_reproducibly
-        if not self.weights_in_state:
-            self.engine.module_state_dict = lambda *_, **__: {}
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Computes log-probs of completion tokens under the current policy, without gradient, shared over the ranks.

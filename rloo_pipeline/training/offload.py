@@ -60,7 +60,7 @@ def _persistent(engine: DeepSpeedEngine) -> Iterator[Tensor]:
 
 def _storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
     """The storages of these tensors, each once."""
-    return list({(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}.values())
+    return list({(storage := tensor.untyped_storage()).data_ptr(): storage for tensor in tensors}.values())
 
 
 def _emptied(storage: UntypedStorage) -> tuple[UntypedStorage, UntypedStorage]:

@@ -1,0 +1,176 @@
+"""What each deviation from a library's own behaviour gains (docs/internals.md).
+
+    internals.py start RUN STAGE REPEATS   CPU seconds of a stage, without one deviation at a time over with all
+    internals.py step SHAPE REPEATS        the same of an optimizer step, one thread, float32
+
+RUN is a finished run of .test/config/config.yaml (`results/mini`), STAGE is update, rollout or score. Sides take turns;
+the result is the median of the ratios, with the least and the most.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import shapes
+
+
+def _without(deviation: str) -> None:
+    """Turns a deviation off in this process, before the stage imports anything."""
+    from rloo_pipeline.runtime import import_shims
+
+    if deviation == "mlflow":
+        import_shims.import_deepspeed = lambda: import_module("deepspeed")
+    elif deviation == "sklearn, scipy":
+        import_shims.prepare_transformers = lambda: None
+    elif deviation == "pandas":
+        import_shims.prepare_arrow = lambda: None
+    elif deviation == "ranks":
+        import_shims.replace_ranks = lambda: None
+    elif deviation == "compiled operations":
+        import_module("rloo_pipeline.training.deepspeed_config").disable_compiled_operations = lambda: None
+
+
+DEVIATIONS = {
+    "update": ("mlflow", "sklearn, scipy", "pandas", "compiled operations"),
+    "rollout": ("ranks", "sklearn, scipy", "pandas"),
+    "score": ("sklearn, scipy", "pandas"),
+}
+
+
+def _stage(run: Path, stage: str, target: Path) -> list[str]:
+    """Arguments of `rloo` for a stage of round 2, with its outputs in `target`."""
+    second, first = run / "rounds" / "00002", run / "policies" / "00001"
+    tables = {kind: [str(second / kind / f"{shard:03}.parquet") for shard in (0, 1)] for kind in ("rollouts", "scores")}
+    references = [str(second / "reference" / f"{shard:03}.parquet") for shard in (0, 1)]
+    common = [stage, "--config", str(run / "config.yaml"), "--output", str(target / "output")]
+    if stage == "rollout":
+        return [*common, "--prompts", str(run / "prompts"), "--policy", str(first), "--round", "2", "--shard", "0"]
+    if stage == "score":
+        rollouts = tables["rollouts"][:1]
+        return [*common, "--prompts", str(run / "prompts"), "--policy", str(first), "--rollouts", *rollouts, "--parts"]
+    inputs = ["--policy", str(first), "--trainer", str(run / "trainer" / "00001")]
+    inputs += ["--rollouts", *tables["rollouts"], "--scores", *tables["scores"], "--reference", *references]
+    outputs = {"output-trainer": "trainer", "metrics": "m.json", "events": "e.tfevents", "table": "t.parquet"}
+    return [*common, "--round", "2", *inputs, *(w for k, v in outputs.items() for w in (f"--{k}", str(target / v)))]
+
+
+def start(run: Path, stage: str, repeats: int) -> None:
+    """CPU seconds of whole processes."""
+    names = ("", *DEVIATIONS[stage])
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(repeats + 1):
+        for name in names if number % 2 else names[::-1]:
+            with tempfile.TemporaryDirectory() as target:
+                # DeepSpeed keeps what it compiles; on a new machine nothing is there
+                environment = {**os.environ, "TORCH_EXTENSIONS_DIR": target} if "compiled" in name else None
+                command = [sys.executable, __file__, "side", name, *_stage(run, stage, Path(target))]
+                child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                assert child.stderr is not None
+                log = child.stderr.read().decode()
+                _, status, usage = os.wait4(child.pid, 0)
+            if status:
+                raise SystemExit(f"{' '.join(command)}: {log[-2000:]}")
+            if number:  # the first of each fills caches
+                seconds[name].append(usage.ru_utime + usage.ru_stime)
+    _print(stage, seconds)
+
+
+def step(shape: shapes.Shape, repeats: int) -> None:
+    """CPU seconds of an optimizer step."""
+    import torch
+
+    from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.kernels import attention, layers
+    from rloo_pipeline.training.learning_rate import LearningRate
+    from rloo_pipeline.training.packing import Sequences
+    from rloo_pipeline.training.settings import TrainerSettings
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        shapes.model(shape, Path(folder) / "model")
+        rate, betas = LearningRate(1e-6, "constant", 0, 0, 0.0), (0.9, 0.999)
+        settings = TrainerSettings("float32", False, 1.0, rate, betas, 1e-8, 0.0, 1.0, 0, False, None)
+        engine = Engine(Path(folder) / "model", settings, 0)
+    prompts, completions, _ = shapes.batch(shape)
+    sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
+    rows, wrapped, deepspeed = list(range(len(completions))), engine.engine.module, engine.engine
+    replaced = [layer for layer in engine.model.modules() if hasattr(layer, layers.PLAIN)]
+    saved = {layer: layer.forward for layer in replaced}
+    module = sys.modules[type(engine.model).__module__]
+    rotary, split, clip = getattr(module, layers.ROTARY), wrapped.split, vars(deepspeed).get("clip_fp32_gradients")
+
+    def plain_layers(attribute: str) -> None:
+        for layer in replaced:
+            if hasattr(layer, attribute):
+                layer.forward = layer.plain_forward
+
+    def own_clip() -> None:
+        vars(deepspeed).pop("clip_fp32_gradients", None)
+
+    without: dict[str, Callable[[], Any]] = {
+        "": lambda: None,
+        "RMSNorm": lambda: plain_layers("variance_epsilon"),
+        "SwiGLU": lambda: plain_layers("gate_proj"),
+        "rotary": lambda: setattr(module, layers.ROTARY, getattr(rotary, layers.PLAIN)),
+        "short attention": lambda: setattr(attention, "SHORT", 0),
+        "lm_head": lambda: setattr(wrapped, "split", None),
+        "clip": own_clip,
+        "no all-reduce": lambda: setattr(deepspeed, "enable_backward_allreduce", True),
+    }
+
+    def measure(name: str) -> float:
+        for layer, forward in saved.items():
+            layer.forward = forward
+        setattr(module, layers.ROTARY, rotary)
+        attention.SHORT, wrapped.split, deepspeed.enable_backward_allreduce = short, split, False
+        if clip is not None:
+            deepspeed.clip_fp32_gradients = clip
+        without[name]()
+        began = time.process_time()
+        for _ in range(shape.steps):
+            engine.step(sequences, rows, 16384, lambda _, logps, mask, __: -(logps * mask).sum() * 1e-4, lambda _: None)
+        return time.process_time() - began
+
+    short = attention.SHORT
+    seconds: dict[str, list[float]] = {name: [] for name in without}
+    for number in range(repeats + 1):
+        for name in without if number % 2 else reversed(without):
+            spent = measure(name)
+            if number:
+                seconds[name].append(spent)
+    _print("step", seconds)
+
+
+def _print(what: str, seconds: dict[str, list[float]]) -> None:
+    base = seconds.pop("")
+    print(f"{what}: {statistics.median(base):.3g} s of CPU with all deviations")
+    for name, values in seconds.items():
+        ratios = sorted(value / own for value, own in zip(values, base, strict=True))
+        middle = statistics.median(ratios)
+        print(f"{what} without {name}: {middle:.3g} ({ratios[0]:.3g} to {ratios[-1]:.3g}, {len(ratios)}) times")
+
+
+def main() -> None:
+    """Reads the arguments above; `side DEVIATION ARGV…` is a stage without a deviation."""
+    kind, *rest = sys.argv[1:]
+    if kind == "start":
+        start(Path(rest[0]).absolute(), rest[1], int(rest[2]))
+    elif kind == "step":
+        step(shapes.SHAPES[rest[0]], int(rest[1]))
+    else:
+        _without(rest[0])
+        sys.argv[:] = ["rloo", *rest[1:]]
+        import_module("rloo_pipeline.__main__").main()
+
+
+if __name__ == "__main__":
+    main()
