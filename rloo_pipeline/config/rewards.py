@@ -26,7 +26,7 @@ class Reward(Section):
     or times out, its rows are tried one by one. `group`: the K completions of a prompt, always together because they
     are compared with each other. `all`: all rows of the table.
     """
-    timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
+    timeout: float = Field(60.0, gt=0)
     """Time limit per row in seconds; at the limit the worker process is killed. With `batch: group` or `all` a call
     gets this time for each of its rows. With `batch: rows` a call gets it once for all its rows, and each row that is
     then tried alone gets it again.
@@ -34,7 +34,7 @@ class Reward(Section):
     on_timeout: Literal["none", "value", "fail"] = "none"
     """Result of a row that exceeds the time limit. `none`: no score. `value`: `timeout_value`. `fail`: the stage fails.
     """
-    timeout_value: float | None = Field(None, allow_inf_nan=False)
+    timeout_value: float | None = Field(None)
     """Score of a row that exceeds the time limit; required by, and only allowed with, `on_timeout: value`."""
     on_error: Literal["fail", "none"] = "fail"
     """Result of an exception or a crash of the worker process. `fail`: the stage fails and names the row. `none`: the

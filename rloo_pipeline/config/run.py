@@ -55,7 +55,7 @@ class Config(Section):
 
     run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run. Its files are in results/<run>/."""
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=99_999)
     """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
     seed: int = Field(0, ge=0)
     """Random seed of the run: model building, prompt order, sampling, training."""

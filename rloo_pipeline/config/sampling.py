@@ -27,7 +27,7 @@ class Rollout(Section):
     """K, the number of completions per prompt. The baseline of each one is the mean reward of the other K−1."""
     generation_batch_size: int = Field(256, ge=2)
     """Completions that a round trains on; a multiple of `num_generations`."""
-    shards: int = Field(1, ge=1)
+    shards: int = Field(1, ge=1, le=1000)
     """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Changes no result,
     but a new value samples again.
     """

@@ -12,9 +12,13 @@ JSON = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A section: refuses unknown keys, is immutable, and takes the docstring under each field as its description."""
+    """A section: refuses unknown keys, NaN and infinity, is immutable, and takes the docstring under each field as its
+    description.
+    """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
 
 
 def section_in(annotation: Any) -> type[Section] | None:
