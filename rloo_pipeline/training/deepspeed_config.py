@@ -6,6 +6,7 @@ import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard
 
 if TYPE_CHECKING:
@@ -82,10 +83,12 @@ def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in
     for name, signature in REPLACED.items():
         guard.require_callable(type(engine), name, signature)
     guard.require_callable(type(engine.checkpoint_engine), "save", "(self, state_dict, path)")
+    guard.require_callable(type(engine.checkpoint_engine), "load", "(self, path, map_location)")
     clip_plainly(engine, max_grad_norm)
     # a single rank would still copy all gradients back and forth to sum them up
     engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)
     engine.checkpoint_engine.save = save_reproducibly
+    engine.checkpoint_engine.load = load_values
     if not weights_in_state:
         engine.module_state_dict = lambda *_, **__: {}
 
@@ -137,6 +140,25 @@ def save_reproducibly(state_dict: object, path: str) -> None:
 
     torch.serialization.set_crc32_options(False)
     torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
+
+
+def load_values(path: str, map_location: Any = None) -> Any:
+    """torch.load that runs no code of the file, even if somebody wrote a new manifest for it.
+
+    Raises:
+        UserError: the file holds more than tensors, plain values and DeepSpeed's own classes, or is damaged.
+    """
+    import torch
+    from deepspeed.runtime.fp16 import loss_scaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    classes = [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler, ZeroStageEnum, fragment_address]
+    try:
+        with torch.serialization.safe_globals(classes):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise UserError(f"{path}: damaged, or no state of DeepSpeed's; start the run anew") from error
 
 
 def disable_compiled_operations() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from rloo_pipeline.demo.character_model import tiny_qwen3
-from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.learning_rate import LearningRate
@@ -25,7 +25,10 @@ def step(engine: Engine, number: int) -> None:
     engine.step(STEPS[number], [0, 1], 100, lambda _, logps, mask, __: -(logps * mask).sum(), lambda _: None)
 
 
-@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16")])
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"),
+    [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
+)
 def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, dtype) -> None:
     import torch
 
@@ -85,3 +88,38 @@ def test_a_trainer_that_cannot_leave_says_so(tmp_path) -> None:
     with pytest.raises(IncompatibleEngine):
         engine.offload()
     step(engine, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_state_of_zero_3_has_the_weights_too(tmp_path, dtype) -> None:
+    import torch
+
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    saved, loaded = (Engine(tmp_path / "model", settings(3, dtype), 0) for _ in range(2))
+    step(saved, 0)
+    trainer_state.save(saved, tmp_path / "state", {"number": 1})
+    trainer_state.load(loaded, tmp_path / "state")
+    expected = saved._weights()
+    for name, values in loaded._weights().items():
+        assert torch.equal(values, expected[name]), name
+
+
+def test_a_state_with_code_in_it_runs_none_even_with_a_manifest_of_its_own(tmp_path) -> None:
+    import torch
+
+    from rloo_pipeline.artifacts import files
+
+    class Code:
+        def __reduce__(self) -> tuple:
+            return (tmp_path / "ran").write_text, ("code",)
+
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    engine = Engine(tmp_path / "model", settings(0, "float32"), 0)
+    trainer_state.save(engine, tmp_path / "state", {"number": 1})
+    for file in (tmp_path / "state").rglob("*.pt"):
+        torch.save({"module": Code()}, file)
+    about = files.read_json(tmp_path / "state" / files.MANIFEST)["about"]
+    files.write_manifest(tmp_path / "state", **about)
+    with pytest.raises(UserError, match=r"mp_rank_00_model_states\.pt: .* no state of DeepSpeed"):
+        trainer_state.load(engine, tmp_path / "state")
+    assert not (tmp_path / "ran").exists()
