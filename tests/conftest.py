@@ -99,7 +99,7 @@ def finished(tmp_path_factory) -> Project:
     with FileLock(shared / "finished.lock"):
         if not made.exists():
             first = Project(shared / "finished.part")
-            outcome = first.snakemake("--cores", "1")
+            outcome = first.snakemake("--cores", "1", plain=False)
             assert outcome.returncode == 0, outcome.stdout + outcome.stderr
             first.folder.rename(made)
     shutil.copytree(made, own, symlinks=True)

@@ -148,7 +148,12 @@ class Round:
         return {name: tensor for file in sorted(files) for name, tensor in load_file(file).items()}
 
 
-PARTS = ("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requirements", "containers")
+PARTS = (
+    *("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requirements", "containers"),
+    *("snakemake_executor_plugin_rloo_slurm", "snakemake_logger_plugin_rloo"),
+)
+PLAIN = "--logger-rloo-plain"
+"""Option of Snakemake that gives its own output, which tests read."""
 
 
 # a gate that ends the run `mini` after any round
@@ -192,10 +197,11 @@ class Project:
                 shutil.rmtree(found) if found.is_dir() else found.unlink()
         return self
 
-    def snakemake(self, *words: str, **changes) -> subprocess.CompletedProcess[str]:
-        """Runs snakemake as a user would, with the changed configuration."""
+    def snakemake(self, *words: str, plain: bool = True, **changes) -> subprocess.CompletedProcess[str]:
+        """Runs snakemake as a user would, with the changed configuration; `plain` asks for Snakemake's own output."""
         self.configure(**changes)
-        return forks.run("snakemake", ["--configfile", "config/test.yaml", *words], self.environment, self.folder)
+        options = [*([PLAIN] if plain else []), "--configfile", "config/test.yaml"]
+        return forks.run("snakemake", [*options, *words], self.environment, self.folder)
 
     def planned(self, *words: str, **changes) -> set[str]:
         """The files that a dry run would write, relative to the run's folder."""

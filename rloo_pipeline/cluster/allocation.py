@@ -63,9 +63,10 @@ class _Watch:
 
     def _read(self) -> None:
         for line in self._lines:
-            self.finished += line.startswith("Finished jobid:")
-            if steps := re.match(r"(\d+) of (\d+) steps ", line):
-                self.complete = steps[1] == steps[2]
+            # Snakemake's own line, or that of its logger plugin `rloo`
+            if counts := re.match(r"(\d+) of (\d+) (?:steps \(|jobs done: )", line):
+                self.finished += 1
+                self.complete = counts[1] == counts[2]
             print(line, end="", flush=True)
 
     def close(self) -> None:

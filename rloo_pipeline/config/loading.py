@@ -74,15 +74,16 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
     return validate(raw, origin)
 
 
-def refuse_duplicate_keys(files: Iterable[Path]) -> None:
-    """Checks YAML files for duplicate keys. Snakemake, which reads these files itself, ignores all but the last one.
+def refuse_bad_files(files: Iterable[Path]) -> None:
+    """Checks configuration files as files. Snakemake, which reads them itself, reports errors without their names, and
+    of duplicate keys ignores all but the last one.
 
     Raises:
-        UserError: a key occurs twice in one mapping.
+        UserError: a file is missing, not YAML or JSON, no mapping, or has a key twice in one mapping.
     """
     for file in files:
-        if file.suffix != ".json":
-            _parse(_read(file), str(file))
+        text, origin = _read(file), str(file)
+        _require_mapping(_parse_json(text, origin) if file.suffix == ".json" else _parse(text, origin), origin)
 
 
 def load_rewards(path: Path, run: Config) -> list[Reward]:
@@ -141,6 +142,19 @@ def _read(path: Path) -> str:
         raise UserError(f"{path}: cannot be read as a configuration ({error.strerror})") from None
 
 
+def _require_mapping(raw: object, origin: str) -> Mapping[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{origin}: the configuration must be a mapping, lines of `key: value`; it has none")
+    return raw
+
+
+def _parse_json(text: str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{origin}, line {error.lineno}: not valid JSON: {error.msg}") from None
+
+
 def _parse(text: str, origin: str) -> Any:
     """The content of a YAML file.
 
@@ -157,7 +171,8 @@ def _parse(text: str, origin: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
-        has_tab = "\t" in (text.splitlines() or [""])[min(line, text.count("\n"))]
+        lines = text.splitlines() or [""]
+        has_tab = "\t" in lines[min(line, len(lines) - 1)]
         fix = "indent with spaces, not tabs" if has_tab else "check indentation, colons and brackets up to there"
         raise UserError(f"{origin}, line {line + 1}: not valid YAML: {error.problem}; {fix}") from error
     except yaml.YAMLError as error:
@@ -193,9 +208,7 @@ def validate(raw: object, origin: str) -> Config:
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.
     """
-    if not isinstance(raw, Mapping):
-        raise UserError(f"{origin}: the configuration must be a mapping, lines of `key: value`; it has none")
     try:
-        return Config.model_validate(dict(raw))
+        return Config.model_validate(dict(_require_mapping(raw, origin)))
     except ValidationError as error:
         raise UserError(f"{origin}: {first_problem(error)}") from None

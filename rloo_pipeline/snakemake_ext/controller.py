@@ -26,6 +26,7 @@ from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import guard
 from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, locks, steps
+from rloo_pipeline.snakemake_ext.logger import LogHandler
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
 
@@ -65,6 +66,8 @@ class Controller:
         """
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
+        for handler in self._log_handlers():
+            handler.add_run(self._config, self.run, self._workflow.logger_manager.get_logfile())
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
         ancient_inputs.find_all_jobs()
@@ -80,6 +83,10 @@ class Controller:
                 logger.warning(note)
         elif self._main:
             self._hold_run()
+
+    def _log_handlers(self) -> list[LogHandler]:
+        """The logger plugin, where it is used and this is no job."""
+        return [one for one in self._workflow.logger_manager.get_log_handlers() if isinstance(one, LogHandler)]
 
     def _hold_run(self) -> None:
         """Before Snakemake looks at its own lock."""
@@ -148,6 +155,8 @@ class Controller:
             return
         logger.info(f"A gate ended the run after round {stopped}: now its evaluation and report.")
         self._write_config(rounds=stopped)
+        for handler in self._log_handlers():
+            handler.give_terminal_back()
         if not subprocess.run(command, check=False).returncode:
             reason = self.run / early_stop.STOPPED
             logger.info(f"{self.run} ended after round {stopped} of {self._config.rounds}; {reason} says why.")

@@ -7,6 +7,7 @@ does not stop the run, but tells whether SFT is needed.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,8 @@ def say_checks(verdicts: Verdicts) -> None:
         advice = "" if check["verdict"] == "pass" else check["advice"]
         table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)
     text = io.StringIO()
-    width = progress.console.width if progress.console.is_terminal else 160
+    # Snakemake's logger plugin sets COLUMNS where it passes the lines of a stage on to a terminal
+    width = progress.console.width if progress.console.is_terminal or "COLUMNS" in os.environ else 160
     Terminal(file=text, width=max(width, 80)).print(table)
     progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 

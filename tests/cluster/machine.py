@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, Project, mini
+from helpers import PLAIN, ROOT, Project, mini
 
 
 def missing(what: str) -> None:
@@ -66,7 +66,7 @@ class Cluster(Project):
     def command(self, *words: str) -> list[str]:
         """The documented arguments of snakemake, with waiting times for a small cluster."""
         quick = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
-        return ["--profile", "slurm", "--sdm", "apptainer", *quick, *words]
+        return ["--profile", "slurm", "--sdm", "apptainer", PLAIN, *quick, *words]
 
     def start(self, *words: str, end: bool = True, **changes) -> subprocess.Popen[str]:
         """Starts the command without waiting for it; ends the previous command first, unless `end` is false."""

@@ -26,7 +26,10 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = os.path.dirname(os.path.abspath(sys.executable))  # noqa: PTH100, PTH120 - as it is called, ..s gone
-PARTS = ("Snakefile", "workflow", "config", "profiles", "rloo_pipeline", "requirements", "containers", "tools", ".test")
+PARTS = (
+    *("Snakefile", "workflow", "config", "profiles", "rloo_pipeline", "requirements", "containers", "tools", ".test"),
+    *("snakemake_executor_plugin_rloo_slurm", "snakemake_logger_plugin_rloo"),
+)
 EMPTY_RLOO = """#!/bin/sh
 # makes what a stage would write, and nothing in it
 stage=$1

@@ -6,12 +6,12 @@ from snakemake.exceptions import WorkflowError
 
 from rloo_pipeline import snakemake_ext
 from rloo_pipeline.config import STAGES
-from rloo_pipeline.config.loading import refuse_duplicate_keys, validate
+from rloo_pipeline.config.loading import refuse_bad_files, validate
 from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.errors import UserError
 
 try:
-    refuse_duplicate_keys(workflow.overwrite_configfiles)
+    refuse_bad_files(workflow.overwrite_configfiles)
     CONFIG = validate(config, ", ".join(map(str, workflow.overwrite_configfiles)) or "config/config.yaml")
     DECIDES = {stage: CONFIG.params(stage) for stage in STAGES}
     SOURCE = {stage: source_digest(stage, CONFIG) for stage in STAGES}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import MINI, mini
 
-from rloo_pipeline.config.loading import ConfigArguments, load, refuse_duplicate_keys, validate
+from rloo_pipeline.config.loading import ConfigArguments, load, refuse_bad_files, validate
 from rloo_pipeline.errors import UserError
 
 TEXT = MINI.read_text()
@@ -77,10 +77,10 @@ def test_a_missing_or_unreadable_file_is_one_sentence(tmp_path) -> None:
 def test_duplicate_keys_are_found_in_files_that_snakemake_reads(tmp_path) -> None:
     file = tmp_path / "over.yaml"
     file.write_text("base: &base {seed: 1}\nother: {<<: *base, seed: 2}\n")
-    refuse_duplicate_keys([file])
+    refuse_bad_files([file])
     file.write_text("rollout:\n  shards: 1\n  temperature: 1\n  shards: 2\n")
     with pytest.raises(UserError, match=r"over\.yaml: key 'shards' occurs twice, in lines 2 and 4"):
-        refuse_duplicate_keys([file])
+        refuse_bad_files([file])
 
 
 def test_changes_are_merged_as_snakemake_does() -> None:

@@ -1,0 +1,159 @@
+"""A run while it works, on a terminal: its header, a line a round, its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.diagnosis.history import Metrics
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.report.jobs import TOOK
+from rloo_pipeline.report.run_progress import progress_of
+
+COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
+
+
+class Row(NamedTuple):
+    """One round; None where it was not measured."""
+
+    round: int
+    reward: float | None
+    held_out: float | None
+    """Accuracy on held-out prompts, from 0 to 1."""
+    kl: float | None
+    """From the reference policy, nats a token."""
+    length: float | None
+    """Mean tokens of a completion."""
+    tokens_per_second: float | None
+    """Completion tokens of the round over its seconds."""
+    seconds: float | None
+    """From the begin of its first job to the end of its last one."""
+
+    def cells(self) -> tuple[str, ...]:
+        """What the table shows."""
+        formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
+        return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
+
+
+def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
+    """Names and values: the run, its model, data, rounds, where the page will be and Snakemake's log is."""
+    model, train = config.model, config.dataset.train
+    rollout = config.rollout
+    rounds = f"{config.rounds} of {rollout.generation_batch_size} completions, {rollout.num_generations} a prompt"
+    lines = [
+        ("run", config.run),
+        ("model", model.name_or_path or model.build or ""),
+        ("data", train.path or train.name or train.generator or ""),
+        ("rounds", rounds),
+        ("page", str(run / "report.html")),
+    ]
+    return [*lines, ("Snakemake's log", log)] if log else lines
+
+
+class Measurements:
+    """What a run has measured so far; a finished job adds to it, so that files are read once."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        """Reads what is there.
+
+        Args:
+            config: the run's configuration.
+            folder: its folder.
+        """
+        self.config, self.folder = config, folder
+        self._metrics: list[Metrics] = []
+        self._seconds: list[float | None] = []
+        self._evaluations: dict[int, JSON] = {}
+        self.rows: list[Row] = []
+        """A row for each finished round, and one for policy 0 where it was evaluated."""
+        self.seconds_left: float | None = None
+        """Seconds that the rounds to come will take, by those that are done; None before the first is."""
+        self.read(1, config.rounds)
+
+    def read(self, first: int, last: int) -> None:
+        """Reads rounds, and all evaluations. Rows of later rounds are dropped: those rounds are made again.
+
+        Files that are being replaced change nothing.
+        """
+        first = min(first, len(self._metrics) + 1)
+        try:
+            for one in range(first, last + 1):
+                if not (file := run_files.metrics_of(self.folder, one)).exists():
+                    break
+                self._metrics[one - 1 :] = [read_json(file)]
+                self._seconds[one - 1 :] = [self._seconds_of(one)]
+            run = run_files.RunFiles(self.folder, self.config, self._metrics)
+            self._evaluations = run.evaluations()
+            pace = progress_of(run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
+        except (UserError, OSError, ValueError, KeyError):
+            return
+        left = self.config.rounds - len(self._metrics)
+        self.seconds_left = pace * left if pace and left else None
+        self.rows = self._rows()
+
+    def _rows(self) -> list[Row]:
+        held_out = {number: evaluation.get("accuracy") for number, evaluation in self._evaluations.items()}
+        rows = [Row(0, None, held_out[0], None, None, None, None)] if 0 in held_out else []
+        for number, (metrics, seconds) in enumerate(zip(self._metrics, self._seconds, strict=True), start=1):
+            tokens = metrics.get("num_completion_tokens")
+            speed = tokens / seconds if tokens is not None and seconds else None
+            kl, length = metrics.get("kl"), metrics.get("completions/mean_length")
+            rows.append(Row(number, metrics.get("reward"), held_out.get(number), kl, length, speed, seconds))
+        return rows
+
+    def _seconds_of(self, number: int) -> float | None:
+        """Seconds from the begin of a round's first job to the end of its last one; None where no log says."""
+        shards = [f"-{shard:03d}" for shard in range(self.config.rollout.shards)]
+        began, ended = list[datetime](), list[datetime]()
+        for stage, parts in (("rollout", shards), ("score", shards), ("reference", shards), ("update", [""])):
+            for part in parts:
+                log = self.folder / "logs" / stage / f"{number:05d}{part}.log"
+                text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+                for took in TOOK.finditer(text):
+                    ended.append(datetime.fromisoformat(took["ended"]))
+                    began.append(ended[-1] - timedelta(seconds=float(took["seconds"])))
+        return max((max(ended) - min(began)).total_seconds(), 0.1) if ended else None
+
+
+def table(shown: Sequence[Row], most: int) -> RenderableType:
+    """A line a round, the latest `most` of them."""
+    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in COLUMNS:
+        drawn.add_column(column, justify="right", no_wrap=True)
+    if len(shown) > most:
+        drawn.add_row("…")
+    for row in shown[-most:]:
+        drawn.add_row(*row.cells())
+    return drawn
+
+
+def bar(done: int, total: int, left: float | None) -> RenderableType:
+    """The jobs of this call, and the time that the rounds to come will take."""
+    line = Table.grid(padding=(0, 2))
+    text = f"{done} of {total} jobs"
+    if left is not None:
+        text += f", about {clock(left)} until the last round is done"
+    line.add_row(ProgressBar(max(total, 1), done, width=24), text)
+    return line
+
+
+def sentence(row: Row, rounds: int, left: float | None) -> str:
+    """A round in one plain line."""
+    cells = zip(COLUMNS[1:], row.cells()[1:], strict=True)
+    values = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
+    rest = f"; about {clock(left)} until the last round is done" if left is not None else ""
+    return f"round {row.round} of {rounds}: {values}{rest}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    return str(timedelta(seconds=round(seconds)))

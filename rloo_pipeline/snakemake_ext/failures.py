@@ -1,0 +1,114 @@
+"""What is shown of a job that failed: its name, the sentence of its stage, its log, the command that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
+
+ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
+RULES = {"update_transient": "update", "update_last": "update"}
+"""Rules that differ only in what they keep, and their stage."""
+
+
+EXIT_STATUS = re.compile(
+    r"RuleException:\nCalledProcessError in file .*--log=(?P<log>[^\s']+).*"
+    r" returned non-zero exit status (?P<status>\d+)\.$",
+    re.DOTALL,
+)
+"""What Snakemake says of a command that failed, besides the job's error."""
+MOST = 5
+"""Failed jobs that are named at the end."""
+
+
+class Failure(NamedTuple):
+    """A job that failed."""
+
+    job: str
+    """Its title."""
+    message: str
+    logs: Sequence[str]
+    """The stage's log, and SLURM's where the job was one of SLURM."""
+
+
+def title(rule: str, wildcards: Mapping[str, str] | None) -> str:
+    """A job in words: `rollout, round 1, shard 0` or `evaluate, final`."""
+    values = (
+        value if name == "name" else f"{name} {int(value) if value.isdigit() else value}"
+        for name, value in (wildcards or {}).items()
+    )
+    return ", ".join([RULES.get(rule, rule), *values])
+
+
+def message_of(logs: Sequence[str], reported: str | None, status: int, since: float) -> str:
+    """Why a job failed: the stage's line `rloo STAGE: error: …`, else what the executor reports, else the last line.
+
+    Args:
+        logs: the job's logs.
+        reported: the executor's message, such as the state that SLURM gives the job.
+        status: exit status of the command, where it is known; 0 otherwise.
+        since: time of the job's begin, in seconds since 1970; an older log is of another attempt.
+    """
+    texts = [text for log in logs if (text := _text(Path(log), since))]
+    for text in texts:
+        if messages := ERROR.findall(text):
+            return str(messages[-1])
+    if reported and reported.strip():
+        return " ".join(reported.split())
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    last = f"the last line of its log is: {lines[-1].strip()}" if lines else "it wrote no log"
+    return f"{_ending(status)}; {last}"
+
+
+def _ending(status: int) -> str:
+    """How a command ended, by its exit status; a shell gives 128 more than the signal that killed its command."""
+    if status > 128:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(status - 128).name}"
+    return f"ended with exit status {status}" if status else "ended with an error"
+
+
+def box(failures: Sequence[Failure]) -> RenderableType:
+    """The last thing on a terminal, where jobs failed."""
+    *lines, last = block(failures)
+    texts = [*(Text(line, overflow="fold") for line in lines), Text(last, "bold", overflow="fold")]
+    return Panel(Group(*texts), title="failed", title_align="left", border_style="red")
+
+
+def block(failures: Sequence[Failure]) -> list[str]:
+    """The same as plain lines: each message with its jobs and their logs, and the command that goes on."""
+    by_message: dict[str, list[Failure]] = {}
+    for failure in failures[:MOST]:
+        by_message.setdefault(failure.message, []).append(failure)
+    lines = list[str]()
+    for message, alike in by_message.items():
+        lines.append(f"failed: {'; '.join(failure.job for failure in alike)}: {message}")
+        lines += [f"log: {log}" for failure in alike for log in failure.logs]
+    if len(failures) > MOST:
+        lines.append(f"and {len(failures) - MOST} more jobs failed")
+    return [*lines, f"When that is mended, {go_on()}"]
+
+
+def go_on() -> str:
+    """What goes on from here: the command that this process is."""
+    command = f": {shlex.join(['snakemake', *sys.argv[1:]])}" if is_snakemake(sys.argv[0]) else "."
+    return f"the same command goes on from here{command}"
+
+
+def _text(log: Path, since: float) -> str | None:
+    """What a log says, if it was written after the job began."""
+    try:
+        return log.read_text(encoding="utf-8", errors="replace") if log.stat().st_mtime >= since else None
+    except OSError:
+        return None

@@ -1,0 +1,166 @@
+"""The logger plugin `rloo` of Snakemake: what a run shows on a terminal, and the lines that it prints without one.
+
+On a terminal: a header, a table with a line for each round, the jobs that run and a bar, all of it kept up to date
+below what the stages print. Without a terminal: a plain line for each event. A dry run says what would run and why. On
+failure the last thing is what failed, why, its log and the command that goes on.
+
+What Snakemake prints besides is in its log, `.snakemake/log/*.snakemake.log`. Only those of its messages that `NOISE`
+and `ENDS` name are left out here. `--logger-rloo-plain`, `--verbose`, `--quiet` and `--debug-dag` give Snakemake's own
+output, and so do jobs, whose Snakemake loads no logger plugin.
+"""
+
+import logging
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
+
+from rloo_pipeline.snakemake_ext import configfiles, failures
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Config
+    from rloo_pipeline.snakemake_ext.run_display import RunDisplay
+
+NOISE = re.compile(
+    r"Workflow defines that rule |Assuming unrestricted shared filesystem usage|Building DAG of jobs|Using shell: |"
+    r"Singularity containers: ignored|Conda environments: ignored|Group jobs: inactive|Select jobs to execute|"
+    r"Execute \d+ jobs|Processed \d+ potential jobs|Updating checkpoint dependencies|Elapsed time: |Touching output |"
+    r"Complete log\(s\): |"
+    r"Removing temporary output |Would remove temporary output |This was a dry-run|Reasons:\n|"
+    r"Some jobs were triggered by provenance|Rules with provenance triggered jobs|"
+    r"Config file \S+ is (?:extended|replaced) by"
+)
+"""Messages of Snakemake that say nothing which is not shown here in another way."""
+ENDS = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully")
+"""Errors that say only that some job failed, which the last lines say better."""
+OURS = re.compile(
+    r'WorkflowError in file "[^"]*/workflow/(?:Snakefile|rules/common\.smk)", line \d+:\n(?P<sentence>.*?)\n  File "',
+    re.DOTALL,
+)
+"""A UserError, which names its file and key: that the Snakefile raised it is no help."""
+
+
+# Snakemake takes the type of an option from the annotation itself, so annotations of this module are no strings.
+@dataclass
+class LogHandlerSettings(LogHandlerSettingsBase):
+    """Options of the plugin, `--logger-rloo-…`."""
+
+    plain: bool = field(
+        default=False, metadata={"help": "Print what Snakemake prints without this plugin", "env_var": True}
+    )
+
+
+class LogHandler(LogHandlerBase):
+    """Shows what Snakemake reports, event by event. Snakemake calls `emit` in one thread of its own."""
+
+    def __post_init__(self) -> None:
+        """Checks the files of `--configfile`, since Snakemake reads them next.
+
+        Raises:
+            CliException: one is missing or broken.
+        """
+        configfiles.check()
+        settings = self.common_settings
+        plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
+        self._display: Any = None
+        if not (plain or settings.verbose or settings.quiet or settings.debug_dag):
+            from rloo_pipeline.snakemake_ext import run_display
+
+            self._display = run_display.RunDisplay(
+                sys.stdout if settings.stdout else sys.stderr,
+                dry_run=settings.dryrun,
+                color=not settings.nocolor,
+                show_failed_logs=settings.show_failed_logs,
+            )
+
+    @property
+    def writes_to_stream(self) -> bool:
+        """Whether Snakemake prints nothing itself."""
+        return self._display is not None
+
+    @property
+    def writes_to_file(self) -> bool:
+        """Snakemake's own log has everything."""
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        """Snakemake's filter is for its options that say what to print."""
+        return False
+
+    @property
+    def has_formatter(self) -> bool:
+        """Snakemake's formatter is for what is shown as Snakemake has it."""
+        return False
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        """The picture of the rules is not shown."""
+        return False
+
+    def add_run(self, config: "Config", run: Path, logs: list[str]) -> None:
+        """Tells the handler of a run that Snakemake works on.
+
+        Args:
+            config: its configuration.
+            run: its folder.
+            logs: the files that Snakemake's own lines go to.
+        """
+        if self._display:
+            self._display.add_run(config, run, logs)
+
+    def give_terminal_back(self) -> None:
+        """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
+        if self._display:
+            self._display.give_terminal_back()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one event; where that fails, it is printed as Snakemake would print it."""
+        display = self._display
+        if display is None:
+            return
+        try:
+            self._show(display, record)
+        except Exception:
+            display.message(self.format(record), record.levelno)
+
+    def _show(self, display: "RunDisplay", record: Any) -> None:
+        event = getattr(record, "event", None)
+        if event == LogEvent.WORKFLOW_STARTED:
+            display.header()
+        elif event == LogEvent.RUN_INFO:
+            display.planned(record.stats["total"])
+        elif event == LogEvent.JOB_INFO:
+            display.job(record.jobid, record.rule_name, record.wildcards, record.log, record.reason, record.output)
+        elif event == LogEvent.JOB_FINISHED:
+            display.finished(record.job_id)
+        elif event == LogEvent.PROGRESS:
+            display.progress(record.done, record.total)
+        elif event == LogEvent.JOB_ERROR:
+            display.failed(record.jobid, record.rule_name, record.log, record.rule_msg)
+        elif event in (None, LogEvent.ERROR, LogEvent.GROUP_ERROR):
+            self._message(display, self.format(record), record.levelno)
+
+    def _message(self, display: "RunDisplay", text: str, level: int) -> None:
+        if text.startswith("Trying to restart job "):
+            display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
+        if text.startswith("Terminating processes on user request"):
+            display.interrupted()
+        if status := failures.EXIT_STATUS.match(text):
+            display.exit_status(status["log"], int(status["status"]))
+            return
+        hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
+        if not hidden:
+            ours = OURS.match(text)
+            display.message(f"Error: {ours['sentence']}" if ours else text, level)
+
+    def close(self) -> None:
+        """Ends the display with the result of the call."""
+        if self._display:
+            self._display.close()
+        super().close()

@@ -1,0 +1,280 @@
+"""What the logger plugin shows of a Snakemake call: its jobs and runs, on a terminal or as plain lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.report import terminal_table
+from rloo_pipeline.report.terminal_table import Measurements
+from rloo_pipeline.snakemake_ext import failures, reasons
+from rloo_pipeline.snakemake_ext.failures import Failure
+from rloo_pipeline.snakemake_ext.stage_lines import StageLines
+
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+TOOK = re.compile(r"took [\d.]+ s, [\d.]+ s of CPU, \d+ MB at most")
+"""The last line of each stage; the table shows the seconds of a round, the report those of each job."""
+MOST_JOBS = 6
+"""Running jobs that are named on a terminal."""
+LINES_BESIDE_ROUNDS = 5
+"""Of the terminal's height, besides running jobs: the table's head, the bar, what was printed last."""
+
+
+class RunningJob(NamedTuple):
+    """A job that Snakemake has begun."""
+
+    title: str
+    began: float
+    """In seconds since 1970."""
+    outputs: Sequence[str] = ()
+
+    @property
+    def measured(self) -> str | None:
+        """The file with what the job measures of a policy or a round, if it does."""
+        return next((file for file in self.outputs if file.endswith(("/metrics.json", "/summary.json"))), None)
+
+
+class RunDisplay:
+    """All that is shown of one call of Snakemake."""
+
+    def __init__(self, stream: TextIO, *, dry_run: bool, color: bool, show_failed_logs: bool) -> None:
+        """Args: where it is shown, and the options of Snakemake that matter here."""
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        # a descriptor of its own, which stays the terminal while jobs write elsewhere
+        file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
+        self._console = Console(
+            file=file, force_terminal=terminal, no_color=not color, highlight=False, _environ=environment
+        )
+        self._dry_run, self._show_failed_logs = dry_run, show_failed_logs
+        self._runs: list[tuple[Config, Path]] = []
+        self._measurements: list[Measurements] = []
+        self._logs: list[str] = []
+        self._running: dict[int, RunningJob] = {}
+        self._failures: dict[int, Failure] = {}
+        self._exit_status: dict[str, int] = {}
+        self._errors: set[str] = set()
+        self._planned: list[reasons.PlannedJob] = []
+        self._last_job: RunningJob | None = None
+        self._done = self._total = 0
+        self._began = time.time()
+        self._interrupted = self._closed = False
+        self._live: Live | None = None
+        self._stage_lines: StageLines | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def explains_failure(self) -> bool:
+        """Whether the last lines will say why the call failed."""
+        return bool(self._failures) or self._interrupted
+
+    def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
+        """Adds a run that Snakemake works on."""
+        with self._lock:
+            self._runs.append((config, run))
+            self._logs = logs
+
+    def header(self) -> None:
+        """Names each run, and where its page will be."""
+        log = os.path.relpath(self._logs[0]) if self._logs else None
+        for config, run in self._runs:
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(style="dim")
+            grid.add_column(overflow="fold")
+            for name, value in terminal_table.header(config, run, log):
+                if self._console.is_terminal:
+                    grid.add_row(name, value)
+                else:
+                    self._line(f"{name}: {value}")
+            if self._console.is_terminal:
+                self._console.print(grid)
+
+    def planned(self, total: int) -> None:
+        """Snakemake knows the jobs: a live display begins."""
+        self._total = total
+        if self._dry_run or self._closed or self._measurements:
+            return
+        self._measurements = [Measurements(config, run) for config, run in self._runs]
+        if not self._console.is_terminal:
+            return
+        os.environ["COLUMNS"] = str(self._console.width)  # for the jobs, which do not see the terminal any more
+        self._stage_lines = StageLines(self._stage_line)
+        self._live = Live(
+            get_renderable=self._frame, console=self._console, redirect_stdout=False, redirect_stderr=False
+        )
+        self._live.start()
+
+    def job(
+        self,
+        number: int,
+        rule: str,
+        wildcards: Mapping[str, str],
+        logs: Sequence[str],
+        reason: str,
+        outputs: Sequence[str],
+    ) -> None:
+        """A job begins, or would begin in a dry run. One without outputs only names those of others."""
+        if self._dry_run:
+            if outputs:
+                self._planned.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason))
+            return
+        title = failures.title(rule, wildcards)
+        with self._lock:
+            self._running[number] = RunningJob(title, time.time(), outputs)
+        if not self._live and outputs:
+            self._line(f"begins: {title}" + (f" (log: {logs[0]})" if logs else ""))
+
+    def finished(self, number: int) -> None:
+        """A job ended well."""
+        with self._lock:
+            self._last_job = self._running.pop(number, None)
+            self._failures.pop(number, None)
+
+    def progress(self, done: int, total: int) -> None:
+        """So many jobs are done; Snakemake says it after each one that ended well."""
+        self._done, self._total = done, total
+        job, self._last_job = self._last_job, None
+        if job is None:
+            return
+        if not self._live:
+            seconds = f" ({time.time() - job.began:.0f} s)" if job.outputs else ""
+            self._line(f"{done} of {total} jobs done: {job.title}{seconds}")
+        file = Path(job.measured) if job.measured else None
+        for run in self._measurements:
+            if file and file.is_relative_to(run.folder):
+                self._measured(run, file)
+
+    def _measured(self, run: Measurements, file: Path) -> None:
+        """Reads what a job has measured, of a round or of a policy."""
+        if file.name != "metrics.json":
+            run.read(run.config.rounds + 1, 0)
+            return
+        number = int(file.parent.name)
+        run.read(number, number)
+        row = next((row for row in run.rows if row.round == number), None)
+        if row and not self._live:
+            self._line(terminal_table.sentence(row, run.config.rounds, run.seconds_left))
+
+    def exit_status(self, log: str, status: int) -> None:
+        """The command that writes this log failed; the job's error follows."""
+        self._exit_status[log] = status
+
+    def failed(self, number: int, rule: str, logs: Sequence[str], reported: str | None) -> None:
+        """A job ended with an error."""
+        with self._lock:
+            job = self._running.pop(number, None) or RunningJob(rule, 0.0)
+        status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
+        if self._interrupted:
+            return
+        message = failures.message_of(logs, reported, status, job.began)
+        self._failures[number] = Failure(job.title, message, logs)
+        self._line(f"failed: {job.title}" + ("" if message in self._errors else f": {message}"), "red")
+        self._errors.add(message)
+        if self._show_failed_logs:
+            from snakemake.logging import show_logs
+
+            for line in show_logs(logs):
+                self._line(line)
+
+    def restarted(self, number: int) -> None:
+        """A job that failed begins again."""
+        self._failures.pop(number, None)
+
+    def interrupted(self) -> None:
+        """The user ended the call."""
+        self._interrupted = True
+
+    def message(self, text: str, level: int = logging.INFO) -> None:
+        """Something that Snakemake says."""
+        if text and text != "None":
+            self._line(text, STYLES.get(level))
+
+    def give_terminal_back(self) -> None:
+        """Gives the terminal back."""
+        self._failures.clear()
+        self._stop_live()
+        self._closed = True
+
+    def close(self) -> None:
+        """Ends with the result of the call."""
+        if self._closed:
+            return
+        self._stop_live()
+        self._closed = True
+        if self._dry_run:
+            self._say_planned()
+        elif self._interrupted:
+            self._line(f"Interrupted; {failures.go_on()}", "yellow")
+        elif self._failures and self._console.is_terminal:
+            self._console.print(failures.box(list(self._failures.values())))
+        elif self._failures:
+            for line in failures.block(list(self._failures.values())):
+                self._line(line)
+        elif self._total and self._done == self._total:
+            pages = ", ".join(str(page) for _, run in self._runs if (page := run / "report.html").exists())
+            self._line(
+                f"finished in {terminal_table.clock(time.time() - self._began)}" + (f": {pages}" if pages else "")
+            )
+
+    def _say_planned(self) -> None:
+        if self._planned:
+            count = len(self._planned)
+            self._line(f"{count} job{'s' if count > 1 else ''} would run:")
+            for line in reasons.explain(self._planned):
+                self._line(f"  {line}")
+            self._line("--logger-rloo-plain shows each job with its files and its command.")
+
+    def _stop_live(self) -> None:
+        if self._stage_lines:
+            self._stage_lines.stop()
+            self._stage_lines = None
+            os.environ.pop("COLUMNS", None)
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        """Prints a line; on a terminal above the live display."""
+        if self._console.is_terminal:
+            self._console.print(Text(text, style or "", overflow="fold"))
+        else:
+            print(text, file=self._console.file, flush=True)
+
+    def _stage_line(self, text: str) -> None:
+        """Prints a line of a stage, but for what it took and for an error that is there already."""
+        error = failures.ERROR.fullmatch(text)
+        if TOOK.fullmatch(text) or (error and error["message"] in self._errors):
+            return
+        if error:
+            self._errors.add(error["message"])
+        self._line(text)
+
+    def _frame(self) -> RenderableType:
+        """The live display as it is now."""
+        with self._lock:
+            running = list(self._running.values())
+        shown = running[:MOST_JOBS]
+        most = max(3, self._console.height - LINES_BESIDE_ROUNDS - len(shown))
+        parts: list[RenderableType] = [terminal_table.table(run.rows, most) for run in self._measurements if run.rows]
+        parts += _running_lines(shown, len(running) - len(shown))
+        left = [run.seconds_left for run in self._measurements if run.seconds_left is not None]
+        return Group(*parts, terminal_table.bar(self._done, self._total, max(left, default=None)))
+
+
+def _running_lines(jobs: Iterable[RunningJob], others: int) -> list[RenderableType]:
+    now = time.time()
+    lines = [f"{terminal_table.clock(now - job.began)}  {job.title}" for job in jobs]
+    lines += [f"and {others} more jobs"] if others else []
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]

@@ -1,0 +1,293 @@
+"""The logger plugin shows what matters of each event, and Snakemake's own words where it is asked to."""
+
+import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import snakemake.api  # noqa: F401 - its modules cannot be imported in another order
+from helpers import mini
+from snakemake.exceptions import CliException
+from snakemake.logging import DefaultFormatter
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
+
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.snakemake_ext import configfiles, failures, reasons
+from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
+from rloo_pipeline.snakemake_ext.reasons import PlannedJob
+from rloo_pipeline.snakemake_ext.stage_lines import StageLines
+
+
+class TestInterface(TestLogHandlerBase):
+    """What Snakemake's interface asks of every logger plugin."""
+
+    __test__ = True
+
+    def get_log_handler_cls(self) -> type[LogHandler]:
+        return LogHandler
+
+    def get_log_handler_settings(self) -> LogHandlerSettings:
+        return LogHandlerSettings()
+
+
+class Call:
+    """A call of Snakemake as the plugin sees it."""
+
+    def __init__(self, run: Path, plain: bool = False, **settings: Any) -> None:
+        self.outputs: dict[str, list[str]] = {}
+        options = MockOutputSettings()
+        options.show_failed_logs = False
+        for name, value in settings.items():
+            setattr(options, name, value)
+        self.handler = LogHandler(options, LogHandlerSettings(plain=plain))
+        self.handler.setFormatter(DefaultFormatter())
+        self.handler.add_run(Config(**mini(rounds=3)), run, [])
+        self.event("Workflow has started!", event=LogEvent.WORKFLOW_STARTED)
+
+    def event(self, message: str | None = None, level: int = logging.INFO, **fields: Any) -> None:
+        record = logging.LogRecord("snakemake", level, "", 0, message, (), None)
+        record.__dict__.update(fields)
+        self.handler.handle(record)
+
+    def planned(self, total: int) -> None:
+        self.event("Job stats:", event=LogEvent.RUN_INFO, stats={"total": total})
+
+    def job(self, number: int, rule: str, log: Path | None = None, reason: str = "", **wildcards: str) -> None:
+        fields = {"jobid": number, "rule_name": rule, "wildcards": wildcards, "reason": reason}
+        fields |= {"log": [str(log)] if log else [], "output": self.outputs.get(rule, ["x"])}
+        self.event("", event=LogEvent.JOB_INFO, **fields)
+
+    def done(self, number: int, done: int, total: int) -> None:
+        self.event("", event=LogEvent.JOB_FINISHED, job_id=number)
+        self.event(None, event=LogEvent.PROGRESS, done=done, total=total)
+
+    def failed(self, number: int, rule: str, log: Path, message: str | None = None) -> None:
+        fields = {"jobid": number, "rule_name": rule, "log": [str(log)], "rule_msg": message}
+        self.event("", logging.ERROR, event=LogEvent.JOB_ERROR, **fields)
+
+
+def test_a_run_without_a_terminal_is_a_line_an_event(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    run = tmp_path / "results" / "mini"
+    call.outputs = {"update_transient": [str(run / "rounds/00001/metrics.json")]}
+    call.planned(2)
+    call.job(5, "update_transient", run / "logs/update/00001.log", round="00001")
+    metrics = {"round": 1, "reward": 0.5, "kl": 0.01, "completions/mean_length": 12.4, "num_completion_tokens": 300}
+    write_json(run / "rounds" / "00001" / "metrics.json", metrics)
+    log = run / "logs" / "update" / "00001.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-01-01 10:00:30,000 INFO rloo.time: took 10.0 s, 1.00 s of CPU, 100 MB at most\n")
+    call.done(5, 1, 2)
+    call.handler.close()
+    text = capfd.readouterr().err
+    assert "run: mini\n" in text
+    assert f"page: {run}/report.html\n" in text
+    assert f"begins: update, round 1 (log: {log})\n" in text
+    assert "1 of 2 jobs done: update, round 1 (0 s)\n" in text
+    assert "round 1 of 3: reward 0.500, KL 0.0100, length 12, tokens/s 30, seconds 10.0; about 0:00:20 until" in text
+
+
+def test_known_chatter_is_left_out_and_everything_else_is_not(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    capfd.readouterr()
+    for chatter in (
+        "Select jobs to execute...",
+        "Building DAG of jobs...",
+        "Execute 2 jobs...",
+        "Using shell: /bin/sh",
+    ):
+        call.event(chatter)
+    assert capfd.readouterr().err == ""
+    locked = "LockException:\nError: Directory cannot be locked.\n  1. wait\n  2. --unlock"
+    call.event(locked, logging.ERROR, event=LogEvent.ERROR)
+    call.event("Job 4 has been submitted with SLURM jobid 17 (log: x).")
+    call.event("something unknown", logging.WARNING)
+    text = f"{locked}\nJob 4 has been submitted with SLURM jobid 17 (log: x).\nsomething unknown\n"
+    assert capfd.readouterr().err == text
+
+
+def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path, capfd, monkeypatch) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    monkeypatch.setattr("sys.argv", ["/bin/snakemake", "--config", "run=a b"])
+    log = tmp_path / "score.log"
+    call.planned(9)
+    call.job(3, "score", log, round="00002", shard="001")
+    log.write_text("x\n2026-01-01 10:00:30,000 ERROR rloo: rloo score: error: no key in row 0\nlater\n")
+    command = f"Command 'set -euo pipefail;  rloo score --log={log}' returned non-zero exit status 1."
+    call.event(
+        f'RuleException:\nCalledProcessError in file "r.smk", line 2:\n{command}', logging.ERROR, event=LogEvent.ERROR
+    )
+    call.failed(3, "score", log)
+    capfd.readouterr()
+    call.event("Exiting because a job execution failed. Look above for error messages", logging.ERROR)
+    call.event("WorkflowError:\nAt least one job did not complete successfully.", logging.ERROR, event=LogEvent.ERROR)
+    call.handler.close()
+    assert capfd.readouterr().err.splitlines() == [
+        "failed: score, round 2, shard 1: no key in row 0",
+        f"log: {log}",
+        "When that is mended, the same command goes on from here: snakemake --config 'run=a b'",
+    ]
+
+
+def test_a_job_that_worked_the_second_time_is_no_failure(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(1)
+    call.job(3, "score")
+    call.failed(3, "score", tmp_path / "none.log", "SLURM job 7 ran out of memory")
+    call.event("Trying to restart job 3.")
+    call.job(3, "score")
+    call.done(3, 1, 1)
+    call.handler.close()
+    text = capfd.readouterr().err
+    assert "failed: score: SLURM job 7 ran out of memory\nTrying to restart job 3.\n" in text
+    assert text.splitlines()[-1].startswith("finished in ")
+
+
+def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(1)
+    call.job(3, "score")
+    call.event("Terminating processes on user request, this might take some time.")
+    call.failed(3, "score", tmp_path / "none.log")
+    call.handler.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "Interrupted; the same command goes on from here."
+    assert not any(line.startswith("failed:") for line in lines)
+
+
+def test_the_terminal_is_given_back_for_the_call_that_ends_a_stopped_run(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(1)
+    call.job(3, "gate")
+    call.failed(3, "gate", tmp_path / "none.log")
+    call.handler.give_terminal_back()
+    capfd.readouterr()
+    call.handler.close()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("settings", [{"plain": True}, {"verbose": True}, {"quiet": {"rules"}}, {"debug_dag": True}])
+def test_snakemakes_own_output_is_left_alone_where_it_is_asked_for(settings, tmp_path, capfd) -> None:
+    call = Call(tmp_path, **settings)
+    call.planned(1)
+    call.job(3, "score")
+    call.handler.close()
+    assert not call.handler.writes_to_stream
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_cannot_be_shown_is_printed_as_snakemake_has_it(tmp_path, capfd) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    capfd.readouterr()
+    call.event("Job stats: 3", event=LogEvent.RUN_INFO)
+    assert "Job stats: 3" in capfd.readouterr().err
+
+
+BEFORE = {"report": {"title": "A; now: B"}, "rewards": [{"weight": 1.0}], "seed": 1}
+
+
+def params(before: object, now: object) -> str:
+    """Snakemake's words for changed parameters."""
+    start = "Params have changed since last execution: Union of exclusive params before and now across all output: "
+    return f"{start}before: {before!r} now: {now!r} "
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (params(BEFORE, BEFORE | {"report": {"title": "C"}}), "report.title: A; now: B → C"),
+        (params(BEFORE, BEFORE | {"rewards": [{"weight": 2.0}]}), "rewards[0].weight: 1.0 → 2.0"),
+        (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → None"),
+        (params("abc", "abd"), "the stage's source code has changed"),
+        (params(SimpleNamespace(), 1), "other parameters"),
+        ("Missing output files: results/a, results/b", "not made yet"),
+        ("Missing output files: a; Input files updated by another job: b", "not made yet"),
+        ("Input files updated by another job: b", "uses what is made again"),
+        ("Updated input files: data.jsonl", "newer input data.jsonl"),
+        ("Forced execution", "asked for by --force, --forceall or --forcerun"),
+    ],
+)
+def test_a_reason_in_words(reason, words) -> None:
+    assert reasons.explain([PlannedJob("report", reason)]) == [f"{words}: 1 job (report)"]
+
+
+def test_jobs_are_counted_by_their_reason() -> None:
+    follows = PlannedJob("report", "Input files updated by another job: b")
+    jobs = [follows, *[PlannedJob("score", "Forced execution")] * 2, PlannedJob("update", "Forced execution")]
+    forced = "asked for by --force, --forceall or --forcerun: 3 jobs (score ×2, update)"
+    assert reasons.explain(jobs) == [forced, "uses what is made again: 1 job (report)"]
+
+
+def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:
+    call = Call(tmp_path, dryrun=True, stdout=True)
+    call.planned(2)
+    call.job(1, "update_last", reason="Missing output files: x", round="00001")
+    call.outputs = {"all": []}
+    call.job(0, "all", reason="Input files updated by another job: x")
+    call.event("This was a dry-run (flag -n).")
+    call.handler.close()
+    out, err = capfd.readouterr()
+    assert "1 job would run:\n  not made yet: 1 job (update)\n" in out
+    assert err == ""
+
+
+def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
+    log = tmp_path / "score.log"
+    log.write_text("rloo score: error: an old one\n")
+    os.utime(log, (1000, 1000))
+    assert failures.message_of([str(log)], None, 0, since=2000) == "ended with an error; it wrote no log"
+    assert failures.message_of([str(log)], None, 0, since=500) == "an old one"
+    log.write_text("half way\n")
+    killed = failures.message_of([str(log)], None, 137, since=0)
+    assert killed == "killed by SIGKILL; the last line of its log is: half way"
+
+
+FILES = {
+    "missing": (None, "no such configuration file"),
+    "broken": ("rounds: [2\n", "line 2: not valid YAML"),
+    "a list": ("- a\n", "must be a mapping"),
+    "empty": ("", "must be a mapping"),
+    "a key twice": ("seed: 1\nseed: 2\n", "key 'seed' occurs twice"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("program", ["/usr/bin/snakemake", "/lib/snakemake/__main__.py"])
+def test_a_wrong_file_of_configfile_is_a_sentence(name, program, tmp_path) -> None:
+    text, sentence = FILES[name]
+    file = tmp_path / "my.yaml"
+    if text is not None:
+        file.write_text(text)
+    argv = [program, "-n", "--config", "run=x", "--configfile", str(file), "--cores", "1"]
+    with pytest.raises(CliException) as error:
+        configfiles.check(argv)
+    assert str(file) in str(error.value)
+    assert sentence in str(error.value)
+    configfiles.check(["/usr/bin/pytest", *argv[1:]])
+
+
+def test_a_wrong_json_file_is_a_sentence(tmp_path) -> None:
+    file = tmp_path / "my.json"
+    file.write_text('{\n"a": 1,}')
+    with pytest.raises(CliException, match=r"my\.json, line 2: not valid JSON"):
+        configfiles.check(["snakemake", "--configfile", str(file)])
+    file.write_text('{"a": 1}')
+    configfiles.check(["snakemake", "--configfile", str(file)])
+
+
+def test_lines_of_jobs_are_taken_while_a_display_is_on(capfd, monkeypatch) -> None:
+    """Also those of a job that writes to the terminal by itself."""
+    monkeypatch.setattr(os, "isatty", lambda number: True)
+    lines = list[str]()
+    taken = StageLines(lines.append)
+    os.write(2, b"a bar 1%\ra bar 99%\nhalf")
+    os.system("echo of a child >&2")
+    os.write(1, b"the end")
+    taken.stop()
+    os.write(2, b"afterwards")
+    assert lines == ["a bar 99%", "halfof a child", "the end"]
+    assert capfd.readouterr() == ("", "afterwards")
