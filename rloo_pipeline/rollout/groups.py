@@ -14,7 +14,7 @@ from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import formats, policy_model
+from rloo_pipeline.training import formats, plain_model
 from rloo_pipeline.workers import engine_cache
 
 
@@ -36,7 +36,7 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     )
     needed = longest_prompt + max_completion_length
     policy.check(folder)
-    policy_model.check_tensors(folder, model.trust_remote_code)
+    plain_model.check_tensors(folder, model.trust_remote_code)
     key = (settings, config.seed, compatibility_key(folder, model.trust_remote_code))
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:

@@ -101,12 +101,12 @@ def transformers_logps(
     """
     import torch
 
-    from rloo_pipeline.training import policy_model
+    from rloo_pipeline.training import plain_model
 
     with _uncompiled(engine):
-        model: Any = policy_model.load_plain(policy.base_of(folder), dtype, trust_remote_code)
+        model: Any = plain_model.load_plain(policy.base_of(folder), dtype, trust_remote_code)
     if policy.is_adapter(folder):
-        model = policy_model.load_adapter(model, folder)
+        model = plain_model.load_adapter(model, folder)
     model.eval()
     with torch.inference_mode():
         logits = [model(torch.tensor([list(prompt)]), use_cache=False).logits[0, -1] for prompt in prompts]

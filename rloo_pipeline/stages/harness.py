@@ -21,7 +21,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_size import vllm_lora_rank
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import policy_model
+from rloo_pipeline.training import plain_model
 
 RESULT_KEYS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
@@ -40,7 +40,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     """
     section = section_of(config)
     policy.check(folder)
-    policy_model.check_tensors(folder, config.model.trust_remote_code)
+    plain_model.check_tensors(folder, config.model.trust_remote_code)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
     import_shims.import_vllm()
     load_tasks(section)

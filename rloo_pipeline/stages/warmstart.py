@@ -8,7 +8,7 @@ from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import atomic_folder, folder_files, link_or_copy, read_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import model_support, policy_model, self_check
+from rloo_pipeline.training import model_support, plain_model, self_check
 from rloo_pipeline.training.sft import sft
 
 
@@ -41,7 +41,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
         return
     policy.check(model)
     result = self_check.load_or_run(model, config.model.trust_remote_code)
-    policy_model.check_tensors(model, config.model.trust_remote_code)
+    plain_model.check_tensors(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)
     with atomic_folder(output) as temporary:
         for file in folder_files(model):

@@ -34,11 +34,11 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
 
     from rloo_pipeline.artifacts import policy
     from rloo_pipeline.runtime import devices
-    from rloo_pipeline.training import policy_model
+    from rloo_pipeline.training import plain_model, policy_model
 
     model: Any = policy_model.load(folder, dtype, trust_remote_code)
     if policy.is_adapter(folder):
-        model = policy_model.load_adapter(model, folder)
+        model = plain_model.load_adapter(model, folder)
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 

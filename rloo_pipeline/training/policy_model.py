@@ -7,19 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import (
-    ADAPTER_WEIGHTS,
-    INDEX,
-    PICKLES,
-    WEIGHTS,
-    base_of,
-    check,
-    check_loading_info,
-    is_adapter,
-)
-from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
 from rloo_pipeline.training import self_check
+from rloo_pipeline.training.plain_model import load_adapter, load_plain
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -53,79 +43,6 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: boo
         dropout.remove(model)
     model.self_check = checked  # type: ignore[assignment]
     return model
-
-
-def load_plain(base: Path, dtype: str, trust_remote_code: bool, **options: object) -> PreTrainedModel:
-    """Loads a full model with transformers.
-
-    Raises:
-        UserError: transformers cannot load it, or its weights are not exactly the tensors of the model.
-    """
-    import_shims.prepare_transformers()
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            base,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in loading_info, by name
-            **options,
-        )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise UserError(
-            f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
-        ) from error
-    model: PreTrainedModel = loaded[0]
-    check_loading_info(base, loaded[1])
-    untied = model.get_expanded_tied_weights_keys(all_submodels=True).keys() - model.all_tied_weights_keys.keys()
-    if untied:  # transformers would use both, vLLM would not
-        raise UserError(
-            f"{base}: {min(untied)} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
-            "false there"
-        )
-    return model
-
-
-def check_tensors(folder: Path, trust_remote_code: bool) -> None:
-    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them here.
-
-    Raises:
-        UserError: as `load_plain`.
-    """
-    load_plain(base_of(folder), "float32", trust_remote_code, device_map="meta")
-
-
-def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool = False) -> Any:
-    """Loads the adapter in a folder onto its base model.
-
-    Raises:
-        UserError: PEFT cannot load it, or its weights are not exactly the tensors of the adapter.
-    """
-    import peft
-    from safetensors import safe_open
-
-    options: dict[str, Any] = {"autocast_adapter_dtype": False, "ignore_mismatched_sizes": True}
-    try:
-        adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=trainable, **options)
-    except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
-        raise UserError(
-            f"{folder}: not an adapter that PEFT can load ({' '.join(str(error).split())[:200]})"
-        ) from error
-    expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
-    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    common = sorted(shapes.keys() & expected.keys())
-    loading_info = {
-        "missing_keys": expected.keys() - shapes.keys(),
-        "unexpected_keys": shapes.keys() - expected.keys(),
-        "mismatched_keys": [(name, shapes[name], expected[name]) for name in common if shapes[name] != expected[name]],
-    }
-    check_loading_info(folder, loading_info)
-    return adapted
 
 
 def load_trainable(folder: Path, settings: TrainerSettings) -> Any:

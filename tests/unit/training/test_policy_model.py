@@ -9,14 +9,14 @@ from safetensors.torch import load_file, save_file
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import swap_check
-from rloo_pipeline.training import forward_only, policy_model
+from rloo_pipeline.training import forward_only, plain_model, policy_model
 
 TENSOR = "model.layers.0.mlp.up_proj.weight"
 ADAPTER_TENSOR = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
 LOADERS = {
     "the trainer": lambda folder: policy_model.load(folder, "float32", False),
     "checks, reference and distance": lambda folder: forward_only.load(folder, "float32", False),
-    "the sampler and an unchanged policy 0": lambda folder: policy_model.check_tensors(folder, False),
+    "the sampler and an unchanged policy 0": lambda folder: plain_model.check_tensors(folder, False),
     "the check after a swap": lambda folder: swap_check.transformers_logps(folder, "float32", False, [[4, 5]]),
 }
 
