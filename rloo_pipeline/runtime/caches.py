@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
+
+from rloo_pipeline.runtime import scratch
 
 
 def cache_folder() -> Path:
@@ -17,4 +18,4 @@ def cache_folder() -> Path:
     else:
         if os.access(folder, os.W_OK):
             return folder
-    return Path(tempfile.gettempdir()) / f"rloo-{os.getuid()}"
+    return scratch.user_folder() / f"rloo-{os.getuid()}"

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime import devices, ranks, scratch
 
 _began: float | None = None
 _cpu_before = 0.0
@@ -47,6 +47,7 @@ def end() -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
+    scratch.remove()
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from rloo_pipeline.runtime import output, progress, ranks
+from rloo_pipeline.runtime import controller_watch, output, progress, ranks, scratch
 
 
 def prepare(log: Path | None) -> None:
@@ -24,6 +24,9 @@ def prepare(log: Path | None) -> None:
     # torch.cuda.is_available() must not create a CUDA context, since vLLM forks its processes for several GPUs.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     output.route_output(log)
+    if log is not None or ranks.is_rank():
+        controller_watch.watch()
+        scratch.use()
     if log is not None and (node := os.environ.get("SLURMD_NODENAME")):
         step = ", as a step of the run's job" if ranks.STEP in os.environ else ""
         print(f"node: {node}{step}", flush=True)

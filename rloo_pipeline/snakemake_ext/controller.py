@@ -23,7 +23,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import inputs, slurm_checks
 from rloo_pipeline.report import origin
-from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime import controller_watch, guard, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, locks, steps
 from rloo_pipeline.snakemake_ext.logger import LogHandler
@@ -49,8 +49,8 @@ class Controller:
         self._main = bool(workflow.is_main_process)
         self._is_module = not workflow.modifier.is_main_snakefile()
         self._held = locks.Hold(False)
-        here = self._main and workflow.local_exec and not workflow.dryrun
-        self.several_nodes = here and steps.nodes() > 1
+        self._here = self._main and workflow.local_exec and not workflow.dryrun
+        self.several_nodes = self._here and steps.nodes() > 1
         """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
 
     @property
@@ -72,6 +72,8 @@ class Controller:
         sys.setrecursionlimit(1_000_000)
         ancient_inputs.find_all_jobs()
         prepare_jobs()
+        if self._here and not self.several_nodes:  # all jobs are on this machine
+            scratch.use(self._workflow.snakemake_tmp_dir)
         if self._in_image:
             containers.require(self.image)
             containers.prepare(self._config, self.image)
@@ -134,7 +136,10 @@ class Controller:
         if self._held.alone:
             self._write_config()
             early_stop.forget(self.run, self._config.rounds)
-        if self._workflow.local_exec and not self._in_image and not self.several_nodes:
+        if not self._here or self.several_nodes:
+            return
+        os.environ[controller_watch.VARIABLE] = controller_watch.name()
+        if not self._in_image:
             rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
             stages = {rule.shellcmd.split()[1] for rule in rules if rule.shellcmd}
             manager.start(self._config, self._workflow.resource_settings.cores, self.run / "logs" / "workers", stages)

@@ -19,8 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import cost, devices, environment, output
+from rloo_pipeline.runtime import controller_watch, cost, devices, environment, output, scratch
 from rloo_pipeline.workers import client, engine_cache
+
+REQUEST_SECONDS = 10.0
+"""Longest time for a request to arrive; a client sends it as soon as it is connected."""
 
 
 def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload: int | None = None) -> None:
@@ -57,12 +60,17 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs the requested stage. Returns whether the worker is fit for another one."""
-    text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 2)
-    while text and not text.endswith(b"\n"):  # arguments for many shards arrive in several pieces
-        piece = connection.recv(1 << 20)
-        text = text + piece if piece else b""
+    connection.settimeout(REQUEST_SECONDS)
+    try:
+        text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        while text and not text.endswith(b"\n"):  # arguments for many shards arrive in several pieces
+            piece = connection.recv(1 << 20)
+            text = text + piece if piece else b""
+    except TimeoutError:
+        text = b""
     if not text:
         return True
+    connection.settimeout(None)
     request = json.loads(text)
     answered = threading.Event()
     threading.Thread(target=_end_with_client, args=(connection, answered), daemon=True).start()
@@ -104,12 +112,11 @@ def _end_with_client(connection: socket.socket, answered: threading.Event) -> No
 
 
 def _end_with(controller: int, folder: Path) -> None:
-    """Removes the sockets and ends this process when `controller` has ended."""
-    handle = os.pidfd_open(controller)
+    """Removes the sockets and the temporary files and ends this process when `controller` has ended."""
 
-    def wait() -> None:
-        select.select([handle], [], [])
+    def end() -> None:
         shutil.rmtree(folder, ignore_errors=True)
+        scratch.remove_abandoned(scratch.user_folder())
         os._exit(0)
 
-    threading.Thread(target=wait, daemon=True).start()
+    controller_watch.end_with(controller, end)

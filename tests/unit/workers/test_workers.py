@@ -83,6 +83,14 @@ def test_a_long_request_arrives_in_pieces(worker) -> None:
     assert run_when_ready([*HELP, "--prompts", "x" * 1_000_000]) == 0
 
 
+def test_a_request_that_stops_half_way_does_not_stop_the_worker(worker) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        client.with_short_path(connection.connect, str(Path(os.environ[client.FOLDER]) / "sampler-0.sock"))
+        connection.send(b'{"words": [')
+        assert client.run_stage(HELP) == 0
+        assert connection.recv(1) == b""
+
+
 def test_the_output_of_a_stage_goes_to_its_client(worker) -> None:
     command = [sys.executable, "-m", "rloo_pipeline", *HELP]
     outcome = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -134,6 +142,17 @@ def test_a_worker_ends_with_its_controller_and_leaves_nothing(worker, controller
     controller.wait()
     assert worker.wait(timeout=300) == 0
     assert not Path(os.environ[client.FOLDER]).exists()
+
+
+def test_a_worker_that_starts_after_its_controller_has_ended_leaves_nothing(tmp_path) -> None:
+    folder = tmp_path / "workers"
+    folder.mkdir()
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    argv = ["worker", "--socket", folder / "sampler-0.sock", "--controller", str(ended.pid)]
+    outcome = subprocess.run([sys.executable, "-m", "rloo_pipeline", *argv], timeout=300, check=False)
+    assert outcome.returncode == 0
+    assert not folder.exists()
 
 
 def test_a_client_imports_nothing_heavy(worker) -> None:

@@ -1,0 +1,53 @@
+"""Ends a stage when the Snakemake that started it has ended, since nobody would read its result.
+
+After kill -9 of Snakemake its stages would otherwise go on beside those of the next one, on the same GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+VARIABLE = "RLOO_CONTROLLER"
+"""Environment variable of jobs on Snakemake's machine: its process id and its PID namespace, as `name` gives them."""
+_watched: set[int] = set()
+
+
+def name() -> str:
+    """This process, as VARIABLE holds it."""
+    return f"{os.getpid()} {_namespace()}"
+
+
+def watch() -> None:
+    """Ends this process when that of VARIABLE ends.
+
+    Does nothing where VARIABLE is not set or is of another container, and in workers, which watch it already.
+    """
+    pid, _, namespace = os.environ.get(VARIABLE, "").partition(" ")
+    if pid and namespace == _namespace() and int(pid) not in _watched:
+        end_with(int(pid), lambda: os._exit(1))
+
+
+def end_with(pid: int, action: Callable[[], object]) -> None:
+    """Calls `action` in a thread when a process has ended, or at once if it has ended already."""
+    _watched.add(pid)
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        action()
+        return
+
+    def wait() -> None:
+        select.select([handle], [], [])
+        action()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _namespace() -> str:
+    """Identifies a boot of a machine, and a PID namespace on it."""
+    proc = Path("/proc")
+    return (proc / "sys/kernel/random/boot_id").read_text().strip() + f" {(proc / 'self/ns/pid').readlink()}"

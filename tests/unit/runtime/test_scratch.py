@@ -1,0 +1,49 @@
+"""Temporary files of a stage or a Snakemake process are removed, by the next one after a kill."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+USE = "import os, sys, time; from rloo_pipeline.runtime import scratch; scratch.use(); "
+SHOW = "print(os.environ['TMPDIR'], flush=True); "
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def start(code: str) -> tuple[subprocess.Popen, Path]:
+    """A process with a folder for temporary files, and the folder."""
+    process = subprocess.Popen([sys.executable, "-c", USE + SHOW + code], stdout=subprocess.PIPE, text=True)
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_the_folder_ends_with_its_process(folder) -> None:
+    process, own = start("open(os.environ['TMPDIR'] + '/vllm_dist_1', 'w')")
+    assert process.wait() == 0
+    assert own.parent == folder
+    assert list(folder.iterdir()) == []
+
+
+def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(folder) -> None:
+    (folder / "snakemakeforeign").mkdir()
+    living, used = start("time.sleep(600)")
+    killed, left = start("open(os.environ['TMPDIR'] + '/vllm_dist_1', 'w'); print(flush=True); time.sleep(600)")
+    killed.stdout.readline()
+    killed.kill()
+    killed.wait()
+    assert {*folder.iterdir()} == {used, left, folder / "snakemakeforeign"}
+    assert start("")[0].wait() == 0
+    assert {*folder.iterdir()} == {used, folder / "snakemakeforeign"}
+    living.kill()
+    living.wait()
+
+
+def test_a_stage_uses_the_folder_of_its_snakemake(folder) -> None:
+    process, own = start(f"import subprocess; subprocess.run([sys.executable, '-c', {USE + SHOW!r}])")
+    assert process.stdout.read().strip() == str(own)
+    assert process.wait() == 0
