@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.job import ScoringJob
 from rloo_pipeline.scoring.messages import Broken, Done, Failed, Ready
-from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, describe_exit
+from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, adopt_orphans, describe_exit, end_orphans
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -40,6 +40,7 @@ class WorkerPools:
             rewards: the functions.
             limit: threads that may compute at a time, summed over workers.
         """
+        adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
         self.dismissed: list[WorkerProcess] = []
@@ -57,12 +58,13 @@ class WorkerPools:
         self.end()
 
     def end(self) -> None:
-        """Ends all workers: waits for dismissed ones, kills the others."""
+        """Ends all workers and what they started: waits for dismissed ones, kills the others."""
         for worker in self.dismissed:
             worker.end()
         for workers in self.started:
             for worker in workers:
                 worker.kill()
+        end_orphans()
 
     def run(self) -> None:
         """Makes all calls.

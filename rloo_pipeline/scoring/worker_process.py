@@ -7,6 +7,7 @@ but not the processes that the worker started.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.scoring.messages import (
@@ -37,6 +39,10 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 of workers.
 """
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+PR_SET_CHILD_SUBREAPER = 36
+"""Linux, prctl(2): descendants whose parent dies become children of this process."""
+MARK = "RLOO_SCORED_BY"
+"""Variable in the environment of workers and of all that they start: the process that scores."""
 GRACE = 2.0
 """Seconds after its deadline in which an async call may stop itself."""
 EXIT_SECONDS = 5.0
@@ -60,7 +66,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=2,  # what functions print belongs to the log or the terminal, not to a command's output
             start_new_session=True,
-            env=os.environ | ENVIRONMENT | dict.fromkeys(THREADS, str(threads)),
+            env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, str(threads)),
         )
         worker_end.close()
         os.close(board_file)
@@ -134,7 +140,11 @@ class WorkerProcess:
         self._close()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
+        exit_code = self.process.wait()
+        with suppress(ChildProcessError):  # until none is left of its group, which this process has adopted
+            while True:
+                os.waitpid(-self.process.pid, 0)
+        return exit_code
 
     def dismiss(self) -> None:
         """Tells a worker without further calls to exit; kills one that still imports its function."""
@@ -155,6 +165,33 @@ class WorkerProcess:
             wait([end], EXIT_SECONDS)
             os.close(end)
         self.kill()
+
+
+def adopt_orphans() -> None:
+    """Has this process become the parent of what its workers leave behind, in whatever session that is."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_orphans() -> None:
+    """Kills the processes that dead workers left to this one, and those that these leave to it in turn."""
+    while orphans := _orphans():
+        for pid in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _orphans() -> list[int]:
+    mark = f"{MARK}={os.getpid()}".encode()
+    orphans = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            is_child = int(file.read_text().rpartition(") ")[2].split()[1]) == os.getpid()
+            if is_child and mark in (file.parent / "environ").read_bytes().split(b"\0"):
+                orphans.append(int(file.parent.name))
+    return orphans
 
 
 def describe_exit(code: int) -> str:

@@ -195,6 +195,29 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
     until(lambda: set(psutil.Process().children()) <= before)
 
 
+@pytest.mark.parametrize("ending", ["return [1.0] * len(completions)", "os._exit(3)"])
+@pytest.mark.parametrize("start", ["own_session", "double_fork"])
+def test_nothing_that_a_function_starts_outlives_scoring(tmp_path, start, ending) -> None:
+    file, duration = tmp_path / "mine.py", f"{3000 + os.getpid() / 1e7:.7f}"
+    file.write_text(f"""
+import os, subprocess, time
+def own_session():
+    subprocess.Popen(["sleep", "{duration}"], start_new_session=True)
+def double_fork():
+    if os.fork() == 0:
+        os.setsid()
+        subprocess.Popen(["sleep", "{duration}"])
+        os._exit(0)
+    os.wait()
+def mine(completions):
+    {start}()
+    time.sleep(0.2)
+    {ending}
+""")
+    score(Reward(function=f"{file}:mine", on_error="none"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
+    assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", duration]] == []
+
+
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
     assert scored(file, "alarmed").scores == [1.0] * 20
 
