@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +19,7 @@ from rich.text import Text
 from rloo_pipeline.config import Config
 from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.terminal_table import Measurements
+from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext import failures, reasons
 from rloo_pipeline.snakemake_ext.failures import Failure
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
@@ -55,9 +56,7 @@ class RunDisplay:
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         # a descriptor of its own, which stays the terminal while jobs write elsewhere
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
-        self._console = Console(
-            file=file, force_terminal=terminal, no_color=not color, highlight=False, _environ=environment
-        )
+        self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
         self._dry_run, self._show_failed_logs = dry_run, show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
         self._measurements: list[Measurements] = []

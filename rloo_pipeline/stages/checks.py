@@ -176,7 +176,7 @@ def say_checks(verdicts: Verdicts) -> None:
 
     table = Table(show_edge=False)
     for heading in ("check", "", "value", "limits", "advice"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "check")
     for check in verdicts:
         verdict = f"{check['verdict']}, accepted" if check["accepted"] else check["verdict"]
         advice = "" if check["verdict"] == "pass" else check["advice"]
