@@ -6,7 +6,7 @@ BIN := .venv/bin
 ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test test-all bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference docs
+.PHONY: help setup demo compare test test-all soak bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -31,6 +31,9 @@ test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
 
 test-all: setup ## run the tests that take long, too
 	$(BIN)/pytest --long $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
+
+soak: setup ## kill a small run at random 100 times and compare its files with an undisturbed run (20 minutes)
+	$(BIN)/python tools/soak.py
 
 bench: setup ## measure speed against TRL, vLLM and Snakemake alone; DATA=gsm8k/train.jsonl for scoring as well
 	$(BIN)/python tools/bench/run.py $(if $(DATA),--data $(DATA)) $(BENCH_ARGS)
