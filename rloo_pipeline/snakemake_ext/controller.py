@@ -49,8 +49,8 @@ class Controller:
         self._main = bool(workflow.is_main_process)
         self._is_module = not workflow.modifier.is_main_snakefile()
         self._held = locks.Hold(False)
-        self._here = self._main and workflow.local_exec and not workflow.dryrun
-        self.several_nodes = self._here and steps.nodes() > 1
+        # while rules are read, Snakemake has no executor yet, and local_exec is always true
+        self.several_nodes = self._main and not workflow.dryrun and steps.nodes() > 1
         """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
 
     @property
@@ -72,8 +72,6 @@ class Controller:
         sys.setrecursionlimit(1_000_000)
         ancient_inputs.find_all_jobs()
         prepare_jobs()
-        if self._here and not self.several_nodes:  # all jobs are on this machine
-            scratch.use(self._workflow.snakemake_tmp_dir)
         if self._in_image:
             containers.require(self.image)
             containers.prepare(self._config, self.image)
@@ -136,8 +134,9 @@ class Controller:
         if self._held.alone:
             self._write_config()
             early_stop.forget(self.run, self._config.rounds)
-        if not self._here or self.several_nodes:
+        if not self._workflow.local_exec or self.several_nodes:  # jobs are on other machines
             return
+        scratch.use(self._workflow.snakemake_tmp_dir)
         os.environ[controller_watch.VARIABLE] = controller_watch.name()
         if not self._in_image:
             rules = {job.rule for job in self._workflow.dag.needrun_jobs()}

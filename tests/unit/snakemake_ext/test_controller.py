@@ -1,11 +1,13 @@
 """What a profile asks for and would not get ends the call with one sentence."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext import controller as module
 from rloo_pipeline.snakemake_ext.controller import Controller
 
 
@@ -43,3 +45,15 @@ def test_a_module_does_not_know_the_other_rules() -> None:
 def test_the_plain_slurm_executor_is_refused_with_the_name_of_ours() -> None:
     with pytest.raises(UserError, match=r"write `executor: rloo-slurm`.*rloo-slurm-…"):
         controller(executor="slurm").start()
+
+
+def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch) -> None:
+    """No controller to end with, no folder for temporary files, no workers."""
+    monkeypatch.setattr(module.inputs, "require", lambda _: [])
+    monkeypatch.setattr(module.manager, "start", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.setattr(module.scratch, "use", lambda _: pytest.fail("TMPDIR was set"))
+    monkeypatch.delenv(module.controller_watch.VARIABLE, raising=False)
+    slurm = controller(executor="rloo-slurm")
+    slurm._config, slurm._held, slurm._workflow.local_exec = None, module.locks.Hold(False), False
+    slurm.start()
+    assert module.controller_watch.VARIABLE not in os.environ
