@@ -33,22 +33,7 @@ class Figure(NamedTuple):
 
 
 FIGURES = [
-    Figure(
-        "the demo's rounds, all processes' starts included, against TRL's RLOOTrainer",
-        "demo_time_vs_trl",
-        "times as fast",
-        "demo",
-    ),
-    Figure(
-        "rounds of 90 s (vocabulary 151,936, hidden size 512, 8 layers) against TRL",
-        "large_time_vs_trl",
-        "times as fast",
-        "large",
-    ),
     Figure("share of its rounds that is neither sampling nor training", "round_overhead_share_large", "", "large"),
-    Figure("that in a round of the demo, with warm workers", "round_overhead_seconds", "s", "demo"),
-    Figure("the same with `workers: never`: engines start in each round", "round_overhead_cold_seconds", "s", "demo"),
-    Figure("Snakemake alone, with jobs that do nothing", "round_floor_seconds", "s a round", "demo"),
     Figure(
         "an optimizer step against TRL: vocabulary 151,936, hidden size 512, 8 layers, float32, one thread",
         "update_tokens_per_s_vs_trl",
@@ -80,9 +65,6 @@ FIGURES = [
         "of its rows/s",
         "scoring",
     ),
-    Figure("a dry run of 10 rounds with 8 shards", "plan_seconds_10_rounds", "s", "plan"),
-    Figure("of 100 rounds", "plan_seconds_100_rounds", "s", "plan"),
-    Figure("of 1,000 rounds", "plan_seconds_1000_rounds", "s", "plan"),
 ]
 
 
