@@ -3,10 +3,9 @@
 ACCELERATOR ?= $(or $(firstword $(filter cpu cuda,$(shell cat .venv/.setup 2>/dev/null))),cpu)
 export ACCELERATOR PYTHON
 BIN := .venv/bin
-ALGORITHMS ?= rloo grpo dr_grpo reinforce_pp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test test-all soak bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference docs
+.PHONY: help setup demo experiment test test-all soak damage bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference models docs screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -18,22 +17,20 @@ setup: ## create .venv with all packages (returns at once if it is up to date)
 demo: setup ## run the main job: post-train a small model on arithmetic
 	$(BIN)/snakemake --cores all
 
-compare: setup ## train the demo with each of four algorithms, from one warm start, and lay the runs side by side
-	@mkdir -p results/.cache
-	@set -e; for algorithm in $(ALGORITHMS); do \
-		SNAKEMAKE_OUTPUT_CACHE="$(CURDIR)/results/.cache" $(BIN)/snakemake --cores all --cache prompts warmstart \
-			--configfile config/config.yaml "config/$$algorithm.yaml"; \
-	done
-	$(BIN)/rloo compare $(ALGORITHMS:%=results/demo-%) --output results/comparison.html --summary results/comparison.json
+experiment: setup ## train the demo with three algorithms and five seeds each, and show what differs
+	$(BIN)/snakemake --cores all --configfile config/experiment.yaml
 
 test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
 	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
 
 test-all: setup ## run the tests that take long, too
-	$(BIN)/pytest --long $(or $(PYTEST_ARGS),-n 2 --dist loadfile)
+	$(BIN)/pytest --long $(or $(PYTEST_ARGS),-n 2 --dist loadfile --durations 40)
 
-soak: setup ## kill a small run at random 100 times and compare its files with an undisturbed run (20 minutes)
+soak: setup ## kill a small run at random 100 times and compare its files with an undisturbed run (20 minutes to an hour)
 	$(BIN)/python tools/soak.py
+
+damage: setup ## damage each artifact of a small run in each way and print who finds it (5 minutes)
+	$(BIN)/python tests/damage.py
 
 bench: setup ## measure speed against TRL, vLLM and Snakemake alone; DATA=gsm8k/train.jsonl for scoring as well
 	$(BIN)/python tools/bench/run.py $(if $(DATA),--data $(DATA)) $(BENCH_ARGS)
@@ -77,6 +74,12 @@ clean: ## remove what a run and a set-up leave; results/ stays
 reference: setup ## regenerate docs/configuration.md, the JSON Schema and the table of docs/performance.md
 	$(BIN)/python tools/config_reference.py
 	$(BIN)/python tools/bench/page.py
+
+models: setup ## try out every type of model of transformers and write the table of docs/models.md (half an hour)
+	$(BIN)/python tests/families/page.py
+
+screenshots: setup ## make docs/assets again: images of the page of results/demo, and a recording of a small project
+	$(BIN)/python tools/screenshots.py $(if $(RUN),--run $(RUN))
 
 docs: setup ## build the documentation into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

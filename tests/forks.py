@@ -55,8 +55,8 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
         outputs = [[files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
         asked = [
             [str(module), list(words), dict(environment), str(folder or Path.cwd())]
-            + [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in said]
-            for (module, words, environment, folder), said in zip(commands, outputs, strict=True)
+            + [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in texts]
+            for (module, words, environment, folder), texts in zip(commands, outputs, strict=True)
         ]
         try:
             server.stdin.write(json.dumps(asked) + "\n")
@@ -66,8 +66,12 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
             os.killpg(server.pid, signal.SIGKILL)
             close()
             raise
-        said = [[os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in of] for of in outputs]
-    return [subprocess.CompletedProcess(*made) for made in zip(commands, codes, *zip(*said, strict=True), strict=True)]
+        texts = [
+            [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in of] for of in outputs
+        ]
+    return [
+        subprocess.CompletedProcess(*result) for result in zip(commands, codes, *zip(*texts, strict=True), strict=True)
+    ]
 
 
 def run_ranks(

@@ -32,15 +32,19 @@ def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]
     return forks.run("rloo_pipeline", [str(word) for word in words], {**os.environ, **environment})
 
 
-def rloo_in_turn(*calls: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    """Runs stages one after the other until one fails. Returns the last exit status and the output of all of them."""
-    said = [""] * 2
-    for words in calls:
-        outcome = rloo(*words)
-        said = [before + now for before, now in zip(said, (outcome.stdout, outcome.stderr), strict=True)]
+def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> subprocess.CompletedProcess[str]:
+    """Runs stages one after the other until one fails; a function gives the words when it is their turn.
+
+    Returns:
+        The last exit status and the output of all of them.
+    """
+    texts = [""] * 2
+    for call in calls:
+        outcome = rloo(*(call() if callable(call) else call))
+        texts = [before + now for before, now in zip(texts, (outcome.stdout, outcome.stderr), strict=True)]
         if outcome.returncode != 0:
             break
-    return subprocess.CompletedProcess(calls, outcome.returncode, *said)
+    return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
 
 
 def until(there: Callable[[], object], seconds: float = 300.0) -> None:
@@ -53,10 +57,10 @@ def until(there: Callable[[], object], seconds: float = 300.0) -> None:
 
 def merged(base: dict, changes: dict) -> dict:
     """A configuration with some keys changed; sections are merged key by key."""
-    made = dict(base)
+    config = dict(base)
     for key, value in changes.items():
-        made[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return made
+        config[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+    return config
 
 
 def mini(**changes) -> dict:
@@ -72,11 +76,12 @@ class Round:
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.yaml").write_text(yaml.safe_dump(mini(**changes)))
 
-    def write(self, number: int, reward: float | None = None) -> "Round":
+    def write(self, number: int, reward: float | None = None, answer: int | None = None, **facts: object) -> "Round":
         """Writes rollouts, scores (all equal to `reward`, if given) and reference log-probs of 16 groups of 4, in two
-        shards.
+        shards; `facts` go into the footers of the tables. With `answer` the rollouts are episodes, in which a tool's
+        answer of so many tokens follows the first token of the model.
         """
-        from rloo_pipeline.artifacts import tables
+        from rloo_pipeline.artifacts import policy, tables
 
         chance = random.Random(number)
         for shard in range(2):
@@ -93,15 +98,42 @@ class Round:
                     )
                     drawn = chance.choice([0.0, 1.0, 1.1, None])
                     score = drawn if reward is None else reward
-                    scores.append({**key, "answer": score, "reward": score, "seconds": 0.0, "error": None})
+                    scores.append({**key, "scores/answer": score, "reward": score, "seconds": 0.0, "error": None})
                     reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
-            about = {"round": number, "shard": shard, "seed": 1, "policy": "made-up"}
-            tables.write(self._table(number, "rollouts", shard), rows, tables.ROLLOUTS, "rollouts", **about)
-            tables.write(
-                self._table(number, "scores", shard), scores, tables.scores_schema(["answer"]), "scores", **about
-            )
-            tables.write(self._table(number, "reference", shard), reference, tables.REFERENCE, "reference", **about)
+            about = {"run": "mini", "round": number, "shard": shard, "seed": 1, "policy": policy.digest(self.model)}
+            about |= {"policy_round": number - 1} | facts
+            schema = tables.ROLLOUTS if answer is None else tables.EPISODES
+            rows = rows if answer is None else [with_answer(row, answer) for row in rows]
+            rollouts = tables.build(rows, schema, "rollouts", **about)
+            self._save(number, shard, rollouts, scores, reference)
         return self
+
+    def _save(self, number: int, shard: int, rollouts, scores, reference) -> None:
+        """Writes the tables of one shard; those of scores and reference log-probs name the rollouts' digest."""
+        from rloo_pipeline.artifacts import tables
+
+        tables.save(self._table(number, "rollouts", shard), rollouts)
+        about = tables.facts_about(tables.read(self._table(number, "rollouts", shard), "rollouts"))
+        schema = tables.scores_schema(["answer"])
+        tables.write(self._table(number, "scores", shard), scores, schema, "scores", **about)
+        tables.write(self._table(number, "reference", shard), reference, tables.REFERENCE, "reference", **about)
+
+    def _sampled_from(self, number: int, start: Path) -> None:
+        """Makes the rollouts of a round say that they are of the policy that its update starts from, if no lag has them
+        of an older one: they were written before that policy was. Damaged files stay as they are.
+        """
+        from rloo_pipeline.artifacts import policy, tables
+        from rloo_pipeline.errors import UserError
+
+        for shard in range(2):
+            try:
+                files = {kind: self._table(number, kind, shard) for kind in ("rollouts", "scores", "reference")}
+                rollouts, scores, reference = (tables.read(file, kind) for kind, file in files.items())
+                facts = tables.footer(rollouts) | {"policy": policy.digest(start)}
+            except UserError:
+                continue
+            if facts["policy_round"] == str(number - 1) and facts != tables.footer(rollouts):
+                self._save(number, shard, rollouts.replace_schema_metadata(facts), scores, reference)
 
     def _table(self, number: int, kind: str, shard: int) -> Path:
         return self.run / "rounds" / f"{number:05d}" / kind / f"{shard:03d}.parquet"
@@ -128,6 +160,7 @@ class Round:
         }
         before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
         policy = self.model if number == 1 else self.policy(number - 1)
+        self._sampled_from(number, policy)
         words = [word for kind, files in shards.items() for word in (f"--{kind}", *files)]
         return (
             *("update", "--round", number, "--policy", policy, *before, *words, "--output", self.policy(number)),
@@ -146,6 +179,44 @@ class Round:
 
         files = self.policy(number).glob("*.safetensors")
         return {name: tensor for file in sorted(files) for name, tensor in load_file(file).items()}
+
+
+def with_answer(row: dict, answer: int) -> dict:
+    """A row of rollouts as an episode, with an answer of so many tokens behind its first token."""
+    first, *rest = row["completion_ids"]
+    places = [0, 1, 1 + answer, 1 + answer + len(rest)]
+    turns = [
+        {"start": start, "end": end, "role": role}
+        for start, end, role in zip(places, places[1:], ("assistant", "tool", "assistant"), strict=False)
+        if end > start
+    ]
+    return row | {
+        "completion_ids": [first, *range(5, 5 + answer), *rest],
+        "loss_mask": [True, *[False] * answer, *[True] * len(rest)],
+        "turns": turns,
+        "messages": "[]",
+        "environment_reward": None,
+        "environment_state": None,
+    }
+
+
+def write_prompts(folder: Path, rows: list[dict]) -> None:
+    """Writes training prompts as the stage `prompts` does."""
+    import datasets
+
+    from rloo_pipeline.artifacts.files import write_manifest
+
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "train"))
+    write_manifest(folder)
+
+
+def staged(folder: Path, model: Path) -> Path:
+    """Writes what `stage-assets` writes about a model, without data sets."""
+    from rloo_pipeline.artifacts import assets
+
+    folder.mkdir(parents=True)
+    assets.write(folder, {"model": {"path": str(model), "revision": None}})
+    return folder
 
 
 PARTS = (
@@ -193,8 +264,8 @@ class Project:
         for part in ("results", ".snakemake"):
             shutil.copytree(other.folder / part, self.folder / part, symlinks=True)
         for pattern in but:
-            for found in list((self.folder / "results" / "mini").glob(pattern)):
-                shutil.rmtree(found) if found.is_dir() else found.unlink()
+            for path in list((self.folder / "results" / "mini").glob(pattern)):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         return self
 
     def snakemake(self, *words: str, plain: bool = True, **changes) -> subprocess.CompletedProcess[str]:
@@ -214,8 +285,8 @@ class Project:
     def files(self, pattern: str) -> dict[str, bytes]:
         """Files of the run and their bytes; tables of scores without the column of scoring seconds."""
         run = self.folder / "results" / "mini"
-        found = (file for file in sorted(run.glob(pattern)) if file.is_file() and ".snakemake" not in file.name)
-        return {str(file.relative_to(run)): without_seconds(file) for file in found}
+        files = (file for file in sorted(run.glob(pattern)) if file.is_file() and ".snakemake" not in file.name)
+        return {str(file.relative_to(run)): without_seconds(file) for file in files}
 
 
 def without_seconds(file: Path) -> bytes:

@@ -4,15 +4,20 @@ from collections.abc import Mapping
 
 LONG = "takes long"
 GSM8K = "GSM8K is not here"
+EVERY_FAMILY = "every family of models takes half an hour"
 PACKAGES = {"bubblewrap is not installed": "bubblewrap", "chromium is not installed": "chromium"}
 """Debian packages, by the reason for which a test is skipped without them."""
-COMMANDS = {GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)", LONG: "make test-all"}
+COMMANDS = {
+    GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)",
+    EVERY_FAMILY: "EVERY_FAMILY=1 make test PYTEST_ARGS=tests/families/test_every_family.py",
+    LONG: "make test-all",
+}
 
 
 def lines(skipped: Mapping[str, int]) -> list[str]:
     """The lines for the numbers of skipped tests by reason."""
-    said = [f"{count} skipped: {reason}" for reason, count in skipped.items()]
+    lines = [f"{count} skipped: {reason}" for reason, count in skipped.items()]
     missing = [package for words, package in PACKAGES.items() if any(words in reason for reason in skipped)]
     commands = [f"apt-get install {' '.join(missing)}"] if missing else []
     commands += [command for words, command in COMMANDS.items() if any(words in reason for reason in skipped)]
-    return said + [f"to run them: {command}" for command in commands]
+    return lines + [f"to run them: {command}" for command in commands]

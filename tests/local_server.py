@@ -58,11 +58,11 @@ class Server:
 @contextmanager
 def serving(answer: Callable[[Request, int], tuple[int, Any]]) -> Iterator[Server]:
     """Runs a server during the block."""
-    made = Server(answer)
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    server = Server(answer)
+    thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield made
+        yield server
     finally:
-        made.server.shutdown()
-        made.server.server_close()
+        server.server.shutdown()
+        server.server.server_close()

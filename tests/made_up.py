@@ -10,7 +10,7 @@ import pyarrow as pa
 import yaml
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.files import write_json, write_manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.report.summary import summarize
@@ -25,12 +25,12 @@ BEGAN = datetime(2026, 11, 1, 12, 0, 0)
 
 def _check(name: str, value: float | None, verdict: str, advice: str, **more: Any) -> dict[str, Any]:
     limits = {"warn": 0.1, "fail": None, "bad": "below"}
-    found = {"name": name, "value": value, "shown": f"{value}", "limits": limits, "verdict": verdict}
-    return {**found, "accepted": False, "asks_for_sft": False, "advice": advice, **more}
+    result = {"name": name, "value": value, "shown": f"{value}", "limits": limits, "verdict": verdict}
+    return {**result, "accepted": False, "asks_for_sft": False, "advice": advice, **more}
 
 
 CHECKED = {
-    "policy": "w",
+    "policy": "warmstart" * 8,
     "prompts": 64,
     "num_generations": 4,
     "checks": [
@@ -83,20 +83,20 @@ def write_completions(config: Config, run: Path, name: str, worked: float, chanc
         }
         rows.append(
             row
-            | {"seed": place, "answer": float(right), "worked": float(works), "reward": float(right)}
-            | {"seconds": 0.0, "error": None}
+            | {"seed": place, "scores/answer": float(right), "scores/worked": float(works)}
+            | {"reward": float(right), "seconds": 0.0, "error": None}
         )
     schema = tables.completions_schema(["answer", "worked"])
-    folder = run / "evaluation" / name
-    tables.write(folder / "completions.parquet", rows, schema, "completions", evaluated=name)
-    tables.write(folder / "greedy.parquet", rows[::SAMPLES], schema, "completions", evaluated=name)
+    folder, about = run / "evaluation" / name, {"policy": name * 8, "evaluated": name}
+    tables.write(folder / "completions.parquet", rows, schema, "completions", **about)
+    tables.write(folder / "greedy.parquet", rows[::SAMPLES], schema, "greedy", **about)
     table = tables.read(folder / "completions.parquet", "completions")
-    greedy = summarize_evaluation(config, tables.read(folder / "greedy.parquet", "completions"), 1, 0.0)
-    found = summarize_evaluation(config, table) | {"greedy": greedy}
-    write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **found})
+    greedy = summarize_evaluation(config, tables.read(folder / "greedy.parquet", "greedy"), 1, 0.0)
+    summary = summarize_evaluation(config, table) | {"greedy": greedy}
+    write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **summary})
     if name != "warmstart":
         far = {"policy": name * 8, "temperature": 1.0, "kl/sequence_mean": 3.25, "ci95": [2.5, 4.0], "kl": 0.1}
-        write_json(folder / "distance.json", far)
+        write_json(folder / "distance.json", far | {"reference": "warmstart" * 8})
 
 
 def write_round(run: Path, number: int) -> None:
@@ -111,16 +111,18 @@ def write_round(run: Path, number: int) -> None:
             {**key, "prompt_ids": [1], "completion_ids": [2, 3], "completion": text, "sampling_logps": [-0.5, -0.1]}
             | {"finish_reason": "stop", "seed": place}
         )
-        scores = {"answer": float(right), "worked": 1.0, "reward": float(right), "seconds": 0.0, "error": None}
-        scored.append({**key, **scores})
+        scores = {"scores/answer": float(right), "scores/worked": 1.0, "reward": float(right)}
+        scored.append({**key, **scores, "seconds": 0.0, "error": None})
         trained.append(
             {**key, "reward": float(right), "kl": 0.0, "advantage": right - 0.5, "ratio": 1.0, "clipped": False}
             | {"masked": False}
         )
     folder = run / "rounds" / f"{number:05d}"
-    tables.write(folder / "rollouts" / "000.parquet", rolled, tables.ROLLOUTS, "rollouts", round=number)
+    about = {"run": "synthetic", "round": number, "shard": 0, "seed": 3}
+    tables.write(folder / "rollouts" / "000.parquet", rolled, tables.ROLLOUTS, "rollouts", **about)
+    about = tables.facts_about(tables.read(folder / "rollouts" / "000.parquet", "rollouts"))
     schema = tables.scores_schema(["answer", "worked"])
-    tables.write(folder / "scores" / "000.parquet", scored, schema, "scores", round=number)
+    tables.write(folder / "scores" / "000.parquet", scored, schema, "scores", **about)
     tables.write(folder / "train.parquet", trained, tables.TRAIN, "train", round=number)
 
 
@@ -131,6 +133,7 @@ def write_prompts(folder: Path) -> None:
     folder.mkdir(parents=True)
     with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
+    write_manifest(folder.parent)
 
 
 def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, float | None]:
@@ -139,6 +142,7 @@ def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, fl
     gone = number in (12, 13)
     return {
         "round": number,
+        "step": number,
         "reward": None if gone else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
         "reward_std": None if gone else 0.45 - 0.2 * t,
         "rewards/answer/mean": None if gone else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),

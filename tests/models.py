@@ -28,6 +28,6 @@ def qwen3(tied: bool = True, dtype: torch.dtype = torch.float32) -> Qwen3ForCaus
 
 def gradient(model: torch.nn.Module) -> torch.Tensor:
     """The gradient of all weights as one vector; resets it in the model."""
-    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     model.zero_grad()
-    return found
+    return gradient

@@ -92,15 +92,15 @@ def main() -> None:
     parser.add_argument("--function", default=MATH)
     words = parser.parse_args()
     turns = measured(words.function, completions_of(words.data, words.rows), words.workers, words.repeat)
-    found = {"function": words.function, "rows": words.rows, "workers": words.workers, **of(turns, words.rows)}
+    figures = {"function": words.function, "rows": words.rows, "workers": words.workers, **of(turns, words.rows)}
     if words.library_rows:
         fewer = completions_of(words.data, words.library_rows)
         library = measured(LIBRARY, fewer, words.workers, words.repeat)
         per_row = [turn.bare.wall / words.library_rows for turn in library]
         times = [bare * words.rows / turn.scored.wall for bare, turn in zip(per_row, turns, strict=True)]
-        found["library"] = {"rows": words.library_rows, **of(library, words.library_rows)}
-        found["rows/s, function scored vs bare library"] = spread(times)
-    print(json.dumps(rounded(found), indent=1))
+        figures["library"] = {"rows": words.library_rows, **of(library, words.library_rows)}
+        figures["rows/s, function scored vs bare library"] = spread(times)
+    print(json.dumps(rounded(figures), indent=1))
 
 
 def of(turns: list[Turn], rows: int) -> dict[str, Any]:

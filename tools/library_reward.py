@@ -8,6 +8,6 @@ from math_verify import parse, verify
 def library_reward(completions: list[str], answer: list[str]) -> list[float]:
     """1 where math-verify finds the gold answer in the completion, else 0."""
     return [
-        float(verify(parse(f"\\boxed{{{gold.rpartition('####')[2].strip()}}}"), parse(said)))
-        for said, gold in zip(completions, answer, strict=True)
+        float(verify(parse(f"\\boxed{{{gold.rpartition('####')[2].strip()}}}"), parse(completion)))
+        for completion, gold in zip(completions, answer, strict=True)
     ]

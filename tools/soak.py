@@ -51,6 +51,8 @@ class Soak:
     starts: int = 0
     finished: int = 0
     longest_survival: float = 0.0
+    unread: int = 0
+    """Empty folders of a Snakemake that was killed before it had read the Snakefile."""
     problems: list[str] = field(default_factory=list)
 
     def start(self, project: Path) -> subprocess.Popen[bytes]:
@@ -84,11 +86,16 @@ class Soak:
             if code == 0 or self.problems:
                 break
         self.finished += 1
-        self.problems += [f"left over: {path}" for path in leftovers(project, self.folder / "tmp")]
+        for path in leftovers(project, self.folder / "tmp"):
+            if path.name.startswith("snakemake") and path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+                self.unread += 1
+            else:
+                self.problems.append(f"left over: {path}")
 
     def kill_once(self, snakemake: subprocess.Popen[bytes]) -> None:
         """Waits for a random moment, or for an update, and kills one victim if it is there."""
-        wants_update = self.random.random() < 0.35
+        wants_update = self.random.random() < 0.5
         deadline = time.monotonic() + (60.0 if wants_update else self.random.uniform(0, LONGEST_WAIT))
         while snakemake.poll() is None and time.monotonic() < deadline:
             if wants_update and stages(snakemake.pid, "update"):
@@ -222,14 +229,15 @@ def main() -> None:
         while not enough() and not soak.problems:
             project = soak.folder / f"run-{soak.finished}"
             soak.finish(project, enough)
-            found = digests(project)
-            names = sorted(expected.keys() | found.keys())
-            soak.problems += [f"differs: {name}" for name in names if expected.get(name) != found.get(name)]
+            digests_now = digests(project)
+            names = sorted(expected.keys() | digests_now.keys())
+            soak.problems += [f"differs: {name}" for name in names if expected.get(name) != digests_now.get(name)]
             print(f"{soak.kills.total()} kills, {soak.finished - 1} runs finished", file=sys.stderr, flush=True)
         print(f"{soak.table()}\n")
         print(f"- {soak.kills.total()} kills, {soak.in_update} of them during an update; {soak.starts} starts")
         print(f"- {soak.finished - 1} runs finished; {len(expected)} files of each compared with an undisturbed run")
         print(f"- processes ended at most {soak.longest_survival:.1f} s after their Snakemake")
+        print(f"- {soak.unread} empty folders in TMPDIR of a Snakemake killed before it had read the Snakefile")
         print(f"- {len(soak.problems)} problems; {time.monotonic() - began:.0f} s; seed {arguments.seed}")
         if soak.problems:
             print((soak.folder / "log").read_text()[-3000:], *soak.problems, sep="\n", file=sys.stderr)

@@ -7,7 +7,7 @@ its loss is
     cispo   −sg[min(ρ, 1+ε_high)] A log π_θ                               (arXiv 2506.13585, equation 5)
     none    −A log π_θ                                                    (Williams 1992)
 
-At ρ = 1, in the first step on fresh samples, all have the gradient of `none` (ppo at `sequence_mean`: 1/T of it).
+At ρ = 1, in the first step on samples of π_old, all have the gradient of `none` (ppo at `sequence_mean`: 1/T of it).
 
 Shapes: `actions` is 1 where a completion is one action, and the number of tokens otherwise. The mask is true on a
 completion's tokens, and log-probs are 0 at padding.
@@ -61,7 +61,7 @@ def log_ratio(
 
     Args:
         logps: under the policy being trained.
-        old_logps: under the policy that sampled.
+        old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
         mask: true on completion tokens.
         level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071,
             equation 7), `token` makes each token an action (PPO, GRPO).
@@ -87,7 +87,7 @@ def losses(
 
     Args:
         logps: under the policy being trained.
-        old_logps: under the policy that sampled.
+        old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
         advantages: per completion, or per token if tokens are actions.
         mask: true on completion tokens.
         level: what an action is, see `log_ratio`.

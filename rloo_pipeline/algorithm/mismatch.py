@@ -1,10 +1,11 @@
 """Mismatch between the sampler's log-probs and the trainer's: importance weights, and the size of the gap.
 
-Sampler and trainer hold the same weights but differ in kernels and rounding. With w = π_trainer/π_sampler of a token or
-a whole completion, losses are weighted by truncated w (tis) or dropped outside thresholds (mis): Yao et al. 2025, "Your
-efficient RL framework secretly brings you off-policy RL training"; Liu et al. 2025, "When speed kills stability"; TRL's
-vllm_importance_sampling_mode. token_mis with both thresholds is the two-sided token mask of IcePop (Ling team 2025,
-"Every step evolves", arXiv 2510.18855).
+Sampler and trainer differ in kernels and rounding; with `rollout.lag` the sampler holds an older policy too, and the
+trainer's is π_old, around which the loss clips (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641). With w =
+π_trainer/π_sampler of a token or a whole completion, losses are weighted by truncated w (tis) or dropped outside
+thresholds (mis): Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Liu et al.
+2025, "When speed kills stability"; TRL's vllm_importance_sampling_mode. token_mis with both thresholds is the two-sided
+token mask of IcePop (Ling team 2025, "Every step evolves", arXiv 2510.18855).
 
 The weight of a whole completion is a product over its tokens, so in long completions noise alone takes it far from 1.
 sequence_mean_mis compares the geometric mean of the tokens' weights with the thresholds instead, and weighs the
@@ -50,7 +51,7 @@ def weights(
     Its logarithm is bounded by ±20: an infinite weight times a loss of 0 would be NaN.
 
     Args:
-        logps: under the trainer, with the model weights that sampled.
+        logps: under the trainer, with the policy before the update.
         sampling_logps: under the sampler.
         mask: true on completion tokens.
         correction: the kind of correction.
@@ -92,6 +93,10 @@ class Gap(NamedTuple):
     """Σ_t (log π_trainer − log π_sampler): log of the completion's importance weight."""
     outside: Int[Tensor, " completions"]
     """Number of tokens whose weight is outside `BAND`."""
+    weight: Float[Tensor, " completions"]
+    """Σ_t w_t, the importance weights of its tokens."""
+    weight_square: Float[Tensor, " completions"]
+    """Σ_t w_t²."""
 
 
 def gap(
@@ -103,7 +108,16 @@ def gap(
     difference = torch.where(mask, (logps.detach() - sampling_logps).double(), 0.0)
     size, kl = difference.abs(), difference.expm1() - difference
     outside = (difference < math.log(BAND[0])) | (difference > math.log(BAND[1]))
-    return Gap(size.sum(-1), size.amax(-1), kl.sum(-1), difference.sum(-1), outside.sum(-1))
+    weight = torch.where(mask, difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
+    return Gap(
+        size.sum(-1),
+        size.amax(-1),
+        kl.sum(-1),
+        difference.sum(-1),
+        outside.sum(-1),
+        weight.sum(-1),
+        weight.square().sum(-1),
+    )
 
 
 def effective_sample_size(log_weights: Float[Tensor, " completions"]) -> Float[Tensor, ""]:

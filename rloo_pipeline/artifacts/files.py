@@ -1,8 +1,8 @@
 """Atomic writes of files and folders, and their digests.
 
 Everything is written under a temporary name in the same folder and then renamed, so no reader, rerun or second writer
-ever sees an incomplete file. Folders whose content must be verified later carry a manifest with the size and BLAKE3
-digest of each file.
+ever sees an incomplete file. A JSON file carries a digest of its content, and a folder a manifest with the size and
+BLAKE3 digest of each file, which readers check.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.errors import UserError, translate_disk_full
 
 MANIFEST = "manifest.json"
 DIGEST = "blake3"
+SEAL = "blake2b"
+"""Key of a JSON file with the digest of the other keys, which the controller too can compute: it has no blake3."""
+AGAIN = "delete it and run again"
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -116,24 +119,71 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_json(path: Path, value: object) -> None:
-    """Writes indented JSON with sorted keys; refuses NaN, which is not valid JSON."""
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Writes indented JSON with sorted keys and its digest; refuses NaN, which is not valid JSON."""
+    text = json.dumps({**value, SEAL: _seal(path.name, value)}, indent=2, sort_keys=True, allow_nan=False)
     with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def _seal(name: str, value: Mapping[str, object]) -> str:
+    """Digest of a JSON file's name and content, so that no file of another name passes for it."""
+    content = json.loads(json.dumps(value))  # keys are strings from here on, as in the file
+    return hashlib.blake2b(f"{name}\n{json.dumps(content, sort_keys=True)}".encode(), digest_size=32).hexdigest()
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+    """The content of any JSON file; one that `write_json` wrote is checked and comes without its digest.
 
     Raises:
-        UserError: the file is missing or not JSON.
+        UserError: the file is missing, not JSON, or not what `write_json` wrote.
     """
+    return _read_sealed(path, AGAIN)[0]
+
+
+def read_artifact(path: Path, again: str = AGAIN, **belongs: object) -> dict[str, Any]:
+    """The content of a JSON file that a stage wrote.
+
+    Args:
+        path: the file.
+        again: what an error asks for.
+        belongs: values that some of its keys must have, such as the round.
+
+    Raises:
+        UserError: as `read_json`, or the file has no digest, or a key has another value.
+    """
+    content, sealed = _read_sealed(path, again)
+    if not sealed:
+        raise UserError(f"{path}: has no digest, so this version of the program did not write it; {again}")
+    check_belongs(path, content, belongs, again)
+    return dict(content)
+
+
+def _read_sealed(path: Path, again: str) -> tuple[Any, bool]:
+    """The content of a JSON file without its digest, and whether it had one."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run the stage that writes it first") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); delete it and run again") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); {again}") from error
+    if not isinstance(content, dict) or SEAL not in content:
+        return content, False
+    if content.pop(SEAL) != _seal(path.name, content):
+        raise UserError(f"{path} was changed since it was written ({SEAL} differs); {again}")
+    return content, True
+
+
+def check_belongs(path: Path, facts: Mapping[str, object], belongs: Mapping[str, object], again: str = AGAIN) -> None:
+    """Checks what a file says about itself, such as its run, its round and its policy.
+
+    Raises:
+        UserError: it is of another one.
+    """
+    for key, expected in belongs.items():
+        if facts.get(key) != expected:
+            actual, wanted = (str(value)[:16] for value in (facts.get(key), expected))
+            raise UserError(f"{path}: its {key} is {actual}, and {wanted} belongs here; {again}")
 
 
 def sha256(path: Path) -> str:
@@ -161,10 +211,48 @@ def folder_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
 
-def write_manifest(folder: Path, **about: object) -> None:
+class Manifest(NamedTuple):
+    """What a manifest says of its folder."""
+
+    about: dict[str, Any]
+    """The facts that `write_manifest` was given."""
+    digests: dict[str, str]
+    """Hex BLAKE3 of each file, by its path in the folder."""
+
+
+def write_manifest(folder: Path, **about: object) -> Manifest:
     """Writes the manifest of a folder: size and digest of each file, and the facts in `about`."""
-    entries = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, DIGEST: digest(f)} for f in folder_files(folder)}
-    write_json(folder / MANIFEST, {"about": about, "files": entries})
+    files = entries(folder, (str(file.relative_to(folder)) for file in folder_files(folder)))
+    write_json(folder / MANIFEST, {"about": about, "files": files})
+    return Manifest(about, {name: str(entry[DIGEST]) for name, entry in files.items()})
+
+
+def entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Size and BLAKE3 digest of files of a folder, for `check_entries`."""
+    return {name: {"bytes": (folder / name).stat().st_size, DIGEST: digest(folder / name)} for name in names}
+
+
+def check_entries(
+    folder: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    names: Iterable[str],
+    again: str,
+    added: str = "was not written by this run",
+) -> None:
+    """Checks the files of a folder, whose names now are `names`, against their entries.
+
+    Raises:
+        UserError: a file is missing, added (which `added` says), or differs; `again` says what to do.
+    """
+    for name in sorted(set(names) ^ files.keys()):
+        raise UserError(f"{folder / name} {'is missing' if name in files else added}; {again}")
+    for name, entry in files.items():
+        file = folder / name
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written); {again}")
+        if digest(file) != entry[DIGEST]:
+            raise UserError(f"{file} was changed since it was written ({DIGEST} differs); {again}")
 
 
 def folder_digest(folder: Path) -> str:
@@ -181,34 +269,28 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def verify_manifest(folder: Path) -> dict[str, Any]:
-    """Checks every file of a folder against its manifest.
+def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **belongs: object) -> Manifest:
+    """Checks the files of a folder against its manifest.
 
-    Returns:
-        The facts in `about` that `write_manifest` was given.
+    Args:
+        folder: the folder.
+        chosen: whether a file, by its path in the folder, is checked; by default all are.
+        belongs: facts that the folder must have been written with, such as the round.
 
     Raises:
-        UserError: the manifest is missing, or a file is missing, added, or differs from what was written.
+        UserError: the manifest is missing or has other facts, or a file is missing, added, or differs from what was
+            written.
     """
-    manifest = read_json(folder / MANIFEST)
-    names = {str(f.relative_to(folder)) for f in folder_files(folder)}
-    for name in sorted(names ^ manifest["files"].keys()):
-        state = "is missing" if name in manifest["files"] else "was not written by this run"
-        raise UserError(f"{folder / name} {state}: delete {folder} and run again")
-    for name, entry in manifest["files"].items():
-        file = folder / name
-        if file.stat().st_size != entry["bytes"]:
-            size = file.stat().st_size
-            raise UserError(
-                f"{file} is truncated or changed ({size} bytes, {entry['bytes']} "
-                f"were written): delete {folder} and run again"
-            )
-        if digest(file) != entry.get(DIGEST):
-            raise UserError(
-                f"{file} was changed since it was written ({DIGEST} differs): delete {folder} and run again"
-            )
-    about: dict[str, Any] = manifest["about"]
-    return about
+    again = f"delete {folder} and run again"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+    if not (folder / MANIFEST).exists():
+        raise UserError(f"{folder}: has no {MANIFEST}, so this version of the program did not write it; {again}")
+    manifest = read_artifact(folder / MANIFEST, again)
+    check_belongs(folder, manifest["about"], belongs, again)
+    files = {name: entry for name, entry in manifest["files"].items() if chosen(name)}
+    check_entries(folder, files, filter(chosen, (str(f.relative_to(folder)) for f in folder_files(folder))), again)
+    return Manifest(manifest["about"], {name: entry[DIGEST] for name, entry in files.items()})
 
 
 def link_or_copy(source: Path, target: Path) -> None:

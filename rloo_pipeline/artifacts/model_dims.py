@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ CONTEXT_KEYS = (
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
 """Keys of config.json with the longest sequence, as vLLM reads them; the smallest value counts."""
+RECURRENT = re.compile(r"mamba|ssm_|linear_(attn|conv|num|key|value)|conv_L_cache|lru_width|state_size")
+"""Beginnings of keys of config.json that only models with recurrent or convolutional layers have."""
 SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
 """Types of rotary embedding whose scaling factor CONTEXT_KEYS already include."""
 
@@ -51,6 +54,13 @@ def context(facts: dict[str, Any]) -> int | None:
     if longest is None or kind in SCALED_ROPE or "gemma3" in str(facts.get("model_type")):
         return longest
     return int(longest * (rope.get("factor") or 1))
+
+
+def is_recurrent(facts: dict[str, Any]) -> bool:
+    """Whether a config.json describes layers with a state (Mamba, DeltaNet, short convolutions)."""
+    text = facts.get("text_config") or facts
+    kinds = [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or ()]
+    return any(RECURRENT.match(key) for key in text) or any("mamba" in kind or "linear" in kind for kind in kinds)
 
 
 def read(folder: Path) -> ModelDims:
@@ -90,8 +100,8 @@ def _count_parameters(folder: Path) -> int:
         with file.open("rb") as handle:
             header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
         for name, entry in header.items():
-            if name != "__metadata__":
-                count = 1
+            if name != "__metadata__" and ".weight." not in name:  # where 4-bit weights have their scales
+                count = 2 if entry["dtype"] == "U8" else 1
                 for size in entry["shape"]:
                     count *= size
                 total += count

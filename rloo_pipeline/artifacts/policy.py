@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts.files import Manifest, read_json, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.files import digest as digest_of
-from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+FOLDER = "policies"
+"""Folder of a run with the policies that its stages wrote."""
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+DECIDING = (".safetensors", "config.json")
+"""Ends of the names of files that `digest` covers."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -97,12 +101,80 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
         )
 
 
+def check_finite(folder: Path) -> None:
+    """Checks that no weight of a model is NaN or infinite.
+
+    Raises:
+        UserError: one is.
+    """
+    import torch
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                tensor = tensors.get_tensor(name)
+                if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+                    raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")
+
+
+def seal(folder: Path, name: str) -> str:
+    """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest."""
+    return _digest(write_manifest(folder, policy=name).digests)
+
+
+def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | None:
+    """Checks the files of a policy that a stage wrote against its manifest. Does nothing for a model of the user.
+
+    Args:
+        folder: `policies/<name>` for a policy that a stage wrote.
+        chosen: whether a file is checked; by default all are.
+
+    Raises:
+        UserError: a file is missing, added or changed, or it is the policy of another round.
+    """
+    if folder.parent.name != FOLDER or not folder.name.isdigit():
+        return None
+    return verify_manifest(folder, chosen, policy=folder.name)
+
+
+def verify_text(folder: Path) -> None:
+    """As `verify`, for a stage that may read the tokenizer, if there is one, and no weights."""
+    if folder.is_dir():
+        verify(folder, lambda name: not name.endswith(".safetensors"))
+
+
 def digest(folder: Path) -> str:
-    """One digest of a policy's weights and configuration, which tables name as `policy` in their footers."""
+    """One digest of a policy's weights and configuration, which tables name as `policy` in their footers.
+
+    Raises:
+        UserError: as `verify`.
+    """
+    manifest = verify(folder)
+    if manifest:
+        return _digest(manifest.digests)
+    return _digest({file.name: digest_of(file) for end in DECIDING for file in folder.glob(f"*{end}")})
+
+
+def _digest(digests: Mapping[str, str]) -> str:
     import hashlib
 
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
-    return hashlib.sha256("".join(f"{file.name} {digest_of(file)}\n" for file in files).encode()).hexdigest()
+    names = sorted(name for name in digests if name.endswith(DECIDING) and "/" not in name)
+    return hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in names).encode()).hexdigest()
+
+
+def vocabulary(folder: Path) -> int:
+    """Number of tokens that the model of a policy embeds.
+
+    Raises:
+        UserError: its config.json does not give it.
+    """
+    file = base_of(folder) / "config.json"
+    facts = read_json(file)
+    size = (facts.get("text_config") or facts).get("vocab_size") if isinstance(facts, dict) else None
+    if not isinstance(size, int):
+        raise UserError(f"{file}: has no vocab_size; fetch or write the model again")
+    return size
 
 
 def base_of(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rloo_pipeline.artifacts.files import read_json, verify_manifest
+from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
+
+TOOLS = "tools.json"
+"""Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
 
 
 class PromptSet:
-    """`prompts/train` or `prompts/eval`: one row per prompt, in the order of the dataset."""
+    """`prompts/train`, `prompts/dev` or `prompts/eval`: one row per prompt, in the order of the dataset."""
 
     def __init__(self, folder: Path) -> None:
         """Memory-maps the Arrow files; rows are decoded when they are read.
@@ -22,6 +28,7 @@ class PromptSet:
             UserError: the folder is not what the stage `prompts` writes.
         """
         self.folder = folder
+        verify_manifest(folder.parent, lambda name: name.startswith(f"{folder.name}/"))
         shards = sorted(folder.glob("*.arrow"))
         if not shards:
             raise UserError(f"{folder}: no prompts; run the stage `prompts` first")
@@ -46,6 +53,16 @@ class PromptSet:
         rows: list[dict[str, Any]] = self.table.take(indices).to_pylist()
         return rows
 
+    def texts(self, prompt_ids: list[str]) -> list[str]:
+        """The text of each of these prompts; messages of a chat are `role: content`, one below the other.
+
+        Raises:
+            UserError: a prompt_id is not in this set.
+        """
+        rows = self.by_id(prompt_ids)
+        texts = {prompt_id: _text(row["prompt"]) for prompt_id, row in rows.items()}
+        return [texts[prompt_id] for prompt_id in prompt_ids]
+
     def by_id(self, prompt_ids: list[str]) -> dict[str, dict[str, Any]]:
         """Maps each of these prompt_ids to its row.
 
@@ -62,3 +79,28 @@ class PromptSet:
                     "it; delete the rollouts and run again"
                 )
         return rows
+
+
+def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
+    """The schemas of the tools that the prompt of a row lists; none in a run without tools.
+
+    Args:
+        prompts: folder that the stage `prompts` wrote.
+        row: of the dataset.
+    """
+    if not (prompts / TOOLS).exists():
+        return []
+    verify_manifest(prompts, lambda name: name == TOOLS)
+    tools: dict[str, list[JSON]] = read_json(prompts / TOOLS)
+    return tools.get("") or tools.get(str(row.get("environment")), [])
+
+
+def held_out_part(prompts: Path) -> Path:
+    """The folder of the prompts that a run measures itself on: `dev` where there are rows to choose by, else `eval`."""
+    return prompts / ("dev" if (prompts / "dev").exists() else "eval")
+
+
+def _text(prompt: str | list[dict[str, str]]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)

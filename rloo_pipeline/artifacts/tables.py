@@ -1,8 +1,8 @@
 """The tables that stages exchange: their schemas, and the code that reads and writes them.
 
-A table is a Parquet file with an explicit schema (so an all-null column in one shard keeps its type), page checksums,
-and a footer with schema version, kind, run, round, shard, policy digest, seed and package version. Rows are ordered by
-(prompt, sample), so one group is K consecutive rows.
+A table is a Parquet file with an explicit schema (so an all-null column in one shard keeps its type) and a footer with
+schema version, kind, run, round, shard, policy digest, seed, package version and a digest of the file. Rows are ordered
+by (prompt, sample), so one group is K consecutive rows.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rloo_pipeline import __version__
-from rloo_pipeline.artifacts.files import atomic_write
+from rloo_pipeline.artifacts import episodes
+from rloo_pipeline.artifacts.files import AGAIN, atomic_write, check_belongs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
 
 import_shims.prepare_arrow()
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "4"
+DIGEST = "digest"
+"""Key of the footer with the hex BLAKE3 of the file, in which this digest itself counts as zeros."""
+MARK, ZEROS = b"blake3:", b"0" * 64
+"""What the digest begins with in the file, and what it replaces."""
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
 
 ROLLOUTS = pa.schema(
@@ -34,6 +41,24 @@ ROLLOUTS = pa.schema(
         pa.field("seed", pa.int64(), nullable=False),
     ]
 )
+EPISODES = pa.schema(
+    [
+        *ROLLOUTS,
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field(
+            "turns",
+            pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())])),
+            nullable=False,
+        ),
+        pa.field("messages", pa.string(), nullable=False),
+        pa.field("environment_reward", pa.float64()),
+        pa.field("environment_state", pa.string()),
+    ]
+)
+"""Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns belong together. `turns` index
+completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON."""
+OF_ENVIRONMENTS = ("environment_reward", "environment_state")
+"""Columns of episodes that reward functions get."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
     [
@@ -52,24 +77,35 @@ SCORED = [
     pa.field("error", pa.string()),
 ]
 """Columns of a table of scores, besides the keys and one column per reward function."""
+SCORES = "scores/"
+"""What the column of a reward function begins with, which may have the name of a column of the dataset."""
+
+
+def score_column(function: str) -> str:
+    """The column with the scores of a reward function; `reward` is the weighted sum of all."""
+    return function if function == "reward" else SCORES + function
 
 
 def scores_schema(functions: Sequence[str]) -> pa.Schema:
     """Schema of scores: one nullable column per reward function, their weighted sum, scoring seconds and errors."""
-    fields = [pa.field(name, pa.float64()) for name in functions]
+    fields = [pa.field(score_column(name), pa.float64()) for name in functions]
     return pa.schema([*KEYS, *fields, *SCORED])
 
 
 def part_schema(function: str) -> pa.Schema:
     """Schema of the scores of one reward function that ran in a job of its own, before `score` merges them."""
-    return pa.schema(
-        [*KEYS, pa.field(function, pa.float64()), pa.field("seconds", pa.float64()), pa.field("error", pa.string())]
-    )
+    score = pa.field(score_column(function), pa.float64())
+    return pa.schema([*KEYS, score, pa.field("seconds", pa.float64()), pa.field("error", pa.string())])
 
 
 def completions_schema(functions: Sequence[str]) -> pa.Schema:
     """Schema of an evaluation's completions: rollout and scores in one row."""
     return pa.schema([*ROLLOUTS, *list(scores_schema(functions))[len(KEYS) :]])
+
+
+def functions_of(table: pa.Table) -> list[str]:
+    """Names of the reward functions whose scores a table of scores or of an evaluation's completions has."""
+    return [name.removeprefix(SCORES) for name in table.column_names if name.startswith(SCORES)]
 
 
 REPEATED = ("prompt_id", "finish_reason", "error")
@@ -91,41 +127,103 @@ def build(rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, ki
 
 
 def save(path: Path, table: pa.Table) -> None:
-    """Writes a table that `build` returned, atomically."""
+    """Writes a table that `build` returned, atomically, with its digest."""
     dictionaries = [name for name in REPEATED if name in table.column_names]
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=dictionaries) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({DIGEST: (MARK + ZEROS).decode()})
+    content = sink.getvalue().to_pybytes()
+    start = content.rindex(MARK + ZEROS) + len(MARK)
     with atomic_write(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True, use_dictionary=dictionaries)
+        temporary.write_bytes(content[:start] + _digest(content, start) + content[start + len(ZEROS) :])
 
 
-def read(path: Path, kind: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a table of `kind`, or some of its columns.
+def _digest(content: bytes, start: int) -> bytes:
+    """Hex BLAKE3 of a file with zeros in the place of its digest, which begins at `start`."""
+    import blake3
+
+    hasher = blake3.blake3(memoryview(content)[:start])
+    hasher.update(ZEROS)
+    hasher.update(memoryview(content)[start + len(ZEROS) :])
+    return str(hasher.hexdigest()).encode()
+
+
+def read(path: Path, kind: str, columns: Sequence[str] | None = None, **belongs: object) -> pa.Table:
+    """Reads a table, or some of its columns.
+
+    Args:
+        path: the file.
+        kind: of the table.
+        columns: names; all by default.
+        belongs: facts that its footer must have, such as the round and the digest of the policy.
+
+    Returns:
+        The table; its footer has the file's digest.
 
     Raises:
-        UserError: the file is missing, truncated, damaged, of another kind or of another schema version.
+        UserError: the file is missing, truncated, damaged, of another kind or of another schema version, its footer has
+            other facts, a group lacks a completion, a number is not finite, or an episode contradicts itself.
     """
     try:
-        table = pq.read_table(
-            path, columns=list(columns) if columns else None, page_checksum_verification=True, partitioning=None
-        )
+        content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: no such table; run the stage that writes it first") from None
+    start = content.rfind(MARK) + len(MARK)
+    written = content[start : start + len(ZEROS)]
+    if start >= len(MARK) and _digest(content, start) != written:
+        raise UserError(f"{path}: truncated or damaged (its digest differs); {AGAIN}")
+    try:
+        table = pq.read_table(pa.BufferReader(content), columns=list(columns) if columns else None)
     except (pa.ArrowException, OSError) as error:
         what = " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: truncated or damaged Parquet file ({what}); delete it and run again") from error
+        raise UserError(f"{path}: truncated or damaged Parquet file ({what}); {AGAIN}") from error
     facts = footer(table)
     if facts.get("kind") != kind:
-        raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'")
+        raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'; {AGAIN}")
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: schema version {facts.get('schema_version')}, this program "
-            f"reads {SCHEMA_VERSION}; delete it and run again"
+            f"{path}: schema version {facts.get('schema_version')}, this program reads {SCHEMA_VERSION}; {AGAIN}"
         )
-    return table
+    if start < len(MARK):
+        raise UserError(f"{path}: has no digest, so it was changed since it was written; {AGAIN}")
+    check_belongs(path, facts, {key: str(value) for key, value in belongs.items()})
+    _check_values(path, table, kind)
+    episodes.check(path, table)
+    return table.replace_schema_metadata({**facts, DIGEST: written.decode()})
+
+
+def _check_values(path: Path, table: pa.Table, kind: str) -> None:
+    """Checks that groups are complete and numbers finite, except for ratio and KL of an update, which may overflow.
+
+    Raises:
+        UserError: they are not.
+    """
+    if "sample" in table.column_names and len(table):
+        samples = table["sample"].to_numpy()
+        group = np.arange(samples.max() + 1)
+        if len(samples) % len(group) or (samples.reshape(-1, len(group)) != group).any():
+            raise UserError(f"{path}: its rows are not groups of {len(group)} completions; {AGAIN}")
+    for name in sorted(set(table.column_names) - ({"kl", "ratio"} if kind == "train" else set())):
+        values = table[name] if not pa.types.is_list(table[name].type) else pc.list_flatten(table[name])
+        if pa.types.is_floating(values.type) and pc.all(pc.is_finite(values)).as_py() is False:
+            raise UserError(f"{path}: {name} has values that are not finite; {AGAIN}")
 
 
 def footer(table: pa.Table) -> dict[str, str]:
     """The facts in a table's footer."""
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+
+
+def facts_about(rollouts: pa.Table) -> dict[str, str]:
+    """The facts that a table about one shard of rollouts has in its footer, with the digest of that shard."""
+    facts = footer(rollouts)
+    return {key: facts[key] for key in ("run", "round", "shard", "seed")} | {"rollouts": facts[DIGEST]}
+
+
+def is_episodes(rollouts: pa.Table) -> bool:
+    """Whether rows are episodes; without `loss_mask`, the model sampled every token of a completion."""
+    return "loss_mask" in rollouts.column_names
 
 
 def lengths(column: pa.ChunkedArray) -> list[int]:
@@ -134,17 +232,32 @@ def lengths(column: pa.ChunkedArray) -> list[int]:
     return sizes
 
 
-def read_all(paths: Sequence[Path], kind: str) -> pa.Table:
-    """The shards of one table, concatenated in the order given."""
-    return pa.concat_tables([read(path, kind) for path in paths])
+def sampled_lengths(rollouts: pa.Table) -> list[int]:
+    """Number of tokens of each completion that the model sampled: all of them, but for those of tools and users."""
+    if not is_episodes(rollouts):
+        return lengths(rollouts["completion_ids"])
+    return lengths(rollouts["sampling_logps"])
 
 
-def check_aligned(left: pa.Table, right: pa.Table, what: str) -> None:
+def read_all(paths: Sequence[Path], kind: str, **belongs: object) -> pa.Table:
+    """The shards of one table, all of one policy, concatenated in the order given; arguments and errors are those of
+    `read`.
+    """
+    shards: list[pa.Table] = []
+    for number, path in enumerate(paths):
+        shards.append(read(path, kind, None, shard=number, **belongs))
+        belongs |= {"policy": footer(shards[0]).get("policy")}
+    return pa.concat_tables(shards)
+
+
+def check_aligned(
+    left: pa.Table, right: pa.Table, path: Path, others: str = "the rollouts", again: str = AGAIN
+) -> None:
     """Checks that two tables have the same (prompt_id, sample) in the same order.
 
     Raises:
-        UserError: they have not; `what` names the wrong table.
+        UserError: they have not: the rows in `path` are not those of `others`; `again` says what to delete.
     """
     keys = [field.name for field in KEYS]
     if not left.select(keys).equals(right.select(keys)):
-        raise UserError(f"{what}: the rows are not those of the rollouts; delete the folder and run again")
+        raise UserError(f"{path}: the rows are not those of {others}; {again}")

@@ -1,4 +1,4 @@
-"""Commands after a run: compare, rescore, track."""
+"""Commands after a run: compare, experiment, rescore, track."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def _compare(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.compare import compare
 
     compare(arguments.runs, arguments.output, arguments.summary)
+
+
+def _experiment(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands.show_experiment import experiment
+
+    experiment(arguments.folder)
 
 
 def _rescore(arguments: argparse.Namespace) -> None:
@@ -38,6 +44,12 @@ COMMANDS = (
         option("--output", type=Path, required=True, help="HTML file to write"),
         option("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run"),
         option("--summary", type=Path, help="JSON file for the data of the page"),
+    ),
+    command(
+        "experiment",
+        _experiment,
+        "Write the page and the tables of an experiment from its finished runs.",
+        option("folder", type=Path, metavar="EXPERIMENT", help="folder of the experiment, results/<experiment>"),
     ),
     command(
         "rescore",

@@ -1,16 +1,24 @@
-"""Commands before a run: check, plan, doctor, reward-test, profiles."""
+"""Commands before a run: init, check, plan, doctor, reward-test, images, profiles."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.config.loading import ConfigArguments, reward_from_arguments
+from rloo_pipeline.config.run_set import read_runs
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import installation
+from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
 
-DEFAULT = Path("config/config.yaml")
+QUEUE_WAIT = 10.0
+"""Minutes that `rloo plan` assumes for a SLURM job's wait in the queue."""
 CONFIGURATION = (
-    option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT, help="YAML file"),
+    option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),
     option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as for Snakemake"),
 )
 
@@ -26,15 +34,37 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.plan import plan_run
+    from rloo_pipeline.commands.plan import plan
 
-    plan_run(_configuration(arguments).config, arguments.cluster_gpu)
+    runs = read_runs(arguments.configuration, tuple(arguments.config))
+    plan(runs, arguments.cluster_gpu, _queue_wait(arguments.profile, arguments.wait))
+
+
+def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
+    """Minutes that a SLURM job waits, where the profile is one for SLURM.
+
+    Raises:
+        UserError: the profile is for another executor, or the wait is negative.
+    """
+    from rloo_pipeline.preflight.slurm_checks import read_profile
+
+    if profile is None:
+        if minutes is not None:
+            raise UserError("--wait is for SLURM: name the profile too, such as --profile slurm")
+        return None
+    folder = Path(installation.profile(profile))
+    if read_profile(folder).get("executor") != "rloo-slurm":
+        raise UserError(f"--profile {profile}: {folder} does not run on SLURM; name one that does, such as slurm")
+    if minutes is not None and minutes < 0:
+        raise UserError(f"--wait {minutes:g}: a wait is not negative; name minutes")
+    return QUEUE_WAIT if minutes is None else minutes
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.doctor import doctor
 
-    doctor(_configuration(arguments), Path(), arguments.profile, not arguments.no_image)
+    profile = arguments.profile and Path(installation.profile(arguments.profile))
+    doctor(_configuration(arguments), installation.root(), profile, not arguments.no_image)
 
 
 def _reward_test(arguments: argparse.Namespace) -> None:
@@ -45,14 +75,43 @@ def _reward_test(arguments: argparse.Namespace) -> None:
     reward_test(reward, arguments.data, arguments.completions, arguments.workers, arguments.tokenizer, labels)
 
 
+def _init(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands.init import ProjectChoices, init
+
+    names = ("model", "data", "reward", "held_out", "prompt", "answer")
+    init(arguments.folder, ProjectChoices(*(getattr(arguments, name) for name in names)), arguments.force)
+
+
+def _images(arguments: argparse.Namespace) -> None:
+    build = installation.root() / "containers" / "build"
+    environment = {"IMAGES": str(Path("images").absolute()), "PYTHON": sys.executable, **os.environ}
+    if subprocess.run(["sh", str(build), arguments.kind], env=environment, check=False).returncode:
+        raise UserError(f"no image {arguments.kind} was built, see above")
+
+
 def _profiles(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import profiles
 
-    for line in profiles.install(arguments.source):
+    own = Path("profiles")
+    source = arguments.source or (own if own.is_dir() else installation.root() / own)
+    for line in profiles.install(source):
         print(line)
 
 
 COMMANDS = (
+    command(
+        "init",
+        _init,
+        "Make a project: configuration, reward function and its test, Snakefile, profiles; asks for what is not given.",
+        option("folder", type=Path, nargs="?", default=Path(), help="folder of the project, which is made"),
+        option("--model", help="folder of a model, or its id on the Hub"),
+        option("--data", help="rows as .jsonl, .json or .parquet; a folder with train and test; an id on the Hub"),
+        option("--reward", metavar="FILE:FUNCTION", help="your reward function; by default one is written"),
+        option("--held-out", metavar="FILE", help="held-out rows; by default a fifth of the data"),
+        option("--prompt", metavar="COLUMN", help="column with the question"),
+        option("--answer", metavar="COLUMN", help="column with the right answer"),
+        option("--force", action="store_true", help="replace files that are there"),
+    ),
     command(
         "check",
         _check,
@@ -62,15 +121,17 @@ COMMANDS = (
     command(
         "plan",
         _plan,
-        "Estimate what a run needs: memory, jobs, tokens, disk, GPU-hours.",
+        "Estimate what a run needs: memory, jobs, tokens, disk, hours, GPU-hours, SLURM's queue.",
         option("--cluster-gpu", metavar="NAME[:GB]", help="GPU model that the stages will use, such as h100:80"),
+        option("--profile", help="profile for SLURM, such as slurm: adds jobs, queue and the mode to take"),
+        option("--wait", type=float, metavar="MINUTES", help=f"a job's wait in SLURM's queue; default {QUEUE_WAIT:g}"),
         *CONFIGURATION,
     ),
     command(
         "doctor",
         _doctor,
         "Check whether this node has what a run needs; works offline.",
-        option("--profile", type=Path, help="folder of the Snakemake profile, such as profiles/slurm"),
+        option("--profile", help="the Snakemake profile, such as slurm, or its folder"),
         option("--no-image", action="store_true", help="stages run in this environment, without Apptainer"),
         *CONFIGURATION,
     ),
@@ -103,10 +164,16 @@ COMMANDS = (
         option("--threshold", type=float, default=1.0, help="score from which a completion counts as right"),
     ),
     command(
+        "images",
+        _images,
+        "Build the container image of the stages into images/.",
+        option("kind", choices=["cpu", "cuda", "sandbox"], help="sandbox: what code_reward runs programs in"),
+    ),
+    command(
         "profiles",
         _profiles,
         "Link this project's profiles into the folder where `snakemake --profile` looks for them.",
         option("action", choices=["install"], help="what to do"),
-        option("--source", type=Path, default=Path("profiles"), help="folder of the profiles"),
+        option("--source", type=Path, help="folder of the profiles; by default profiles/, else those of this package"),
     ),
 )

@@ -23,6 +23,8 @@ class Command(NamedTuple):
     about: str
     """One sentence, for `rloo --help` and `rloo NAME --help`."""
     options: tuple[Option, ...]
+    passes_on: bool = False
+    """Whether it takes any arguments, as `arguments.words`."""
 
 
 def option(*flags: str, **keywords: Any) -> Option:

@@ -1,4 +1,4 @@
-"""Commands during a run: watch, diagnose, and submit, status, cancel for a run that is one SLURM job."""
+"""Commands during a run: run, why, watch, diagnose, and submit, status, cancel for a run that is one SLURM job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.cli.command import RUN, command, option
-from rloo_pipeline.config.loading import load
+from rloo_pipeline.cli.command import RUN, Command, command, option
+from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import installation
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands import launch
+
+    launch.become_snakemake(arguments.words)
+
+
+def _why(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands import launch
+
+    launch.become_snakemake([*arguments.words, "--dry-run"])
 
 
 def _watch(arguments: argparse.Namespace) -> None:
@@ -28,16 +41,14 @@ def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
 
     project = Path.cwd()
-    if not (project / "Snakefile").exists():
-        raise UserError(f"{project}: no Snakefile here; run the command in the folder of the project")
-    config = load(arguments.config)
+    runs = read_runs(arguments.config)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
-    profile = next((str(folder) for folder in (Path("profiles") / name, Path(name)) if folder.is_dir()), name)
-    argv = ["--configfile", str(arguments.config), "--profile", profile]
+    argv = [*installation.snakefile_option(project), "--configfile", str(arguments.config)]
+    argv += ["--profile", installation.profile(name)]
     if not arguments.controller:
         argv += ["--cores", str(arguments.cpus_per_node * arguments.nodes)]
     margin = None if arguments.stop_before is None else arguments.stop_before * 60
-    folder = project / "results" / config.run / submission.FOLDER
+    folder = project / "results" / runs.name / submission.FOLDER
     plan = allocation.Plan([*argv, *arguments.snakemake], project, folder, arguments.controller, margin)
     request = submission.Resources(
         arguments.time,
@@ -46,8 +57,8 @@ def _submit(arguments: argparse.Namespace) -> None:
         arguments.cpus_per_node,
         dict(_sbatch_option(text) for text in arguments.sbatch),
     )
-    number = submission.submit(config, plan, request)
-    print(f"job {number}; `rloo status {config.run}` shows its progress")
+    number = submission.submit(runs.name, plan, request)
+    print(f"job {number}; `rloo status {runs.name}` shows its progress")
 
 
 def _sbatch_option(text: str) -> tuple[str, Any]:
@@ -82,6 +93,21 @@ def _run_folder(run: str) -> Path:
 
 
 COMMANDS = (
+    Command(
+        "run",
+        _run,
+        "Start or continue a run: `rloo run [CONFIG] [OPTION …]` is `snakemake` with the Snakefile of this folder, "
+        "else of this package, on all cores, with any options of Snakemake.",
+        (),
+        passes_on=True,
+    ),
+    Command(
+        "why",
+        _why,
+        "Say what `rloo run` with the same arguments would run, why, and how long that took before.",
+        (),
+        passes_on=True,
+    ),
     command(
         "watch",
         _watch,
@@ -95,7 +121,7 @@ COMMANDS = (
         "submit",
         _submit,
         "Submit a whole run as one SLURM job, which requeues itself until the run is finished.",
-        option("--config", type=Path, default=Path("config/config.yaml"), help="configuration of the run"),
+        option("--config", type=Path, default=installation.DEFAULT_CONFIG, help="configuration of the run"),
         option("--controller", action="store_true", help="run only Snakemake in the job; each stage is its own job"),
         option("--profile", help="Snakemake profile; by default allocation, or slurm with --controller"),
         option("--time", required=True, help="time limit of the job, in sbatch's format: 12:00:00"),

@@ -30,7 +30,7 @@ class RlooParser(Parser):
         super().__init__(
             "rloo",
             usage="rloo [--version] COMMAND …",
-            description="RLOO post-training. `snakemake --configfile my-run.yaml` starts or continues a run. The "
+            description="RLOO post-training. `rloo init` makes a project, `rloo run` starts or continues a run. The "
             "commands below prepare, watch and evaluate runs; the stages are what Snakemake runs.",
             epilog="`rloo COMMAND --help` lists the options of a command.",
         )
@@ -51,8 +51,13 @@ class RlooParser(Parser):
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses the arguments; the error for an unknown command or option names the most similar one."""
         names = self.commands.choices
+        passes_on = {command.name for commands in self.groups.values() for command in commands if command.passes_on}
         if argv and not argv[0].startswith("-") and argv[0] not in names:
             self.error(f"no command '{argv[0]}'{did_you_mean(argv[0], names)}")
+        if argv and argv[0] in passes_on and not {"-h", "--help"} & set(argv[1:2]):
+            arguments = self.parse_args(argv[:1])
+            arguments.words = argv[1:]
+            return arguments
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             parser = names[argv[0]]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import fence
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.cli.command import CONFIG, Command, Option, command, option
 from rloo_pipeline.cli.stage_setup import run_folder, runs_here, stage_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.runtime import environment
+from rloo_pipeline.runtime import environment, gpu_claims
 
 
 def _stage_assets(config: Config, arguments: argparse.Namespace) -> None:
@@ -30,7 +31,7 @@ def _prompts(config: Config, arguments: argparse.Namespace) -> None:
 def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
     trains = config.warmstart.sft is not None
     if arguments.trial is not None:  # read here because the stage's module imports torch, and launchers should not
-        trains = bool(read_json(arguments.trial)["asks_for_sft"])
+        trains = bool(read_artifact(arguments.trial)["asks_for_sft"])
     if runs_here(arguments, config.deepspeed, None if trains else 1):
         from rloo_pipeline.stages.warmstart import warmstart
 
@@ -53,32 +54,44 @@ def _checks(config: Config, arguments: argparse.Namespace) -> None:
 def _rollout(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.rollout import rollout
 
-    rollout(config, arguments.prompts, arguments.policy, arguments.round, arguments.shard, arguments.output)
+    paths = (arguments.prompts, arguments.policy)
+    rollout(config, *paths, arguments.round, arguments.shard, arguments.output, arguments.held_out)
+
+
+def _held_out(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.held_out import held_out
+
+    inputs = (arguments.prompts, arguments.policy, arguments.rollouts)
+    held_out(config, *inputs, arguments.round, arguments.output, arguments.events)
 
 
 def _score(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.score import score
 
+    if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
+        gpu_claims.claim(gpus)
     paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
     score(config, *paths, only=arguments.only, parts=arguments.parts)
 
 
 def _reference(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.reference import reference
+    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+        from rloo_pipeline.stages.reference import reference
 
-    reference(config, arguments.policy, arguments.rollouts, arguments.output)
+        reference(config, arguments.policy, arguments.rollouts, arguments.output)
 
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed):
-        from rloo_pipeline.stages.update import UpdateOutputs, update
-        from rloo_pipeline.training.round_data import RoundFiles
+        from rloo_pipeline.artifacts.round_tables import RoundFiles
+        from rloo_pipeline.stages.update import TrainingPolicies, UpdateOutputs, update
 
         inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
         outputs = UpdateOutputs(
             arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
         )
-        update(config, arguments.round, arguments.policy, arguments.trainer, inputs, outputs)
+        policies = TrainingPolicies(arguments.policy, arguments.sampler or arguments.policy)
+        update(config, arguments.round, policies, arguments.trainer, inputs, outputs)
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -88,17 +101,43 @@ def _gate(arguments: argparse.Namespace) -> None:
     gate(load(arguments.config or run / "config.yaml").only("gate"), run, arguments.round, arguments.output)
 
 
+def _report_so_far(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.report_so_far import report_so_far
+
+    run = arguments.output.absolute().parents[1]
+    report_so_far(load(run / "config.yaml").only("report"), run, arguments.output)
+
+
 def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.prompt_set import held_out_part
     from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
 
     outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
-    evaluate(config, arguments.prompts, arguments.policy, arguments.name, outputs)
+    evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
+
+
+def _select(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.select import select
+
+    select([arguments.output.parent / run for run in arguments.runs], arguments.output)
+
+
+def _evaluate_chosen(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.evaluate import EvaluationOutputs
+    from rloo_pipeline.stages.evaluate_chosen import chosen_of, evaluate_chosen
+
+    chosen = chosen_of(arguments.selection, arguments.seed)
+    config = load(chosen.run / "config.yaml").only("evaluate-chosen")
+    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    _take(config, "vllm")
+    evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
 
 def _distance(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.distance import distance
+    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+        from rloo_pipeline.stages.distance import distance
 
-    distance(config, arguments.completions, arguments.policy, arguments.reference, arguments.output)
+        distance(config, arguments.completions, arguments.policy, arguments.reference, arguments.output)
 
 
 def _stage_harness(config: Config, arguments: argparse.Namespace) -> None:
@@ -133,16 +172,24 @@ def _stage(
         run: imports and calls it.
         about: one sentence for the help.
         options: besides `--config` and `--output`.
-        engine: section with the number of CPU threads, set before the function imports torch.
+        engine: section with the number of CPU threads, set before the function imports torch. Its GPUs are taken then
+            too; `runs_here` does so for stages that train.
     """
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
         if engine:
-            environment.use_threads(getattr(config, engine).threads)
+            _take(config, engine)
         run(config, arguments)
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
+
+
+def _take(config: Config, engine: Literal["vllm", "deepspeed"]) -> None:
+    """Takes the threads and GPUs of an engine."""
+    environment.use_threads(getattr(config, engine).threads)
+    own = config.vllm.tensor_parallel_size if engine == "vllm" else 1
+    gpu_claims.claim(max(own, *(reward.gpus for reward in getattr(config, "rewards", ())), 1))
 
 
 def _path(name: str, about: str) -> Option:
@@ -194,6 +241,7 @@ COMMANDS = (
         "Sample one shard of a round with vLLM.",
         *(PROMPTS, POLICY, ROUND),
         option("--shard", type=int, required=True, help="number of the shard, from 0"),
+        option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
         engine="vllm",
     ),
     _stage(
@@ -220,9 +268,17 @@ COMMANDS = (
         _path("events", "TensorBoard event file for the metrics"),
         _path("table", "Parquet file for what the update used of each completion"),
         ROUND,
+        option("--sampler", type=Path, help="policy that the rollouts are of (rollout.lag); by default --policy"),
         option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
         *(_shards("rollouts"), _shards("scores")),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
+    ),
+    _stage(
+        "held-out",
+        _held_out,
+        "Score the held-out completions of a round's policy.",
+        *(PROMPTS, POLICY, _shards("rollouts"), ROUND),
+        _path("events", "TensorBoard event file for the accuracy"),
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     _stage(
@@ -231,6 +287,21 @@ COMMANDS = (
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, _path("greedy", "table for the greedy completions"), SUMMARY, NAME),
         engine="vllm",
+    ),
+    command(
+        "select",
+        _select,
+        "Choose the best round and arm by the evaluations on dataset.dev.",
+        OUTPUT,
+        option("runs", nargs="+", help="folders of the runs, relative to that of the output"),
+    ),
+    command(
+        "evaluate-chosen",
+        _evaluate_chosen,
+        "Sample and score the prompts of dataset.eval with what was chosen.",
+        OUTPUT,
+        *(_path("selection", "file that select wrote"), _path("greedy", "table for the greedy completions"), SUMMARY),
+        option("--seed", type=int, required=True, help="seed of the chosen run"),
     ),
     _stage(
         "distance",
@@ -242,5 +313,6 @@ COMMANDS = (
     ),
     _stage("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network."),
     _stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, engine="vllm"),
+    command("report-so-far", _report_so_far, "Write report.html of a run in flight.", OUTPUT),
     _stage("report", _report, "Write summary.json and report.html of a run.", SUMMARY),
 )

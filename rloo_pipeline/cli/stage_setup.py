@@ -11,7 +11,7 @@ from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import environment, ranks
+from rloo_pipeline.runtime import environment, gpu_claims, ranks
 
 
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
@@ -51,6 +51,8 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
     """
     environment.use_threads(section.threads)
     processes = processes or section.processes
+    if section.nodes == 1 and not ranks.is_rank():
+        gpu_claims.claim(processes, from_the_end=True)
     if processes == 1 or ranks.is_rank():
         nodes.join()
         return True

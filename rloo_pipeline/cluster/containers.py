@@ -97,7 +97,7 @@ def _cache_folders() -> Iterator[tuple[str, str]]:
 
 def _outside_folders(config: Config) -> Iterator[str]:
     """Folders outside the working folder that the configuration names or that results/ links to."""
-    sources = [config.dataset.train, config.dataset.eval]
+    sources = [*config.dataset.parts.values()]
     if config.warmstart.sft:
         sources.append(config.warmstart.sft.demonstrations)
     data_dir = Path(config.data_dir or ".")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import allocation, slurm
-from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 
 FOLDER = Path("logs/submit")
@@ -31,8 +30,8 @@ class Resources(NamedTuple):
     """Further options by name, without dashes; True for options without a value."""
 
 
-def submit(config: Config, plan: allocation.Plan, resources: Resources) -> str:
-    """Submits a run. Returns the id of the job.
+def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
+    """Submits a run, or an experiment, by its name. Returns the id of the job.
 
     Raises:
         UserError: a job of this run waits or runs already, there is no SLURM, or SLURM refuses.
@@ -42,8 +41,7 @@ def submit(config: Config, plan: allocation.Plan, resources: Resources) -> str:
     running = slurm.job(record["job"]) if record else None
     if record and running:
         raise UserError(
-            f"{config.run}: job {record['job']} is already in the queue ({running.state}); "
-            f"`rloo cancel {config.run}` ends it"
+            f"{run}: job {record['job']} is already in the queue ({running.state}); `rloo cancel {run}` ends it"
         )
     import submitit
 
@@ -57,7 +55,7 @@ def submit(config: Config, plan: allocation.Plan, resources: Resources) -> str:
     # submitit's signal before the time limit would kill stages; SIGCONT does nothing
     options["signal"] = "CONT"
     executor.update_parameters(
-        job_name=f"rloo-{config.run}",
+        job_name=f"rloo-{run}",
         nodes=resources.nodes,
         ntasks_per_node=1,
         cpus_per_task=resources.cpus_per_node,
@@ -94,7 +92,8 @@ def status(run: Path) -> Iterator[str]:
         yield f"{run.name}: {ended['outcome']} in allocation {count} of job {record['job']}: {ended['why']}"
     else:
         yield f"{run.name}: job {record['job']} has ended without an outcome; submit the run again to continue"
-    yield f"rounds done: {len(list(run.glob('rounds/*/metrics.json')))} of {_rounds(run)}"
+    done = [file for pattern in ("rounds", "*/*/rounds") for file in run.glob(f"{pattern}/*/metrics.json")]
+    yield f"rounds done: {len(done)} of {_rounds(run)}"
     yield f"log: {record['log']}"
 
 
@@ -139,8 +138,9 @@ def _record(run: Path) -> dict[str, Any]:
 
 
 def _rounds(run: Path) -> str:
-    """The number of rounds in config.yaml; `?` where the run has none yet."""
+    """The number of rounds in config.yaml, of an experiment those of all its runs; `?` where the run has none yet."""
     import yaml
 
-    path = run / "config.yaml"
-    return str(yaml.safe_load(path.read_text())["rounds"]) if path.exists() else "?"
+    paths = [run / "config.yaml"] if (run / "config.yaml").exists() else run.glob("*/*/config.yaml")
+    rounds = [int(yaml.safe_load(path.read_text())["rounds"]) for path in paths if path.parents[1].name != "shared"]
+    return str(sum(rounds)) if rounds else "?"

@@ -21,12 +21,14 @@ from rloo_pipeline.commands import reward_trial
 from rloo_pipeline.commands.reward_trial import DatasetSample
 from rloo_pipeline.config import STAGES, Config, Source, import_string, provenance
 from rloo_pipeline.config.loading import ConfigArguments
+from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.data import building
-from rloo_pipeline.data.prompting import completion_text, encode, prompt_of
+from rloo_pipeline.data.prompting import completion_messages, encode, prompt_of
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, show
 from rloo_pipeline.runtime.console import Terminal
+from rloo_pipeline.training import self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,12 +50,27 @@ def check(arguments: ConfigArguments, console: Terminal | None = None) -> None:
     started = time.monotonic()
     console = console or Terminal()
     with tempfile.TemporaryDirectory() as folder:
-        problems = show(findings(arguments.config, Path(folder)), console)
+        problems = show(_all_findings(arguments, Path(folder)), console)
     if problems:
         raise UserError(f"{arguments.file}: {problems} {'problem' if problems == 1 else 'problems'}, see above")
-    start = f"snakemake --cores all {arguments.snakemake_arguments}"
-    message = f"No problem found in {time.monotonic() - started:.0f} s; to start the run: {start}"
+    message = f"No problem found in {time.monotonic() - started:.0f} s; to start the run: {arguments.run_command}"
     console.print(message, soft_wrap=True)
+
+
+def _all_findings(arguments: ConfigArguments, scratch: Path) -> Iterator[Finding]:
+    """The findings of a run; of an experiment those of each arm with its first seed, each problem once."""
+    runs = read_runs(arguments.file, tuple(arguments.changes))
+    shown = set[Finding]()
+    for number, (run, config) in enumerate(runs.configs.items()):
+        if runs.experiment and config.seed != runs.experiment.seeds[0]:
+            continue
+        folder = scratch / str(number)
+        folder.mkdir()
+        for finding in findings(config, folder):
+            if finding not in shown:
+                arm = f"{run.split('/')[1]}: " if runs.experiment and shown else ""
+                yield finding._replace(subject=f"{arm}{finding.subject}")
+            shown.add(finding)
 
 
 def findings(config: Config, scratch: Path) -> Iterator[Finding]:
@@ -129,7 +146,9 @@ def _model_finding(config: Config, folder: Path | None) -> Finding:
         return Finding("model", True, message, note=True)
     facts = read_json(folder / "config.json")
     context = model_dims.context(facts) or "unknown"
-    return Finding("model", True, f"{name}: {facts.get('model_type')}, context {context}, {config.model.dtype}")
+    checked = self_check.load_or_run(folder, config.model.trust_remote_code)
+    slow = f", {checked.slow}" if checked.slow else ""
+    return Finding("model", True, f"{name}: {facts.get('model_type')}, context {context}, {config.model.dtype}{slow}")
 
 
 def _tokenizer(config: Config, folder: Path) -> PreTrainedTokenizerBase:
@@ -158,7 +177,7 @@ def _read(config: Config, key: str, source: Source, tokenizer: PreTrainedTokeniz
         if tokenizer is not None:
             dataset.lengths.append(len(encode(prompt, config.dataset, tokenizer, location)))
         if key == dataset_inputs.DEMONSTRATIONS and config.warmstart.sft is not None:
-            completion_text(row, config.warmstart.sft.completion_column, location)
+            completion_messages(row, config.warmstart.sft.completion_column, location)
     return dataset
 
 

@@ -38,7 +38,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
     config = arguments.config
     if with_image:
         yield from image.findings(containers.image(config, project))
-    fetch = inputs.fetch_command(config, arguments.snakemake_arguments)
+    fetch = inputs.fetch_command(config, arguments.run_command)
     yield from places.findings(config, _bytes_written(config), fetch)
     if profile is None and config.model.dtype != "float32":
         yield places.number_format(config.model.dtype)

@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.config import Config
-from rloo_pipeline.planning import estimate, memory
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.planning import checkpointing, estimate, memory, overlap, queueing
 from rloo_pipeline.planning.memory import GB
 from rloo_pipeline.preflight import inputs, model_inputs
+from rloo_pipeline.report.jobs import jobs_of, side_seconds
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
 
 
-def plan_run(config: Config, gpu: str | None, console: Terminal | None = None) -> None:
-    """Prints jobs, tokens, disk and memory per stage; with a GPU model also what fits and the GPU-hours.
+def plan(runs: RunSet, gpu: str | None, wait: float | None = None, console: Terminal | None = None) -> None:
+    """Prints the estimate of a run, or of an experiment and of each of its arms.
+
+    Raises:
+        UserError: as `plan_run`.
+    """
+    if runs.experiment is None:
+        plan_run(runs.first, gpu, wait, console)
+        return
+    console = console or Terminal()
+    card = estimate.card_of(gpu) if gpu else None
+    seeds = len(runs.experiment.seeds)
+    arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    columns = ("jobs", "completion tokens", "disk, GB", *(["GPU-hours"] if card else []))
+    table.add_column("arm", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    total = [0.0] * len(columns)
+    for arm, config in arms.items():
+        row = [seeds * value for value in _costs(config, card)]
+        total = [before + value for before, value in zip(total, row, strict=True)]
+        table.add_row(arm, *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in row))
+    total[0] -= estimate.jobs_saved(runs)
+    if runs.first.select:  # one choice, and a test of each seed of the arm that is chosen
+        total[0] += 1 + seeds - len(runs.configs) * 2
+    table.add_row("all", *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in total), style="bold")
+    console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
+    console.print(table)
+    console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
+    for note in dict.fromkeys(note for config in arms.values() for note in inputs.require(config)):
+        console.print(f"note: {note}", style="yellow")
+
+
+def _costs(config: Config, card: estimate.Card | None) -> list[float]:
+    """Jobs, completion tokens, GB on disk and, where there is a card, GPU-hours of one run."""
+    shape = model_inputs.shape(config)
+    disk = sum(estimate.disk(config, shape).values()) / GB
+    costs = [float(sum(estimate.jobs(config).values())), estimate.tokens(config)["completion tokens"], disk]
+    return [*costs, sum(estimate.hours(config, shape, card).values())] if card else costs
+
+
+def plan_run(config: Config, gpu: str | None, wait: float | None = None, console: Terminal | None = None) -> None:
+    """Prints jobs, tokens, disk and memory per stage; with a GPU model also what fits, the hours and the GPU-hours.
 
     Args:
         config: of the run.
         gpu: name of a GPU model, such as `h100:80`.
+        wait: minutes that a SLURM job waits in the queue; None where the run is not for SLURM.
         console: where to print; by default standard output.
 
     Raises:
@@ -28,10 +76,19 @@ def plan_run(config: Config, gpu: str | None, console: Terminal | None = None) -
     card = estimate.card_of(gpu) if gpu else None
     shape = model_inputs.shape(config)
     _print_run(config, shape, console)
+    if config.deepspeed.gradient_checkpointing == "auto":
+        room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
+        config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
+        needed = "on, to fit" if config.deepspeed.gradient_checkpointing else "off, not needed"
+        console.print(f"deepspeed.gradient_checkpointing: auto is {needed}")
     if card is None:
         _print_cpu(config, shape, console)
     else:
         _print_gpu(config, card, shape, console)
+    _print_overlap(config, card, shape, console)
+    if wait is not None:
+        work = sum(queueing.wall_seconds(config, estimate.hours(config, shape, card)).values()) if card else None
+        _print_slurm(config, 60 * wait, work, console)
     for note in inputs.require(config):
         console.print(f"note: {note}", style="yellow")
 
@@ -59,9 +116,36 @@ def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims,
         if not fit.fits:
             console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))
     hours = estimate.hours(config, shape, card)
-    rows = {stage: f"{value:,.1f}" for stage, value in hours.items()}
-    _print_rows(console, f"GPU-hours: about {sum(hours.values()):,.1f}", rows)
-    console.print(f"  assumed: {estimate.ASSUMED}")
+    wall, gpus = queueing.wall_seconds(config, hours), queueing.gpus_of(config)
+    rows = {
+        stage: f"{value:,.1f} GPU-hours on {gpus[stage]} GPUs: {estimate.minutes(wall[stage])}"
+        for stage, value in hours.items()
+    }
+    title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {estimate.minutes(sum(wall.values()))}"
+    _print_rows(console, title, rows)
+    console.print(f"  assumed: {estimate.ASSUMED}; wall-clock without warm start, scoring, evaluation and queues")
+
+
+def _print_slurm(config: Config, wait: float, work: float | None, console: Terminal) -> None:
+    """Jobs, queue and wall-clock of each way to run on SLURM.
+
+    Args:
+        config: of the run.
+        wait: seconds that a job waits in the queue.
+        work: seconds that the stages take; None if not known.
+    """
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for column in ("", "jobs", "waits", "queue", "wall-clock", "GPUs"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for mode in queueing.modes(config, wait):
+        whole = "?" if work is None else estimate.minutes(mode.queue + work)
+        cells = (f"{mode.jobs:,}", f"{mode.waits:,}", estimate.minutes(mode.queue), whole, f"{mode.gpus}")
+        table.add_row(mode.command, *cells)
+    console.print(f"SLURM, {estimate.minutes(wait)} in the queue for each job (--wait)", style="bold")
+    console.print(table)
+    console.print(f"  advice: {queueing.advice(config, wait, work)}")
+    if work is None:
+        console.print("  --cluster-gpu adds the wall-clock.")
 
 
 def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
@@ -70,6 +154,17 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
         _print_memory(console, "reference on CPUs", memory.reference(config, shape, "cpu"))
     _print_memory(console, "rollout on CPUs", memory.rollout(config, shape, "cpu"))
     console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
+
+
+def _print_overlap(config: Config, card: estimate.Card | None, shape: model_dims.ModelDims, console: Terminal) -> None:
+    """What `rollout.lag` gives: measured where the run has rounds already, else reckoned for the card."""
+    seconds, sides, how = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "reckoned"
+    if seconds is not None:
+        sides, how = overlap.SideSeconds(*seconds), "measured in this run"
+    elif card is not None:
+        sides = overlap.reckoned(config, estimate.hours(config, shape, card))
+    for line in overlap.lines(config, sides, how, "GPU" if card else "core") if sides else ():
+        console.print(line)
 
 
 def _print_memory(console: Terminal, title: str, terms: memory.Terms) -> None:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Reward, Scoring
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.change import Change, change, columns, combine
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
-from rloo_pipeline.training.round_data import RoundTables, completions_of
+from rloo_pipeline.training.round_data import completions_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,19 +77,17 @@ def _tables(
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Rollouts, old scores and new scores of a round; writes the new ones as the stage `score` does."""
     shards = sorted(folder.glob("rollouts/*.parquet"))
-    rollouts = tables.read_all(shards, "rollouts")
-    old = tables.read_all([folder / "scores" / shard.name for shard in shards], "scores")
-    tables.check_aligned(rollouts, old, str(folder / "scores"))
+    old = round_tables.read(RoundFiles(shards, [folder / "scores" / shard.name for shard in shards]))
+    rollouts = old.rollouts
     say(f"round {folder.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])
     new = []
     for shard in shards:
         shard_rollouts = tables.read(shard, "rollouts")
         new.append(score_table(config, shard_rollouts, prompts, run / "policies" / "00000"))
-        metadata = tables.footer(shard_rollouts)
-        footer = {key: metadata[key] for key in ("run", "round", "shard", "seed", "policy") if key in metadata}
-        tables.write(output / shard.name, new[-1], schema, "scores", **footer)
-    return rollouts, old, pa.concat_tables(new)
+        about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
+        tables.write(output / shard.name, new[-1], schema, "scores", **about)
+    return rollouts, old.scores, pa.concat_tables(new)
 
 
 def _by_prompt(values: Tensor, config: Config) -> list[list[float]]:

@@ -55,7 +55,7 @@ def findings(
         folder: of the model, if it is there.
         tokenizer: of the model, if it is there.
     """
-    keys = [key for key in ("dataset.train", "dataset.eval") if key in datasets]
+    keys = [key for key in datasets if key.startswith("dataset.")]
     inputs = {key: _inputs(config, datasets[key], tokenizer) for key in keys}
     for reward in config.rewards:
         if reward.gpus and not devices.has_gpu():

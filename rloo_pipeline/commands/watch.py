@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from rich.live import Live
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.live import frame
+from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 
 def watch(run: Path, once: bool, every: float, console: Terminal | None = None) -> None:
-    """Shows the progress of a run until Ctrl-C.
+    """Shows the progress of a run until Ctrl-C or its end, and leaves the last view on the terminal.
 
     Args:
         run: its folder.
@@ -28,21 +30,20 @@ def watch(run: Path, once: bool, every: float, console: Terminal | None = None) 
         UserError: there is no run in the folder.
     """
     console = console or Terminal()
-    first = _frame(run)
-    if once:
-        console.print(first)
-        return
-    try:
-        with Live(first, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-            while True:
-                time.sleep(every)
-                try:
-                    live.update(_frame(run), refresh=True)
-                except (UserError, OSError):
-                    continue  # a file was being replaced
-    except KeyboardInterrupt:
-        return
+    shown, finished = _frame(run)
+    with contextlib.suppress(KeyboardInterrupt):
+        if not once and not finished:
+            with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+                while not finished:
+                    time.sleep(every)
+                    with contextlib.suppress(UserError, OSError):  # a file was being replaced
+                        shown, finished = _frame(run)
+                        live.update(shown, refresh=True)
+    console.print(shown)
 
 
-def _frame(run: Path) -> RenderableType:
-    return frame(run_files.read(run), stopped_after(run))
+def _frame(run: Path) -> tuple[RenderableType, bool]:
+    """The view, and whether the run is finished."""
+    files = run_files.read(run)
+    progress = progress_of(files)
+    return frame(files, progress, stopped_after(run)), progress.finished

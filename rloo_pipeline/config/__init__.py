@@ -6,7 +6,7 @@ from rloo_pipeline.config.gates import Gate, Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.run import STAGES, TABLE_COLUMNS, Config, Container, Report, Sections
 from rloo_pipeline.config.sampling import Correct, Evaluation, Harness, Rollout, Vllm
-from rloo_pipeline.config.section import JSON, Dtype, Section
+from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
 from rloo_pipeline.config.training import Deepspeed, Lora, Update
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Lora",
     "Mismatch",
     "Model",
+    "OptimizerName",
     "Report",
     "ResponseLength",
     "Reward",

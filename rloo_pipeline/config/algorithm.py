@@ -44,6 +44,7 @@ class Mismatch(Section):
     correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"] = "none"
     """Importance weights (trainer over sampler), per token or per completion. `tis` truncates a weight at the upper
     threshold; `mis` drops what is outside the thresholds. `token_mis` with both thresholds is IcePop's two-sided mask.
+    With `rollout.lag` the weights are for the older policy that sampled too, and the default is not `none`: see there.
     `sequence_mean_mis` drops a completion when the geometric mean of its token weights is outside the thresholds, and
     gives the others weight 1; unlike a product over tokens, this mean does not drift with length.
     """
@@ -102,7 +103,7 @@ class Algorithm(Section):
     """
     old_logps: Literal["trainer", "sampler"] = "trainer"
     """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
-    vLLM returned them, which saves that forward pass.
+    vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then that to the older policy.
     """
     clip: Literal["ppo", "cispo", "none"] = "ppo"
     """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the

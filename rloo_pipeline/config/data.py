@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config.section import JSON, Dtype, Section
+from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
 
 
 class Model(Section):
@@ -26,6 +26,11 @@ class Model(Section):
     dtype: Dtype = "bfloat16"
     """Number format of the weights, in the saved policies and in the sampler. The optimizer keeps float32 master
     weights.
+    """
+    quantization: Literal["nf4"] | None = None
+    """QLoRA: the trainer holds the linear layers in 4 bits (NF4 of bitsandbytes) and trains `update.lora` on them.
+    Policy 0 is then the model rounded to these values once, so that the sampler, in `dtype`, has the same weights.
+    Required for a checkpoint that is in NF4 already, whose codes stay.
     """
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Read that code before you turn this on."""
@@ -71,6 +76,11 @@ class Dataset(Section):
     """Training rows."""
     eval: Source
     """Held-out rows. A training row with the same prompt as one of these is dropped."""
+    dev: Source | None = None
+    """Held-out rows to choose by. With them, whatever a run measures is measured on them, and `eval` is left for the
+    one test of what `select` chooses. A training row with the same prompt as one of these is dropped, and a row of
+    these with the same prompt as one of `eval`.
+    """
     prompt_column: str = "prompt"
     """Column with the prompt: a list of messages, to which the chat template is applied, or a string, which is used
     unchanged.
@@ -85,6 +95,12 @@ class Dataset(Section):
     """Variables for the chat template, for example `{enable_thinking: true}`."""
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
+
+    @property
+    def parts(self) -> dict[str, Source]:
+        """The sources by their keys."""
+        sources = {"train": self.train, "dev": self.dev, "eval": self.eval}
+        return {name: source for name, source in sources.items() if source is not None}
 
     @field_validator("user_prompt")
     @classmethod
@@ -109,6 +125,8 @@ class Sft(Section):
     """Number of optimizer steps."""
     batch_size: int = Field(32, ge=1)
     """Demonstrations per optimizer step."""
+    optimizer: OptimizerName = "adamw"
+    """As `update.optimizer`."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "cosine"

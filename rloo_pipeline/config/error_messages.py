@@ -33,21 +33,28 @@ KEYS_OF_OTHER_SYSTEMS = {
 """Keys of TRL, transformers and others, and what they are called here."""
 
 
-def first_problem(error: ValidationError) -> str:
-    """One sentence for the first problem that pydantic found; unknown keys go first because they explain the others."""
+def first_problem(error: ValidationError, whole: type[Section] = Config) -> str:
+    """One sentence for the first problem that pydantic found; unknown keys go first because they explain the others.
+
+    Args:
+        error: of pydantic.
+        whole: what was read.
+    """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     problem = problems[0]
-    key = ".".join(map(str, _keys(problem["loc"], ends_with_key=problem["type"] in ("extra_forbidden", "missing"))))
+    key = ".".join(
+        map(str, _keys(problem["loc"], ends_with_key=problem["type"] in ("extra_forbidden", "missing"), whole=whole))
+    )
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
-        section, unknown = _section_at(problem["loc"][:-1]), str(problem["loc"][-1])
+        section, unknown = _section_at(problem["loc"][:-1], whole), str(problem["loc"][-1])
         suggestion = _suggestion(section, unknown)
         listing = "" if suggestion or not section else f"; known keys here: {', '.join(section.model_fields)}"
         return f"unknown key '{key}'{suggestion}{listing}{others}"
     if problem["type"] == "missing":
         return f"key '{key}' is missing{others}"
     message = problem["msg"].removeprefix("Value error, ")
-    section = _section_at(problem["loc"]) if problem["type"] in ("model_type", "dict_type") else None
+    section = _section_at(problem["loc"], whole) if problem["type"] in ("model_type", "dict_type") else None
     if section is not None and problem["input"] is None:
         return f"{key}: the section is empty; give it a key, or leave it out{others}"
     if section is not None:
@@ -56,14 +63,15 @@ def first_problem(error: ValidationError) -> str:
     return f"{key + ': ' if key else ''}{message}{value}{others}"
 
 
-def _keys(location: tuple[int | str, ...], ends_with_key: bool) -> Iterator[int | str]:
+def _keys(location: tuple[int | str, ...], ends_with_key: bool, whole: type[Section]) -> Iterator[int | str]:
     """The keys in a pydantic error location, without the union members that pydantic puts between them.
 
     Args:
         location: of the problem.
         ends_with_key: whether the last part is a key even if no field has that name (an unknown or missing key).
+        whole: what was read.
     """
-    section: type[Section] | None = Config
+    section: type[Section] | None = whole
     for position, part in enumerate(location, 1):
         field = section.model_fields.get(part) if section and isinstance(part, str) else None
         if isinstance(part, int) or field or (ends_with_key and position == len(location)):
@@ -90,9 +98,9 @@ def _in_other_section(section: type[Section] | None, unknown: str) -> str:
     return f"; did you mean {paths}?" if len(holders) in (1, 2) else ""
 
 
-def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
+def _section_at(location: tuple[int | str, ...], whole: type[Section]) -> type[Section] | None:
     """The section that a pydantic error location points into."""
-    section: type[Section] | None = Config
+    section: type[Section] | None = whole
     for part in location:
         if isinstance(part, int) or section is None:
             continue

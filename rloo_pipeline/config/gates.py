@@ -107,6 +107,20 @@ class SamplerMismatch(Gate):
     """Or: maximum fraction of tokens whose importance weight is below 0.5 or above 2."""
 
 
+class StaleRollouts(Gate):
+    """With `rollout.lag`, the policy has moved far from the older one that sampled."""
+
+    effective_sample_size: float = Field(0.5, gt=0, lt=1)
+    """Minimum effective sample size of the tokens' importance weights, as a share of the tokens (Kong 1992)."""
+
+
+class ExpertCollapse(Gate):
+    """A mixture of experts sends its tokens to ever fewer experts."""
+
+    entropy: float = Field(0.5, gt=0, lt=1)
+    """Minimum entropy of the worst layer, as a fraction of that of the first rounds."""
+
+
 class NoMovement(Gate):
     """The policy is still close to the warm start."""
 
@@ -150,6 +164,10 @@ class Gates(Section):
     """First rounds without learning signal."""
     sampler_mismatch: SamplerMismatch = SamplerMismatch()
     """Sampler and trainer log-probs that differ."""
+    stale_rollouts: StaleRollouts = StaleRollouts()
+    """Rollouts of a policy that is too old."""
+    expert_collapse: ExpertCollapse = ExpertCollapse()
+    """Experts of a mixture that get no tokens any more."""
     no_movement: NoMovement = NoMovement()
     """A policy that does not change."""
     memory: Memory = Memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +15,11 @@ from pydantic import Field, ValidationError
 
 from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.config.error_messages import first_problem
-from rloo_pipeline.config.section import merge
+from rloo_pipeline.config.section import JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
 
+SEAL = "# blake2b of the lines below: "
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's C loader where it was built: an eighth of the time, which every stage pays."""
 
@@ -37,10 +40,10 @@ class ConfigArguments(NamedTuple):
         return load(self.file, self.changes)
 
     @property
-    def snakemake_arguments(self) -> str:
-        """The same configuration as arguments for Snakemake, quoted for a shell."""
-        argv = ["--configfile", str(self.file)]
-        return shlex.join([*argv, "--config", *self.changes] if self.changes else argv)
+    def run_command(self) -> str:
+        """The command that runs the same configuration, quoted for a shell."""
+        file = [] if self.file == DEFAULT_CONFIG else [str(self.file)]
+        return shlex.join(["rloo", "run", *file, *(["--config", *self.changes] if self.changes else [])])
 
 
 class RewardsFile(Section):
@@ -58,20 +61,64 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
         changes: keys to change, as in `rounds=20` or `rollout={shards: 4}`.
 
     Raises:
-        UserError: the file is missing or not YAML, or a key is unknown, missing, duplicated or out of range.
+        UserError: the file is missing, damaged or not YAML, or a key is unknown, missing, duplicated or out of range.
     """
-    return _load_text(_read(path), str(path), tuple(changes))
+    return _load_text(_unsealed(_read(path), path), str(path), tuple(changes))
+
+
+def sealed(text: str) -> str:
+    """A configuration that a run writes: its first line, a comment, is a digest of the others."""
+    return f"{SEAL}{hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}\n{text}"
+
+
+def _unsealed(text: str, path: Path) -> str:
+    """The text without that line, if it has one.
+
+    Raises:
+        UserError: the digest differs.
+    """
+    first, _, rest = text.partition("\n")
+    if not first.startswith(SEAL):
+        return text
+    if sealed(rest) != text:
+        raise UserError(
+            f"{path} was changed since the run wrote it (blake2b differs); delete it and run again, or, if the change "
+            "is yours, delete its first line"
+        )
+    return rest
 
 
 @lru_cache(maxsize=1)  # a worker process loads the same text for every stage
 def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
     raw = _parse(text, origin)
+    if isinstance(raw, Mapping) and "base" in raw:
+        raise UserError(
+            f"{origin}: an experiment of several runs, where one run is needed; name its configuration, such as "
+            f"that of its base, {raw['base']}"
+        )
+    return validate(_with_changes(raw, changes), origin)
+
+
+def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
+    """The mapping in a YAML file, of a run or of an experiment.
+
+    Args:
+        path: the file.
+        changes: as for `load`.
+
+    Raises:
+        UserError: the file is missing, not YAML or no mapping.
+    """
+    return dict(_require_mapping(_with_changes(_parse(_read(path), str(path)), changes), str(path)))
+
+
+def _with_changes(raw: Any, changes: Sequence[str]) -> Any:
     for change in changes if isinstance(raw, Mapping) else ():
         key, equals, value = change.partition("=")
         if not equals:
             raise UserError(f"--config {change}: write it as KEY=VALUE, such as rounds=20")
         raw = merge(raw, {key: _parse(value, f"--config {change}")})
-    return validate(raw, origin)
+    return raw
 
 
 def refuse_bad_files(files: Iterable[Path]) -> None:

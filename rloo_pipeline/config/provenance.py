@@ -20,8 +20,8 @@ from rloo_pipeline.config import STAGES, Config, estimator, import_string
 
 PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
-    *("config", "errors", "runtime", "workers", "preflight", "artifacts.files", "artifacts.fence"),
-    *("trackers.events", "rollout.swap_check", "training.formats", "training.lora_support"),
+    *("config", "errors", "runtime", "workers", "planning", "preflight", "artifacts.files", "artifacts.fence"),
+    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.lora_support"),
     *("training.model_support", "training.model_types", "training.self_check"),
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
@@ -50,8 +50,10 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
     """Import strings of the functions that these sections of the configuration name."""
     if "rewards" in sections:
         yield from (reward.function for reward in config.rewards)
+    if "rollout" in sections:
+        yield from (*config.rollout.tools, *config.rollout.environments.values())
     if "dataset" in sections:
-        yield from (source.generator for source in (config.dataset.train, config.dataset.eval) if source.generator)
+        yield from (source.generator for source in config.dataset.parts.values() if source.generator)
     if "warmstart" in sections and config.warmstart.sft and config.warmstart.sft.demonstrations.generator:
         yield config.warmstart.sft.demonstrations.generator
     if "algorithm" in sections:

@@ -16,7 +16,7 @@ class Reward(Section):
     function: str
     """`module:function` or `file.py:function`, called with TRL's arguments for reward functions."""
     name: str | None = None
-    """Name of its column and metrics. Default: the name of the function."""
+    """Name of its column `scores/<name>` and of its metrics. Default: the name of the function."""
     weight: float = 1.0
     """Weight in the sum. A function of weight 0 is recorded but has no effect on training (a monitor)."""
     options: JSON = {}
@@ -70,7 +70,7 @@ class Reward(Section):
 
     @property
     def column(self) -> str:
-        """Name of the column that holds its scores."""
+        """Its name in tables and metrics."""
         return self.name or self.function.rpartition(":")[2]
 
     def decides(self) -> JSON:

@@ -6,28 +6,43 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rloo_pipeline.config import lag
 from rloo_pipeline.config.algorithm import Algorithm, estimators
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
 from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
-from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Vllm
+from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Select, Vllm
 from rloo_pipeline.config.section import JSON, Section
 from rloo_pipeline.config.training import Deepspeed, Update
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
     *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
+    *("environment_reward", "environment_state"),
 )
-"""Columns of the tables of a run; a reward cannot have one of these names."""
+"""Columns of the tables of a run, and their names in reward functions; a dataset has no such column."""
+
+ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
+"""The reward function that gives what the environment of an episode did."""
+RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
+
+
+def valid_run_name(name: str) -> str:
+    """The valid name of a run that is most like `name`; `my-run` if nothing of it can be kept."""
+    letters = unicodedata.normalize("NFKD", name.translate(_SPELLED_OUT)).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("-._") or "my-run"
 
 
 class Report(Section):
-    """The page report.html at the end of a run."""
+    """The page report.html about a run, during it and at its end."""
 
     title: str | None = None
     """Heading of the page. Default: the name of the run."""
@@ -35,6 +50,10 @@ class Report(Section):
     """Paragraph under the heading."""
     task_column: str | None = None
     """Column of the held-out rows with the name of each row's task. The page then shows every reward per task."""
+    every: int | None = Field(None, ge=0)
+    """Write the page after the first and every n-th round too, with what is there so far; no round waits for it.
+    Default: a twentieth of `rounds`, so that a run has at most 21 such pages. 0: only at the end.
+    """
 
 
 class Container(Section):
@@ -53,7 +72,7 @@ class Container(Section):
 class Config(Section):
     """Configuration of one run."""
 
-    run: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    run: str = Field(json_schema_extra={"pattern": RUN_NAME.pattern})
     """Name of the run. Its files are in results/<run>/."""
     rounds: int = Field(ge=1, le=99_999)
     """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
@@ -99,12 +118,29 @@ class Config(Section):
     """Definition of a right completion."""
     evaluation: Evaluation = Evaluation()
     """Held-out evaluation."""
+    select: Select | None = None
+    """Choice of a policy. Default: the last one, which `dataset.eval` is evaluated on."""
     gates: Gates = Gates()
     """Symptoms that are looked for after each round."""
     report: Report = Report()
     """Report page."""
     container: Container = Container()
     """Container image."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_by_lag(cls, values: Any) -> Any:
+        return lag.fill(values) if isinstance(values, dict) else values
+
+    @field_validator("run")
+    @classmethod
+    def _check_run_name(cls, name: str) -> str:
+        if not RUN_NAME.fullmatch(name):
+            raise ValueError(
+                f"'{name}' cannot be the name of a run, since it names a folder and jobs: use letters without accents, "
+                f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
+            )
+        return name
 
     @field_validator("report_to", mode="before")
     @classmethod
@@ -115,10 +151,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_reward_names(self) -> Self:
         columns = [reward.column for reward in self.rewards]
-        if reserved := sorted(set(columns) & set(TABLE_COLUMNS)):
-            raise ValueError(
-                f"rewards: '{reserved[0]}' is a column of the tables; set another `name` for that function"
-            )
+        if "reward" in columns:
+            raise ValueError("rewards: 'reward' is the weighted sum; set another `name` for that function")
         if len(set(columns)) < len(columns):
             raise ValueError(f"rewards: two functions share a name ({', '.join(columns)}); set a `name` for one")
         for key, name in [
@@ -156,6 +190,26 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_select(self) -> Self:
+        if self.select is not None and self.dataset.dev is None:
+            raise ValueError(f"select: {self.select.by} needs rows to choose by, which none trains on; set dataset.dev")
+        if self.select is not None:
+            self.select.check(self.evaluation)
+        return self
+
+    @model_validator(mode="after")
+    def _check_lag(self) -> Self:
+        lag.check(self.rollout, self.algorithm)
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        given = next((reward.column for reward in self.rewards if reward.function == ENVIRONMENT_REWARD), None)
+        if given is not None and self.rollout.environment is None:
+            raise ValueError(f"rewards: {given} is what the environment gives; set rollout.environment")
+        return self
+
+    @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         cut, algorithm = self.rollout.cut_by, self.algorithm
         weighted = next((reward for reward in self.rewards if reward.weight not in (0, 1)), None)
@@ -176,6 +230,38 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_optimizers(self) -> Self:
+        zero_stage, processes = self.deepspeed.zero_stage, self.deepspeed.processes
+        split = processes > 1 and (zero_stage or self.model.dtype != "float32")
+        optimizers = {"update.optimizer": self.update.optimizer}
+        if self.warmstart.sft is not None:
+            optimizers["warmstart.sft.optimizer"] = self.warmstart.sft.optimizer
+        for key, name in optimizers.items():
+            if name != "adamw" and zero_stage == 3:
+                raise ValueError(f"{key}: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less, or adamw")
+            if name in {"adafactor", "muon"} and split:
+                raise ValueError(
+                    f"{key}: {name} needs whole matrices, and ZeRO, which 16-bit formats always use, splits them over "
+                    "processes; set deepspeed.processes: 1, or model.dtype: float32 with deepspeed.zero_stage: 0, or "
+                    "use adamw or adamw_8bit"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        name = self.model.quantization
+        if name is not None and self.update.lora is None:
+            raise ValueError(f"model.quantization: {name} needs update.lora, as 4-bit weights are not trained; set it")
+        if name is not None and self.deepspeed.zero_stage == 3:
+            raise ValueError(f"model.quantization: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less")
+        if name is not None and self.warmstart.sft is not None:
+            raise ValueError(
+                f"model.quantization: {name} cannot be used with warmstart.sft, which trains all weights; do that in "
+                "a run without it, and name its policy in model.name_or_path"
+            )
+        return self
+
     @property
     def trackers(self) -> list[str]:
         """Trackers in `report_to` other than TensorBoard, without duplicates."""
@@ -192,6 +278,31 @@ class Config(Section):
         every = self.evaluation.every
         between = [] if every is None else range(every, self.rounds, every)
         return {"warmstart": 0, **{f"{number:05d}": number for number in between}, "final": self.rounds}
+
+    @property
+    def deciding(self) -> JSON:
+        """The reward function that decides what is right, with its options, and no weight."""
+        columns = {reward.column: reward for reward in self.rewards}
+        chosen = columns[self.correct.reward] if self.correct.reward else self.rewards[0]
+        return {key: value for key, value in chosen.decides().items() if key != "weight"}
+
+    @property
+    def candidates(self) -> dict[str, int]:
+        """The evaluations whose policies `select` chooses from, and their rounds."""
+        return {name: round_ for name, round_ in self.evaluated.items() if round_ > 0}
+
+    @property
+    def held_out_each_round(self) -> int:
+        """Number of held-out prompts that the sampler of each round also answers."""
+        settings, completions = self.evaluation, self.rollout.sampled_prompts * self.rollout.num_generations
+        deciding = next((reward for reward in self.rewards if reward.column == self.correct.reward), self.rewards[0])
+        count = min(completions // 20, 200) if settings.each_round is None else settings.each_round
+        return 0 if deciding.gpus else min(count, settings.num_prompts or count)
+
+    def page_is_due(self, round_: int) -> bool:
+        """Whether the page is written after this round, which is not the last one."""
+        every = -(-self.rounds // 20) if self.report.every is None else self.report.every
+        return every > 0 and (round_ == 1 or round_ % every == 0)
 
     @property
     def uses_reference(self) -> bool:
@@ -224,35 +335,57 @@ class Sections(NamedTuple):
     """Keys of `decides` sections that do not affect the result."""
 
 
+_ELSEWHERE = {"rollout": {"lag", "environment_workers"}}
+"""The lag decides which policy is sampled, which the rule of the rollouts gives; processes change no result."""
+_TOOLS = {"rollout": set(Rollout.model_fields) - {"environment", "tools", "environment_timeout"}}
+"""All but the tools, whose schemas are in the prompts."""
 _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the context of the model."""
-_OTHERS = {"evaluation": {"every", "harness"}}
+_OTHERS = {"evaluation": {"every", "each_round", "harness"}}
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
-_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type"}
+_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type", "config"}
+_PAGES = {"report": {"every"}, "evaluation": {"each_round"}}
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 
 STAGES: Mapping[str, Sections] = {
     "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart"), (*_LENGTHS, "update")),
-    "prompts": Sections(("dataset", "model"), _LENGTHS),
+    "prompts": Sections(("dataset", "model", "rollout"), ("evaluation",), _TOOLS),
     "warmstart": Sections(("seed", "model", "dataset", "warmstart"), (*_LENGTHS, "deepspeed", "update")),
     "probe": Sections(
-        ("seed", "model", "rollout", "rewards", "checks"), ("run", "scoring", "vllm"), {"checks": _JUDGING}
+        ("seed", "model", "rollout", "rewards", "checks"),
+        ("run", "scoring", "vllm", "dataset"),
+        {"checks": _JUDGING} | _ELSEWHERE,
     ),
     "checks": Sections(
-        ("seed", "model", "dataset", "warmstart", "rollout", "rewards", "checks"), ("correct", "deepspeed")
+        ("seed", "model", "dataset", "warmstart", "rollout", "rewards", "checks"), ("correct", "deepspeed"), _ELSEWHERE
     ),
-    "rollout": Sections(("seed", "model", "rollout"), ("run", "vllm")),
+    "rollout": Sections(
+        ("seed", "model", "rollout"), ("run", "dataset", "vllm", "evaluation", "rewards", "correct"), _ELSEWHERE
+    ),
     "score": Sections(("rewards",), ("scoring",)),
-    "reference": Sections(("model", "rollout"), ("deepspeed",)),
+    "reference": Sections(("model", "rollout"), ("deepspeed",), _ELSEWHERE),
     "update": Sections(
-        ("seed", "model", "rollout", "algorithm", "update", "deepspeed"), ("run",), {"deepspeed": _MEMORY}
+        ("seed", "model", "rollout", "algorithm", "update", "deepspeed"),
+        ("run", "dataset"),
+        {"deepspeed": _MEMORY} | _ELSEWHERE,
     ),
     "evaluate": Sections(
-        ("seed", "model", "rollout", "rewards", "correct", "evaluation"), ("run", "scoring", "vllm"), _OTHERS
+        ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
+        ("run", "scoring", "vllm", "dataset"),
+        _OTHERS | _ELSEWHERE,
     ),
+    "select": Sections(("select",)),
+    "evaluate-chosen": Sections(
+        ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
+        ("run", "scoring", "vllm", "dataset"),
+        _OTHERS | _ELSEWHERE,
+    ),
+    "held-out": Sections(("seed", "rewards", "correct", "evaluation"), ("run", "scoring", "rollout"), _OTHERS),
     "distance": Sections(("seed", "model", "evaluation"), ("deepspeed",), _OTHERS),
     "stage-harness": Sections(("evaluation",), (), _HARNESS_ALONE),
     "harness": Sections(("seed", "model", "evaluation"), ("vllm",), _HARNESS_ALONE),
     "gate": Sections((), ("rewards", "gates")),
-    "report": Sections(("run", "rounds", "seed", "rewards", "evaluation", "correct", "gates", "report")),
+    "report": Sections(
+        ("run", "rounds", "seed", "rewards", "evaluation", "correct", "gates", "report", "select"), ("rollout",), _PAGES
+    ),
 }

@@ -1,9 +1,9 @@
-"""Sections `rollout`, `vllm`, `correct` and `evaluation`."""
+"""Sections `rollout`, `vllm`, `correct`, `evaluation` and `select`."""
 
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -47,11 +47,55 @@ class Rollout(Section):
     """Sample `oversample` times as many prompts as the update needs. The update takes the first groups whose rewards
     differ, then fills up with others.
     """
+    lag: int = Field(0, ge=0)
+    """Rounds by which sampling lags behind training: round r samples from policy max(0, r − 1 − lag). With 1 or more,
+    the rollouts of a round run beside the update of the round before. Losses are then weighted for the older policy:
+    `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5 (IcePop, AReaL) where tokens are actions, and
+    `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
+    """
+    environment: str | dict[str, str] | None = None
+    """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
+    gives the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
+    names to such classes; then the column `environment` of the data names that of a row. See docs/environments.md.
+    """
+    tools: list[str] = []
+    """`module:function` or `file.py:function` of functions that the model may call, in addition to those of its
+    environment. Their types and docstrings go into the prompt, by the model's chat template.
+    """
+    max_tool_calling_iterations: int | None = Field(None, ge=1)
+    """Largest number of turns of an episode whose calls are answered. Default: no limit but the length."""
+    max_turns: int | None = Field(None, ge=1)
+    """Largest number of turns that the model has in an episode. Default: no limit but the length, which answers of
+    tools count towards (`max_completion_length`).
+    """
+    tool_parser: str = "auto"
+    """vLLM's parser of tool calls, such as `hermes`, `qwen3_coder` or `llama3_json`. `auto`: the first of these that
+    reads a call as the model's chat template writes it.
+    """
+    environment_workers: int = Field(64, ge=1)
+    """Largest number of processes in which tools and environments run: one for each open episode of an environment, or
+    for each call of a function in `tools`. Changes no result.
+    """
+    environment_timeout: float = Field(60.0, gt=0)
+    """Time limit of a call of a tool, in seconds; at the limit its process is killed, and the model gets an error as
+    answer.
+    """
 
     @field_validator("temperature")
     @classmethod
     def _check_temperature(cls, temperature: float) -> float:
         return check_temperature(temperature)
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if self.environment == {}:
+            raise ValueError("environment: a mapping without a name; name an environment, or leave the key out")
+        if len(set(self.tools)) < len(self.tools):
+            raise ValueError(f"tools: two are the same ({', '.join(self.tools)}); name each once")
+        limit = next((key for key in ("max_turns", "max_tool_calling_iterations") if getattr(self, key)), None)
+        if limit is not None and not self.uses_tools:
+            raise ValueError(f"{limit}: completions without tools have one turn; set tools or environment, or drop it")
+        return self
 
     @model_validator(mode="after")
     def _check_groups_and_shards(self) -> Self:
@@ -65,9 +109,31 @@ class Rollout(Section):
         return self
 
     @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools, so that a completion is an episode of several turns."""
+        return bool(self.tools) or self.environment is not None
+
+    @property
+    def environments(self) -> dict[str | None, str]:
+        """Import strings of the environments by the name that a row has for them; a single one has the name None."""
+        if isinstance(self.environment, dict):
+            return dict(self.environment.items())
+        return {} if self.environment is None else {None: self.environment}
+
+    @property
     def num_prompts(self) -> int:
         """Number of prompts that the update of a round trains on."""
         return self.generation_batch_size // self.num_generations
+
+    def lag_of(self, round_: int) -> int:
+        """Rounds by which the policy that samples round `round_` (from 1) lags behind the one that its update trains:
+        fewer than `lag` in the first rounds, which sample from policy 0.
+        """
+        return min(self.lag, round_ - 1)
+
+    def policy_of(self, round_: int) -> int:
+        """Number of the policy that samples round `round_` (from 1)."""
+        return round_ - 1 - self.lag_of(round_)
 
     @property
     def cut_by(self) -> str | None:
@@ -142,6 +208,11 @@ class Evaluation(Section):
     """Also evaluate the policy of every n-th round; a multiple of `keep_every`. Default: only the warm start and the
     final policy.
     """
+    each_round: int | None = Field(None, ge=0)
+    """Number of held-out prompts, from the start, that the sampler of each round also answers, once each and together
+    with the round's completions: a curve of held-out accuracy at little cost. Default: a twentieth of the round's
+    completions, at most 200. 0 turns it off, as does a GPU for the reward that decides (`correct.reward`).
+    """
     harness: Harness | None = None
     """lm-eval benchmarks, in addition to the held-out prompts. Off by default."""
     max_completion_length: int | None = Field(None, ge=1)
@@ -159,3 +230,42 @@ class Evaluation(Section):
     @classmethod
     def _check_temperature(cls, temperature: float) -> float:
         return temperature if temperature == 0 else check_temperature(temperature)
+
+
+class Select(Section):
+    """A choice on the rows of `dataset.dev`, and one evaluation of what was chosen on the test rows, `dataset.eval`.
+
+    Of each run it chooses the round, among those of `evaluation.every` and the last, and of an experiment the arm with
+    the highest mean over seeds. Of equal ones the earlier round, and the arm that is named first, is chosen.
+    """
+
+    by: str = "dev.pass@1"
+    """What to choose by: `dev.pass@K` for a K that evaluations report, or `dev.greedy`."""
+    then: Literal["test"] = "test"
+    """Rows that what was chosen is evaluated on."""
+
+    @property
+    def measure(self) -> str:
+        """What is compared: `pass@K` or `greedy`."""
+        return self.by.removeprefix("dev.")
+
+    def check(self, evaluation: Evaluation) -> None:
+        """Checks that evaluations report what is chosen by.
+
+        Raises:
+            ValueError: they do not.
+        """
+        measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
+        if evaluation.greedy and evaluation.temperature > 0:
+            measures.append("greedy")
+        if self.by not in [f"dev.{measure}" for measure in measures]:
+            raise ValueError(
+                f"select.by: '{self.by}' is nothing that the evaluations on dataset.dev report; set one of "
+                f"{', '.join(f'dev.{measure}' for measure in measures)}"
+            )
+
+    def value(self, evaluation: JSON) -> float:
+        """What is compared, of the summary of an evaluation."""
+        if self.measure == "greedy":
+            return float(evaluation["greedy"]["accuracy"])
+        return float(evaluation["pass@k"][self.measure.removeprefix("pass@")]["value"])

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
 JSON = dict[str, Any]
 
 
@@ -44,3 +45,12 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> JSON:
         nested = isinstance(value, Mapping) and value
         flat |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return flat
+
+
+def nest(flat: Mapping[str, Any]) -> JSON:
+    """The inverse of `flatten`."""
+    nested: JSON = {}
+    for key, value in flat.items():
+        first, dot, rest = key.partition(".")
+        nested = merge(nested, {first: nest({rest: value}) if dot else value})
+    return nested

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import JSON, OptimizerName, Section, flatten, nest
+
+OWNED = {
+    "train_batch_size": "rollout.generation_batch_size and algorithm.steps_per_generation",
+    "train_micro_batch_size_per_gpu": "deepspeed.max_tokens_per_micro_batch",
+    "gradient_accumulation_steps": "deepspeed.max_tokens_per_micro_batch",
+    "managed_gradient_accumulation": "deepspeed.max_tokens_per_micro_batch",
+    "gradient_clipping": "update.max_grad_norm",
+    "optimizer": "update.optimizer",
+    "scheduler": "update.lr_scheduler_type",
+    "bf16": "model.dtype",
+    "fp16": "model.dtype",
+    "torch_autocast": "model.dtype",
+    "data_types": "model.dtype",
+    "communication_data_type": "deepspeed.communication_data_type",
+    "zero_optimization.stage": "deepspeed.zero_stage",
+    "zero_optimization.offload_optimizer": "deepspeed.zero_stage, without offload",
+    "zero_optimization.offload_param": "deepspeed.zero_stage, without offload",
+    "zero_optimization.overlap_comm": "the order in which gradients are summed",
+    "zero_optimization.elastic_checkpoint": "how a trainer state is saved",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "how a policy is saved",
+    "zero_allow_untested_optimizer": "update.optimizer",
+    "zero_force_ds_cpu_optimizer": "update.optimizer",
+    "activation_checkpointing": "deepspeed.gradient_checkpointing",
+    "checkpoint": "how a trainer state is saved",
+    "data_efficiency": "rollout",
+    "curriculum_learning": "rollout",
+    "sparse_gradients": "the model",
+    "prescale_gradients": "how gradients are summed",
+    "gradient_predivide_factor": "how gradients are summed",
+    "compression_training": "the model",
+    "tensor_parallel": "the model",
+    "pipeline": "the model",
+}
+"""Keys of DeepSpeed's configuration that cannot be set in `deepspeed.config`, and what they follow from."""
 
 
 class Lora(Section):
@@ -23,7 +59,14 @@ class Lora(Section):
 
 
 class Update(Section):
-    """Optimizer (AdamW) and learning rate of the RLOO updates."""
+    """Optimizer and learning rate of the RLOO updates."""
+
+    optimizer: OptimizerName = "adamw"
+    """`adamw_8bit` is bitsandbytes' AdamW, with moments in 8 bits where a tensor has 4096 numbers or more. `adafactor`
+    is transformers' with TRL's options: no momentum, and second moments of a matrix from its rows and columns. `muon`
+    is torch's for the matrices of the layers, with steps as long as AdamW's, and AdamW for the rest. See
+    [Performance](performance.md#less-memory).
+    """
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
@@ -81,10 +124,50 @@ class Deepspeed(Section):
     """Processes (ranks) of one update, one per GPU."""
     nodes: int = Field(1, ge=1)
     """Nodes of the SLURM job over which the processes are spread evenly. Changes no result."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of storing them: less memory, more computation."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass instead of storing them: less memory, more computation, the same
+    result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the GPU, or on CPUs that
+    of the machine.
+    """
+    config: str | JSON | None = None
+    """A JSON file with further keys of DeepSpeed's configuration, or these keys. They are merged with the rest. Values
+    `auto` are left out, and keys that follow from this configuration are refused. The content counts for reruns.
+    """
     threads: int = Field(1, ge=1)
     """CPU threads per process. A fixed number, independent of the machine, so that sums round the same everywhere."""
+
+    @property
+    def own_keys(self) -> JSON:
+        """The keys of `config`."""
+        return self.config if isinstance(self.config, dict) else {}
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether no process holds all weights: passes without gradient then run on all processes too."""
+        return self.zero_stage == 3 and self.processes > 1
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _read_config(cls, value: Any) -> Any:
+        """The keys in a JSON file, so that its content and not its name is the configuration."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(Path(value).read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
+
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, value: str | JSON | None) -> JSON | None:
+        if not isinstance(value, dict):
+            return None
+        keys = {key: content for key, content in flatten(value).items() if content != "auto"}
+        for key in keys:
+            for owned, instead in OWNED.items():
+                if key == owned or key.startswith(f"{owned}."):
+                    raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
+        return nest(keys)
 
     @model_validator(mode="after")
     def _check_nodes(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from string import Formatter
 from typing import TYPE_CHECKING, Any
@@ -107,25 +107,46 @@ def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) and "role" in one for one in prompt)
 
 
-def completion_text(row: Row, column: str, place: str) -> str:
-    """The completion of a demonstration: a string, or the content of the last message of a list.
+def completion_messages(row: Row, column: str, place: str) -> list[dict[str, Any]]:
+    """The messages of a demonstration: one of the assistant, or an episode whose calls of tools are answered.
 
     Raises:
-        UserError: the column holds neither.
+        UserError: the column holds neither a text nor such a list.
     """
     completion = row[column]
-    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
-        completion = completion[-1].get("content")
-    if not isinstance(completion, str):
+    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    if not isinstance(messages, list) or not all(map(_is_turn, messages)) or not _is_episode(messages):
         raise UserError(
-            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, or a list "
-            "with one assistant message"
+            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list with "
+            "one assistant message, or an episode: messages of the assistant, each call of a tool with its answer"
         )
-    return completion
+    return messages
 
 
-def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:
-    """Token ids of a prompt, up to the start of the completion.
+def _is_turn(message: Any) -> bool:
+    """Whether a message is a text or calls of the assistant, or the answer of a tool."""
+    if not isinstance(message, dict):
+        return False
+    return message.get("role") in ("assistant", "tool") and isinstance(message.get("content"), str)
+
+
+def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether each message of the assistant but the last one has calls, and each call an answer."""
+    waiting = 0
+    for place, message in enumerate(messages):
+        if (message["role"] == "tool") != (waiting > 0):
+            return False
+        calls = len(message.get("tool_calls") or ()) if message["role"] == "assistant" else waiting - 1
+        waiting, last = calls, place == len(messages) - 1
+        if message["role"] == "assistant" and (waiting == 0) != last:
+            return False
+    return bool(messages) and messages[-1]["role"] == "assistant"
+
+
+def encode(
+    prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str, tools: Sequence[Any] = ()
+) -> list[int]:
+    """Token ids of a prompt, up to the start of the completion; `tools` are the schemas of those it lists.
 
     Raises:
         UserError: the chat template fails or is missing, the prompt is empty, or it would begin with two BOS tokens.
@@ -133,7 +154,9 @@ def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, pa
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt)["input_ids"])
     else:
-        ids = list(tokenizer(render(prompt, dataset, tokenizer, path), add_special_tokens=False)["input_ids"])
+        ids = list(
+            tokenizer(render(prompt, dataset, tokenizer, path, tools=tools), add_special_tokens=False)["input_ids"]
+        )
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise UserError(
@@ -146,9 +169,14 @@ def encode(prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, pa
 
 
 def render(
-    messages: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str, add_generation_prompt: bool = True
+    messages: Any,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Any] = (),
 ) -> str:
-    """The text of messages in the model's chat template.
+    """The text of messages in the model's chat template, which lists `tools`.
 
     Raises:
         UserError: the template is missing, fails, or takes longer than TEMPLATE_SECONDS.
@@ -156,7 +184,11 @@ def render(
     try:
         with _deadline(TEMPLATE_SECONDS):
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dataset.chat_template_kwargs
+                messages,
+                tools=list(tools) or None,  # some templates write a frame around an empty list
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **dataset.chat_template_kwargs,
             )
     except Exception as error:
         if getattr(tokenizer, "chat_template", None) is None:

@@ -4,6 +4,8 @@ Every character of the arithmetic task is one token. `<think>` and `</think>` ar
 that decoding keeps them.
 """
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -23,6 +25,26 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
 """ChatML with the newline before a message: a conversation ends with the end token and begins with its prompt."""
+
+TOOL_WORDS = [
+    *("tool", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"),
+    *("calculator", '{"name": "calculator", "arguments": {"expression": "', '"}}', "error"),
+]
+"""Further tokens of the demo with a tool: what is the same in every call is one token."""
+TOOL_CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\n<tools>' }}"
+    "{% for tool in tools %}{{ tool['function']['name'] }}{% endfor %}{{ '</tools><|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ ('' if loop.first else '\n') + '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'tool' %}{{ '<tool_response>' + message['content'] + '</tool_response>' }}"
+    "{% else %}{{ message['content'] }}{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + call['function'] | tojson + '</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML with tools, whose calls are those of Hermes and Qwen."""
 
 
 class ModelSize(TypedDict, total=False):
@@ -47,6 +69,20 @@ def tiny_qwen3(folder: Path, seed: int, *, context: int = 256, **size: Unpack[Mo
         size: see `write_qwen3`.
     """
     write_qwen3(folder, seed, character_tokenizer(context), **size)
+
+
+def tool_qwen3(folder: Path, seed: int, *, context: int = 256, **size: Unpack[ModelSize]) -> None:
+    """Writes `tiny_qwen3` with a chat template for tools and tokens for calls of a calculator.
+
+    Args:
+        folder: folder to write to.
+        seed: seed of the weights.
+        context: longest prompt and completion in tokens.
+        size: see `write_qwen3`.
+    """
+    tokenizer = character_tokenizer(context, TOOL_WORDS, "*.")
+    tokenizer.chat_template = TOOL_CHAT_TEMPLATE
+    write_qwen3(folder, seed, tokenizer, **size)
 
 
 def write_qwen3(
@@ -89,11 +125,15 @@ def write_qwen3(
     tokenizer.save_pretrained(folder)
 
 
-def character_tokenizer(context: int = 256) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer for which a role, a think tag and every other character is one token."""
-    tokens = [PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS]
+def character_tokenizer(context: int = 256, words: Sequence[str] = (), characters: str = "") -> PreTrainedTokenizerFast:
+    """Returns a tokenizer for which a role, a think tag and every other character is one token, with further words and
+    characters.
+    """
+    tokens = [PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS, *words, *characters]
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*WORDS, r"[\s\S]"])), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        Regex("|".join([*WORDS, *map(re.escape, sorted(words, key=len, reverse=True)), r"[\s\S]"])), "isolated"
+    )
     tokenizer.decoder = decoders.Fuse()
     return with_chat(tokenizer, context, unk_token=UNKNOWN)
 

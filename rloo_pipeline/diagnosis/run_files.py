@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
@@ -45,11 +45,19 @@ class RunFiles(NamedTuple):
                 evaluations[number] = read_evaluation(self.folder, name)
         return evaluations
 
+    def accuracies(self) -> dict[int, float]:
+        """Held-out accuracy by the policy's number: of its evaluation, else on the problems of each round."""
+        rounds = {
+            measured["policy"]: measured["accuracy"] for measured in held_out_until(self.folder, len(self.rounds) + 1)
+        }
+        return rounds | {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
+
     def out_of_memory(self) -> dict[int, str]:
         """By round, the last out-of-memory line in a log of its stages; an unfinished round counts as the latest."""
         lines = {}
         for file in sorted((self.folder / "logs").glob("*/[0-9]*.log")):
-            if (number := int(file.stem[:5])) <= self.config.rounds and (line := _no_memory(file)):
+            number = int(file.stem[:5])
+            if file.exists() and number <= self.config.rounds and (line := _no_memory(file)):
                 lines[min(number, max(len(self.rounds), 1))] = f"{file.parent.name} of round {number}: {line}"
         return lines
 
@@ -94,6 +102,15 @@ def metrics_of(folder: Path, number: int) -> Path:
     return folder / "rounds" / f"{number:05d}" / "metrics.json"
 
 
+def read_metrics(folder: Path, number: int) -> JSON:
+    """metrics.json of a round.
+
+    Raises:
+        UserError: it is missing, damaged, or of another round.
+    """
+    return read_artifact(metrics_of(folder, number), round=number)
+
+
 def metrics_until(folder: Path, last: int) -> list[Metrics]:
     """metrics.json of rounds 1 to `last`, up to the first round that has none."""
     rounds: list[Metrics] = []
@@ -101,17 +118,34 @@ def metrics_until(folder: Path, last: int) -> list[Metrics]:
         file = metrics_of(folder, number)
         if not file.exists():
             break
-        rounds.append(read_json(file))
+        rounds.append(read_metrics(folder, number))
     return rounds
+
+
+def evaluation_of(run: Path, name: str) -> JSON | None:
+    """An evaluation as `read_evaluation` gives it; None until it is done."""
+    return read_evaluation(run, name) if (run / "evaluation" / name / "summary.json").exists() else None
+
+
+def held_out_of(folder: Path, number: int) -> Path:
+    """The path of a round's held_out.json."""
+    return metrics_of(folder, number).with_name("held_out.json")
+
+
+def held_out_until(run: Path, last: int) -> list[JSON]:
+    """held_out.json of rounds 1 to `last`, those that have one: accuracy of the policies that sampled them."""
+    files = (held_out_of(run, number) for number in range(1, last + 1))
+    measured = [read_artifact(file) for file in files if file.exists()]
+    return [one for one in measured if one["accuracy"] is not None]
 
 
 def read_evaluation(run: Path, name: str) -> JSON:
     """summary.json of an evaluation, with its `distance` (KL from policy 0) and `harness` (lm-eval), each or None."""
     folder = run / "evaluation" / name
-    evaluation: JSON = read_json(folder / "summary.json")
+    evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)
     for part in ("distance", "harness"):
         file = folder / f"{part}.json"
-        evaluation[part] = read_json(file) if file.exists() else None
+        evaluation[part] = read_artifact(file, policy=evaluation["policy"]) if file.exists() else None
     return evaluation
 
 

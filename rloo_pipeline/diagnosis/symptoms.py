@@ -186,7 +186,12 @@ def cold_start(history: RoundHistory, gate: gates.ColdStart) -> str | None:
     "action, else sequence_mean_mis with min and max near 1",
 )
 def sampler_mismatch(history: RoundHistory, gate: gates.SamplerMismatch) -> str | None:
-    """Sampler and trainer disagree, measured per token because the gap of a whole completion grows with its length."""
+    """Sampler and trainer disagree, measured per token because the gap of a whole completion grows with its length.
+
+    A sampler that holds an older policy should disagree, so only rounds sampled from the latest one count.
+    """
+    if history.now("sampling/staleness"):
+        return None
     gap, kl = history.now("sampling/sampling_logp_difference/mean"), history.now("sampling/kl")
     outside = history.now("sampling/outside_band")
     if gap is not None and gap > gate.logp_difference:
@@ -196,6 +201,28 @@ def sampler_mismatch(history: RoundHistory, gate: gates.SamplerMismatch) -> str 
     if outside is not None and outside > gate.outside_band:
         return f"{outside:.1%} of the tokens are less than half or more than twice as likely for the trainer"
     return None
+
+
+@symptom("stale rollouts", "lower rollout.lag, lower update.learning_rate, raise algorithm.beta")
+def stale_rollouts(history: RoundHistory, gate: gates.StaleRollouts) -> str | None:
+    """The weights for an older sampling policy are so unequal that few tokens count."""
+    share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
+    if not lag or share is None or share >= gate.effective_sample_size:
+        return None
+    return f"sampled {lag:g} rounds earlier, the tokens are worth {share:.0%} as many of the latest policy"
+
+
+@symptom(
+    "expert collapse",
+    "lower update.learning_rate, raise algorithm.beta, or train a LoRA adapter, which leaves the router as it is",
+)
+def expert_collapse(history: RoundHistory, gate: gates.ExpertCollapse) -> str | None:
+    """A layer of a mixture of experts uses few of its experts, and used more of them before."""
+    now, start = history.now("experts/entropy"), history.start("experts/entropy")
+    if now is None or start is None or now >= gate.entropy * start:
+        return None
+    share = history.now("experts/largest_share")
+    return f"the entropy over a layer's experts fell from {start:.2g} to {now:.2g}, and one expert gets {share:.0%}"
 
 
 @symptom(

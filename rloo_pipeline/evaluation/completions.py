@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.config import Correct, Reward
 
 
@@ -15,7 +16,12 @@ def grid(column: pa.ChunkedArray, samples: int) -> NDArray[np.float64]:
     return values.reshape(-1, samples)
 
 
+def scores_of(table: pa.Table, function: str, samples: int) -> NDArray[np.float64]:
+    """Scores of a reward function, or with `reward` their weighted sum, as [prompts, samples], NaN for null."""
+    return grid(table[tables.score_column(function)], samples)
+
+
 def is_correct(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.bool_]:
     """Which completions count as right, [prompts, samples]; an unscorable completion does not."""
     deciding = correct.reward or rewards[0].column
-    return np.nan_to_num(grid(scores[deciding], samples), nan=-np.inf) >= correct.threshold
+    return np.nan_to_num(scores_of(scores, deciding, samples), nan=-np.inf) >= correct.threshold

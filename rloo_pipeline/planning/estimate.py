@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import memory
 from rloo_pipeline.planning.memory import GB
@@ -42,8 +43,6 @@ CARDS = {
         Card("b200", 180, 2250, 8.0),
     )
 }
-ROOM = 0.95
-"""Share of a card's memory that may be used; the rest is lost to fragmentation."""
 MFU, DECODING = 0.3, 0.5
 """Share of peak compute that training reaches, and share of peak bandwidth that decoding reaches."""
 BATCH = 256
@@ -94,9 +93,29 @@ def jobs(config: Config) -> dict[str, int]:
     if config.uses_reference:
         counts["reference"] = shards
     counts |= {"update": config.rounds, "gate": config.rounds - 1, "evaluate": evaluated, "distance": evaluated - 1}
+    if config.held_out_each_round:
+        counts["held-out"] = config.rounds
+    counts["report-so-far"] = sum(map(config.page_is_due, range(1, config.rounds)))
+    if config.select:
+        counts |= {"select": 1, "evaluate-chosen": 1}
     if config.evaluation.harness:
         counts |= {"stage-harness": 1, "harness": evaluated}
-    return counts | {"report": 1}
+    return {stage: count for stage, count in (counts | {"report": 1}).items() if count}
+
+
+def jobs_saved(runs: RunSet) -> int:
+    """Jobs that an experiment does not run because its runs share their files."""
+    per_run = sum(_jobs_of_group(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
+    groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
+    return per_run - sum(_jobs_of_group(groups[home], config) for home, config in runs.shared.items())
+
+
+def _jobs_of_group(group: str, config: Config) -> int:
+    """Jobs that make the files of a group."""
+    if group in ("rollout", "score", "reference"):
+        return config.rollout.shards if group != "reference" or config.uses_reference else 0
+    counts = {"checks": 2, "trial": 2, "evaluate": 3 if config.evaluation.harness else 1}
+    return counts.get(group, 1)
 
 
 def tokens(config: Config) -> dict[str, float]:
@@ -116,23 +135,25 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     """Bytes on disk when the run is done, and temporary ones."""
     size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
     policy = shape.parameters * size if config.update.lora is None else learned * size
-    policies = config.rounds // config.keep_every + (1 if config.rounds % config.keep_every else 0)
-    # Adam's two moments, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
+    lag, rounds = config.rollout.lag, range(1, config.rounds + 1)
+    policies = sum(number % config.keep_every == 0 or number >= config.rounds - lag for number in rounds)
+    # the optimizer's state, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
     weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
-    trainer = learned * (8 + (4 if size == 2 or config.deepspeed.zero_stage else 0) + weights)
+    master = 4 if size == 2 or config.deepspeed.zero_stage else 0
+    trainer = memory.moments(config, shape) + learned * (master + weights)
     counts = tokens(config)
     tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
     return {
         f"policies ({policies} and policy 0)": shape.parameters * size + policies * policy,
         "trainer state": trainer,
-        "the next policy and trainer state (temporary)": policy + trainer,
+        "the next policy and trainer state (temporary)": policy * (1 + lag) + trainer,
         "tables of rounds": tables,
     }
 
 
 def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
     """Whether each stage that uses a GPU fits on the card."""
-    room = card.gigabytes * GB * ROOM
+    room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
     yield Fit("update", terms, fit, "" if fit else _nearest_update(config, shape, room))
@@ -194,6 +215,12 @@ def _nearest_rollout(config: Config, shape: ModelDims, card: Card) -> str:
         if concurrent_sequences(wider, shape, memory.rollout(wider, shape, "cuda", card.gigabytes * GB)) >= 1:
             return f"would fit with vllm.tensor_parallel_size: {count}"
     return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"
+
+
+def minutes(seconds: float) -> str:
+    """5400 → 1 h 30 min."""
+    whole = round(seconds / 60)
+    return f"{whole // 60:,} h {whole % 60:02d} min" if whole >= 60 else f"{whole} min" if whole else f"{seconds:.0f} s"
 
 
 def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:

@@ -16,6 +16,8 @@ from rloo_pipeline.training.deepspeed_config import effective_zero_stage
 
 Terms = dict[str, float]
 MB, GB = 1e6, 1e9
+ROOM = 0.95
+"""Share of the memory that may be used; the rest is lost to fragmentation."""
 
 PROCESS = {"cpu": 430 * MB, "cuda": 1.0 * GB}
 """An update before it loads a model: interpreter and libraries; on GPUs the CUDA context and NCCL's buffers."""
@@ -27,6 +29,19 @@ KEPT_CPU_FLOAT32 = {"hidden": 4.8, "heads": 7.5, "key_value": 5.8, "intermediate
 """The same in float32 on CPUs, where `training/kernels/layers.py` computes it."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """The part of these that stays in float32 in a 16-bit model: norms."""
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
+"""Bytes of optimizer state per trained parameter. An 8-bit state has a float32 scale per 256 numbers, Adafactor's rows
+and columns do not count, and Muon has AdamW's two moments for parameters outside the matrices of the layers.
+"""
+SCRATCH = {
+    "adamw": {"cpu": 0.0, "cuda": 0.0},
+    "adamw_8bit": {"cpu": 24.0, "cuda": 0.0},
+    "adafactor": {"cpu": 12.0, "cuda": 12.0},
+    "muon": {"cpu": 16.0, "cuda": 16.0},
+}
+"""Bytes that a step of the optimizer takes for a while, per number of the largest parameter: read from the
+libraries' code, not fitted.
+"""
 LOGITS = 2.0
 """Copies of the logits in float32 that exist at once."""
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
@@ -85,27 +100,57 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
     master, sums = 4 if stage else 0, 4 if size == 2 else 0
     gradients = learned * size * split["grads"]
-    optimizer = learned * ((8 + master) * split["adam"] + sums * split["grads"])
+    optimizer = (moments(config, shape) + learned * master) * split["adam"] + learned * sums * split["grads"]
+    weights = held(config, shape) * split["weights"]
     forward = {"activations": activations(config, shape, batch, chip), "logits": logits(config, shape, batch, chip)}
     freed = 0.0 if batch.several else total(forward)
+    scratch = SCRATCH[config.update.optimizer][chip] * _largest(config, shape)
     if first:
-        optimizer = max(0.0, gradients + optimizer - freed)
-        gradients = 0.0
+        optimizer = max(0.0, gradients + optimizer + scratch - freed)
+        gradients = scratch = 0.0
     return {
         "process": PROCESS[chip],
-        "weights": shape.parameters * size * split["weights"],
+        "weights": weights,
         "optimizer": optimizer,
         **forward,
-        "gradients beyond these": max(0.0, gradients - freed),
+        "gradients beyond these": max(0.0, gradients - freed, gradients + scratch - total(forward)),
     }
+
+
+def held(config: Config, shape: ModelDims) -> float:
+    """Bytes of all weights as the trainer holds them; NF4 has 4 bits and a float32 scale per 64 weights."""
+    size = BYTES[config.model.dtype]
+    in_4_bits = _in_layers(shape) if config.model.quantization else 0
+    return in_4_bits * (0.5 + 4 / 64) + (shape.parameters - in_4_bits) * size
+
+
+def _in_layers(shape: ModelDims) -> int:
+    """Weights in the matrices of all layers; those of experts are not among them."""
+    layer = 2 * shape.hidden * (shape.heads + shape.key_value) + 3 * shape.hidden * shape.intermediate
+    return min(shape.parameters, shape.layers * layer)
+
+
+def moments(config: Config, shape: ModelDims) -> float:
+    """Bytes of optimizer state of all trained parameters, without float32 copies of weights."""
+    name, learned = config.update.optimizer, trained(config, shape)
+    apart = shape.parameters - _in_layers(shape) if name == "muon" and config.update.lora is None else 0
+    return MOMENTS[name] * learned + (MOMENTS["adamw"] - MOMENTS["muon"]) * apart
+
+
+def _largest(config: Config, shape: ModelDims) -> float:
+    """Numbers in the largest trained parameter."""
+    if config.update.lora is not None:
+        return float(config.update.lora.r * max(shape.hidden, shape.intermediate))
+    apart = 0 if config.update.optimizer == "muon" else shape.vocabulary
+    return float(shape.hidden * max(shape.intermediate, shape.heads, apart))
 
 
 def reference(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None = None) -> Terms:
     """Memory of log-probs without gradients: weights, one layer's activations, logits."""
-    batch = batch or micro_batch_of(config)
+    batch, share = batch or micro_batch_of(config), config.deepspeed.processes if config.deepspeed.splits_weights else 1
     return {
         "process": PROCESS[chip],
-        "weights": float(shape.parameters * BYTES[config.model.dtype]),
+        "weights": shape.parameters * BYTES[config.model.dtype] / share,
         "activations": batch.tokens * _layer_bytes(config, shape, chip),
         "logits": logits(config, shape, batch, chip),
     }
@@ -114,7 +159,7 @@ def reference(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | N
 def activations(config: Config, shape: ModelDims, batch: MicroBatch, chip: str) -> float:
     """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
     per_layer = _layer_bytes(config, shape, chip)
-    if config.deepspeed.gradient_checkpointing:
+    if config.deepspeed.gradient_checkpointing is True:
         return batch.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + per_layer)
     return batch.tokens * shape.layers * per_layer
 

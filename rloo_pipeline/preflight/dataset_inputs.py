@@ -14,7 +14,7 @@ DEMONSTRATIONS = "warmstart.sft.demonstrations"
 
 def sources(config: Config) -> dict[str, Source]:
     """The datasets of a run by their configuration key."""
-    datasets = {"dataset.train": config.dataset.train, "dataset.eval": config.dataset.eval}
+    datasets = {f"dataset.{name}": source for name, source in config.dataset.parts.items()}
     if config.warmstart.sft is not None:
         datasets[DEMONSTRATIONS] = config.warmstart.sft.demonstrations
     return datasets
@@ -92,7 +92,7 @@ def check_source_columns(config: Config, key: str, names: list[str], path: str) 
         UserError: one is missing, or has a name that is reserved for the tables of a run.
     """
     check_columns(names, config.dataset, path)
-    if key in ("dataset.train", "dataset.eval"):
+    if key != DEMONSTRATIONS:
         check_names(names, config.dataset, path)
     elif config.warmstart.sft is not None:
         check_column(config.warmstart.sft.completion_column, names, COMPLETION, path)

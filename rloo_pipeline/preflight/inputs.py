@@ -64,11 +64,11 @@ def require(config: Config) -> list[str]:
     return [finding.message for finding in results if finding.note]
 
 
-def fetch_command(config: Config, snakemake_arguments: str) -> str:
+def fetch_command(config: Config, run_command: str) -> str:
     """The command that downloads model and data.
 
     Args:
         config: of the run.
-        snakemake_arguments: that name the configuration.
+        run_command: that starts the run.
     """
-    return f"snakemake --cores 1 {snakemake_arguments} -- results/{config.run}/assets"
+    return f"{run_command} -- results/{config.run}/assets"

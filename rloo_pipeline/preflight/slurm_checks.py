@@ -151,7 +151,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
-    sampling = ["probe", "trial_probe", "rollout", "evaluate", "harness"]
+    sampling = ["probe", "trial_probe", "rollout", "evaluate", "evaluate_chosen", "harness"]
     return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, parallel)}
 
 

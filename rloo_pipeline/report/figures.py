@@ -59,6 +59,30 @@ def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds], height: int = HEIGH
     return _figure(chart, curves, [], height, legend=False)
 
 
+def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: int = HEIGHT) -> JSON | None:
+    """A chart's first line for several arms: the mean over the seeds, and a band from the lowest to the highest.
+
+    Args:
+        chart: whose first metric is drawn.
+        arms: name → the rounds of each seed. A round that not all of them have is left out.
+        height: in pixels.
+    """
+    metric = chart.lines[0].metric
+    curves, bands = list[Curve](), list[JSON]()
+    for place, (arm, runs) in enumerate(arms.items()):
+        by_round = [dict(zip(_numbers(rounds), _values(metric, rounds), strict=True)) for rounds in runs]
+        numbers = [number for number in by_round[0] if all(number in values for values in by_round)]
+        seeds = [[value for values in by_round if (value := values[number]) is not None] for number in numbers]
+        whole = [values if len(values) == len(runs) else [] for values in seeds]
+        curves.append(Curve(arm, numbers, [sum(values) / len(values) if values else None for values in whole]))
+        limits = [(min(values), max(values)) if values else None for values in whole]
+        bands.append(_band(numbers, limits, Style.at(place).colour))
+    drawn = _figure(chart, curves, bands, height, legend=False)
+    if drawn and max((max(curve.numbers, default=0) for curve in curves), default=0) > 8:  # few points far apart
+        drawn["layout"]["xaxis"] = {**drawn["layout"]["xaxis"], "dtick": None, "nticks": 7}
+    return drawn
+
+
 def _numbers(rounds: Rounds) -> list[int]:
     return [int(metrics["round"] or 0) for metrics in rounds]
 
@@ -110,7 +134,7 @@ def _limits(chart: Chart, rounds: Rounds) -> list[tuple[float, float] | None]:
     return limits
 
 
-def _band(numbers: list[int], limits: list[tuple[float, float] | None]) -> JSON:
+def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: str = COLOURS[0]) -> JSON:
     """One closed shape for every stretch of rounds without a gap."""
     x: list[int | None] = []
     y: list[float | None] = []
@@ -121,7 +145,12 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None]) -> JSON:
             x += [*(n for n, _ in outline), None]
             y += [*(value for _, value in outline), None]
     shape = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself"}
-    return shape | {"fillcolor": "rgba(32,128,196,0.16)", "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
+    return shape | {"fillcolor": _see_through(colour), "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
+
+
+def _see_through(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"
 
 
 def _layout(chart: Chart, rounds: int, height: int, legend: bool) -> JSON:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import metrics_of, read_config
+from rloo_pipeline.diagnosis.run_files import read_config, read_metrics
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array
+from rloo_pipeline.report.evaluations import read_completions
 from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
 
 
@@ -55,12 +56,12 @@ def read(folder: Path) -> Finished:
     config = read_config(folder)
     summary = _summary(config, folder)
     samples = config.evaluation.num_generations
-    columns = ["prompt_id", "sample", *(reward.column for reward in config.rewards)]
-    completions = tables.read(folder / "evaluation" / "final" / "completions.parquet", "completions", columns)
+    columns = ["prompt_id", "sample", *(tables.score_column(reward.column) for reward in config.rewards)]
+    completions = read_completions(folder, "final", columns=columns)
     return Finished(
         config,
         summary,
-        [read_json(metrics_of(folder, number)) for number in range(1, config.rounds + 1)],
+        [read_metrics(folder, number) for number in range(1, config.rounds + 1)],
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
         is_correct(completions, config.rewards, config.correct, samples).mean(axis=1),
@@ -78,7 +79,7 @@ def _summary(config: Config, folder: Path) -> JSON:
     finish = f"finish the run with: snakemake --cores all --configfile {folder / 'config.yaml'}"
     if not file.exists():
         raise UserError(f"{file}: no such file, so the run is not finished; {finish}")
-    summary: JSON = read_json(file)
+    summary: JSON = read_artifact(file)
     for what, actual, expected in (
         ("rounds", summary["rounds"], config.rounds),
         ("seed", summary["seed"], config.seed),

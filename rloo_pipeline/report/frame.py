@@ -38,15 +38,14 @@ def _packed_plotly() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
+def templates_of(package: str, **options: Any) -> Environment:
+    """The templates of a package; an undefined variable is an error."""
+    loader = PackageLoader(package, "")
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
+
+
 def _environment() -> Environment:
-    """The templates of this package; an undefined variable is an error."""
-    environment = Environment(
-        loader=PackageLoader("rloo_pipeline", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("rloo_pipeline.report", autoescape=True)
     environment.filters |= {"percent": percent, "points": points, "figure": figure_of, "duration": duration}
     environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
     return environment

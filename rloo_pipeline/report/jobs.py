@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import re
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -56,6 +58,8 @@ class Spent(NamedTuple):
     """Seconds."""
     working: float
     """Seconds in which at least one job of the run was running."""
+    overlapping: float
+    """Seconds in which rollouts and an update were running."""
 
     @property
     def waiting(self) -> float:
@@ -68,7 +72,7 @@ def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
     logs = run / "logs"
     records = []
     for file in sorted(logs.rglob("*.log")):
-        if file.stem[:5].isdigit() and int(file.stem[:5]) > rounds:
+        if not file.exists() or (file.stem[:5].isdigit() and int(file.stem[:5]) > rounds):  # a link to one that will be
             continue
         if file.parent.name == "workers":  # their work is also in the logs of the jobs that used them
             continue
@@ -124,12 +128,35 @@ def total_cost(name: str, jobs: Sequence[JobRecord]) -> Cost:
 
 def spent(jobs: Sequence[JobRecord]) -> Spent:
     """How the time of a run was spent."""
-    working, until = 0.0, datetime.min
+    wall = (max(job.ended for job in jobs) - min(job.began for job in jobs)).total_seconds() if jobs else 0.0
+    rollouts, updates = ([job for job in jobs if job.stage == stage] for stage in ("rollout", "update"))
+    both = _covered(rollouts) + _covered(updates) - _covered([*rollouts, *updates])
+    return Spent(wall, _covered(jobs), both)
+
+
+def side_seconds(jobs: Sequence[JobRecord]) -> tuple[float, float] | None:
+    """Seconds of a round's rollouts, scores and reference log-probs, and of its update: medians over the rounds.
+
+    None before two rounds were trained, the first of which starts the engines.
+    """
+    sampling: dict[str, list[JobRecord]] = defaultdict(list)
+    training: dict[str, list[JobRecord]] = defaultdict(list)
+    for job in jobs:
+        if job.stage in ("rollout", "score", "reference", "update"):
+            (training if job.stage == "update" else sampling)[job.name[:5]].append(job)
+    if len(training) < 2 or not sampling:
+        return None
+    first, second = (statistics.median(_covered(side) for side in sides.values()) for sides in (sampling, training))
+    return first, second
+
+
+def _covered(jobs: Sequence[JobRecord]) -> float:
+    """Seconds in which at least one of these jobs was running."""
+    seconds, until = 0.0, datetime.min
     for job in sorted(jobs, key=lambda job: job.began):
-        working += max(0.0, (job.ended - max(job.began, until)).total_seconds())
+        seconds += max(0.0, (job.ended - max(job.began, until)).total_seconds())
         until = max(until, job.ended)
-    wall = (until - min(job.began for job in jobs)).total_seconds() if jobs else 0.0
-    return Spent(wall, working)
+    return seconds
 
 
 def _measured(took: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:

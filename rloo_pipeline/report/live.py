@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rloo_pipeline.diagnosis.diagnosis import Symptom, showing
 from rloo_pipeline.diagnosis.run_files import RunFiles
-from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, progress_of, sample_of
+from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, sample_of
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVES = (
@@ -29,14 +29,14 @@ COLOURS = {"warn": "yellow", "stop": "red"}
 SAMPLE_LINES = 6
 
 
-def frame(run: RunFiles, stopped: int | None = None) -> RenderableType:
+def frame(run: RunFiles, progress: Progress, stopped: int | None = None) -> RenderableType:
     """The current state of a run.
 
     Args:
         run: its files.
+        progress: how far it has come.
         stopped: the round after which a gate ended it, if any.
     """
-    progress = progress_of(run)
     parts: list[RenderableType] = [_head(run, progress, stopped), "", _stages(progress), "", _curves(run)]
     parts += _diagnosis(showing(run.symptoms(), len(run.rounds)))
     if sample := sample_of(run):
@@ -66,9 +66,8 @@ def _head(run: RunFiles, progress: Progress, stopped: int | None) -> Text:
         head.append("  finished", "green")
     elif not progress.working:
         head.append("  no job is running, according to its files", "yellow")
-    if progress.seconds_per_round and done < rounds:
-        left = progress.seconds_per_round * (rounds - done)
-        head.append(f"  {_clock(progress.seconds_per_round)} per round, about {_clock(left)} left")
+    if progress.seconds_per_round and progress.seconds_left is not None:
+        head.append(f"  {_clock(progress.seconds_per_round)} per round, about {_clock(progress.seconds_left)} left")
     return head
 
 
@@ -90,6 +89,11 @@ def _stages(progress: Progress) -> RenderableType:
 
 def _curves(run: RunFiles) -> RenderableType:
     table = Table.grid(padding=(0, 2))
+    accuracies = run.accuracies()
+    if accuracies:
+        line = [accuracies.get(number) for number in range(max(accuracies) + 1)]
+        first, last = accuracies[min(accuracies)], accuracies[max(accuracies)]
+        table.add_row("held-out accuracy", Text(sparkline(line, 40), "green"), f"{first:.1%} → {last:.1%}")
     for title, metric in CURVES:
         values = [metrics.get(metric) for metrics in run.rounds]
         present = [value for value in values if value is not None]

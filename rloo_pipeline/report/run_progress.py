@@ -7,6 +7,7 @@ that is running, that failed (its last line is the error), or that was killed (i
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,8 +23,10 @@ ORDER = (
     *("assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "reference", "update", "evaluate"),
     *("distance", "harness", "report"),
 )
-LAST_LINES = 4096
-"""Bytes at a log's end that are searched for its last line."""
+LAST_LINES = 65536
+"""Bytes at a log's end that are searched for the stage's last line; engines print there too."""
+LINE = re.compile(r"^\S+ \S+ (?P<level>[A-Z]+) rloo(?P<part>\.\w+)?: (?P<text>.*)$", re.MULTILINE)
+"""A line of the stage itself."""
 
 
 class LiveJob(NamedTuple):
@@ -69,7 +72,9 @@ class Progress(NamedTuple):
     stages: list[Stage]
     working: list[Working]
     seconds_per_round: float | None
-    """Median of the latest rounds; None before two are done."""
+    """Median of the latest rounds; None before one is done."""
+    seconds_left: float | None
+    """Until the last round is done, by that pace and by how long the current round has lasted."""
     finished: bool
 
 
@@ -93,8 +98,9 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
             jobs.append(working)
     running = [working.job.stage for working in jobs if not working.failed]
     stages = [Stage(name, done[name], running.count(name), total[name]) for name in ORDER if name in total]
-    finished = (run.folder / "report.html").exists() and past == run.config.rounds
-    return Progress(stages, jobs, _seconds_per_round(run), finished)
+    finished = (run.folder / "summary.json").exists() and past == run.config.rounds
+    pace = _seconds_per_round(run)
+    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), finished)
 
 
 def _jobs_per_round(run: RunFiles) -> dict[str, int]:
@@ -111,14 +117,16 @@ def _jobs_per_run(run: RunFiles) -> dict[str, int]:
 
 
 def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
-    """Jobs outside of rounds, and those of round `current`; earlier rounds are done, later ones have not started."""
+    """Jobs outside of rounds, and those of round `current` and of the rounds that may be sampled beside its update;
+    earlier rounds are done, later ones have not started.
+    """
     yield LiveJob("assets", "assets/assets.json", "logs/stage_assets.log")
     yield LiveJob("prompts", "prompts/counts.json", "logs/prompts.log")
     yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
     yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
     yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
-    if current <= run.config.rounds:
-        name = f"{current:05d}"
+    for number in range(current, min(current + run.config.rollout.lag, run.config.rounds) + 1):
+        name = f"{number:05d}"
         for table, stage in (("rollouts", "rollout"), ("scores", "score"), ("reference", "reference")):
             if stage != "reference" or run.config.uses_reference:
                 for shard in range(run.config.rollout.shards):
@@ -132,7 +140,7 @@ def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
             yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log")
         if run.config.evaluation.harness:
             yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log")
-    yield LiveJob("report", "report.html", "logs/report.log")
+    yield LiveJob("report", "summary.json", "logs/report.log")
 
 
 def _working(run: Path, job: LiveJob, now: float) -> Working | None:
@@ -141,28 +149,40 @@ def _working(run: Path, job: LiveJob, now: float) -> Working | None:
         with (run / job.log).open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - LAST_LINES))
-            lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
+            lines = list(LINE.finditer(file.read().decode("utf-8", errors="replace")))
         changed = (run / job.log).stat().st_mtime
     except OSError:
         return None
-    messages = [line for line in lines if " rloo" in line] or lines
-    last = messages[-1] if messages else ""
-    line = last.partition(": ")[2] if " INFO rloo: " in last or " ERROR rloo: " in last else last
-    if "rloo.time: took" in last:
+    if lines and lines[-1]["part"] == ".time" and lines[-1]["text"].startswith("took"):
         return None  # the log of an earlier run of the job, whose output was deleted
-    return Working(job, line, max(0.0, now - changed), ": error: " in last)
+    said = [line for line in lines if not line["part"]]
+    last = said[-1]["text"] if said else ""
+    return Working(job, last, max(0.0, now - changed), bool(said) and said[-1]["level"] == "ERROR")
 
 
 def _seconds_per_round(run: RunFiles) -> float | None:
-    """Median over the latest rounds, by the modification times of metrics.json."""
+    """Median over the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0."""
     times = []
-    for number in range(max(1, len(run.rounds) - 10), len(run.rounds) + 1):
+    for number in range(max(0, len(run.rounds) - 10), len(run.rounds) + 1):
+        file = metrics_of(run.folder, number) if number else run.folder / "policies" / "00000"
         try:
-            times.append(metrics_of(run.folder, number).stat().st_mtime)
+            times.append(file.stat().st_mtime)
         except OSError:
-            return None
+            if number:
+                return None
     steps = [after - before for before, after in pairwise(times) if after > before]
     return sorted(steps)[len(steps) // 2] if steps else None
+
+
+def _seconds_left(run: RunFiles, pace: float | None, now: float) -> float | None:
+    done = len(run.rounds)
+    if pace is None or not 0 < done < run.config.rounds:
+        return None
+    try:
+        current = now - metrics_of(run.folder, done).stat().st_mtime
+    except OSError:
+        return None
+    return pace * (run.config.rounds - done) - min(max(current, 0.0), pace)
 
 
 def sample_of(run: RunFiles) -> Sample | None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError
 
@@ -102,23 +102,23 @@ class Run:
         return read(self.folder).symptoms()
 
     def rollouts(self, number: int) -> Dataset:
-        """The completions of a round, one per row, with scores and, once the update is done, its values.
+        """The completions of a round, one per row, with prompts, scores and, once the update is done, its values.
 
-        Columns are those of the tables: prompt_id, sample, completion, each reward function, reward, advantage, kl, …
+        Columns: prompt_id, sample, prompt (its text), completion, scores/<name> of each reward function, reward,
+        advantage, kl, …
 
         Raises:
             UserError: the round has not been sampled or scored, or a table is damaged.
         """
         from rloo_pipeline.report.round_table import read_round
 
-        self._shards(number, "scores")
         table = read_round(self._round(number), [file.name for file in self._shards(number, "rollouts")])
         if any((self._round(number) / "reference").glob("*.parquet")):
             table = table.append_column("reference_logps", self._table(number, "reference")["reference_logps"])
-        return _dataset(table)
+        return _dataset(_with_prompts(table, self.folder / "prompts" / "train"))
 
     def scores(self, number: int) -> Dataset:
-        """The scores of a round.
+        """The scores of a round: scores/<name> of each reward function, reward, …
 
         Raises:
             UserError: the round has not been scored, or a table is damaged.
@@ -145,17 +145,18 @@ class Run:
         return sorted(file.parent.name for file in (self.folder / "evaluation").glob("*/summary.json"))
 
     def completions(self, name: str = "final", greedy: bool = False) -> Dataset:
-        """The completions of an evaluation with their scores.
+        """The completions of an evaluation with prompts and scores, in the columns of `rollouts`.
 
         Raises:
             UserError: the table is missing or damaged.
         """
-        from rloo_pipeline.artifacts import tables
+        from rloo_pipeline.artifacts.prompt_set import held_out_part
+        from rloo_pipeline.report.evaluations import read_completions
 
-        file = "greedy.parquet" if greedy else "completions.parquet"
-        return _dataset(tables.read(self.folder / "evaluation" / name / file, "completions"))
+        table = read_completions(self.folder, name, "greedy" if greedy else "completions")
+        return _dataset(_with_prompts(table, held_out_part(self.folder / "prompts")))
 
-    def prompts(self, part: Literal["train", "eval"] = "train") -> Dataset:
+    def prompts(self, part: Literal["train", "dev", "eval"] = "train") -> Dataset:
         """The prompts with every column of the dataset, memory-mapped."""
         import datasets
 
@@ -183,11 +184,20 @@ class Run:
         file = self.folder / name
         if not file.exists():
             raise UserError(f"{file}: no such file; {hint}")
-        content: JSON = read_json(file)
-        return content
+        return read_artifact(file)
+
+
+def _with_prompts(table: pa.Table, prompts: Path) -> pa.Table:
+    """The table with the text of each row's prompt after the keys."""
+    from rloo_pipeline.artifacts import tables
+    from rloo_pipeline.artifacts.prompt_set import PromptSet
+
+    texts = PromptSet(prompts).texts(table["prompt_id"].to_pylist())
+    return table.add_column(len(tables.KEYS), "prompt", [texts])
 
 
 def _dataset(table: pa.Table) -> Dataset:
+    """The table without its footer."""
     import datasets
 
     return datasets.Dataset(table.replace_schema_metadata(None))

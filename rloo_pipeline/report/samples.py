@@ -8,9 +8,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.evaluation.completions import is_correct
+from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, permutation
 
@@ -62,25 +63,23 @@ def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
     Raises:
         UserError: the two evaluations are not of the same prompts.
     """
-    files = {name: run / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final")}
-    before, after = (tables.read(file, "completions") for file in files.values())
-    tables.check_aligned(before, after, str(files["final"]))
+    before, after = read_pair(run)
     samples = config.evaluation.num_generations
     drawn = sorted(permutation(after.num_rows // samples, derive(config.seed, "report"))[:EXAMPLES])
     rows = [place * samples for place in drawn]
     ids = after["prompt_id"].take(rows).to_pylist()
-    prompts = PromptSet(run / "prompts" / "eval").by_id(ids)
+    prompts = PromptSet(held_out_part(run / "prompts")).by_id(ids)
     pairs = zip(ids, *(_completions(config, table.take(rows)) for table in (before, after)), strict=True)
     return [HeldOutExample(_messages(prompts[key]["prompt"]), first, last) for key, first, last in pairs]
 
 
-def groups(config: Config, run: Path) -> list[ShownGroup]:
-    """Some prompts of the first, the middle and the last round, with rewards and advantages.
+def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
+    """Some prompts of the first, the middle and the round `last`, with rewards and advantages.
 
     Raises:
         UserError: a table of such a round is damaged, or the tables do not belong together.
     """
-    rounds = sorted({1, (config.rounds + 1) // 2, config.rounds})
+    rounds = sorted({1, (last + 1) // 2, last} - {0})
     return [group for number in rounds for group in _groups_of_round(config, run, number)]
 
 
@@ -110,7 +109,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
         ShownCompletion(
             _shortened(row["completion"]),
             bool(correct[place, 0]),
-            {name: row[name] for name in names},
+            {name: row[tables.score_column(name)] for name in names},
             row["finish_reason"],
             len(row["completion_ids"]),
             row.get("advantage"),

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import metrics_of, read_evaluation
-from rloo_pipeline.evaluation.completions import grid, is_correct
+from rloo_pipeline.artifacts.files import check_belongs, read_artifact
+from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.diagnosis.run_files import evaluation_of, metrics_until, read_evaluation, read_metrics
+from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array, Gain, gain, holm, is_share, pass_at_ks, powers_of_two
+from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.seeds import derive
 
@@ -31,7 +32,11 @@ class Measure(NamedTuple):
 def summarize(config: Config, run: Path) -> dict[str, Any]:
     """The summary of a finished run, from its files alone."""
     evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
-    rounds = [read_json(metrics_of(run, number)) for number in range(1, config.rounds + 1)]
+    for name, evaluation in evaluations.items():
+        if distance := evaluation["distance"]:
+            file = run / "evaluation" / name / "distance.json"
+            check_belongs(file, distance, {"reference": evaluations["warmstart"]["policy"]})
+    rounds = [read_metrics(run, number) for number in range(1, config.rounds + 1)]
     gains = gains_of(config, run)
     return {
         "run": config.run,
@@ -51,7 +56,42 @@ def summarize(config: Config, run: Path) -> dict[str, Any]:
             "evaluation": sum(evaluation["num_completion_tokens"] for evaluation in evaluations.values()),
         },
         "versions": versions(),
+        **_choice(config, run),
     }
+
+
+def _choice(config: Config, run: Path) -> dict[str, Any]:
+    """What a single run chose on dev, and its test; an experiment has both in its own folder."""
+    file = run / "selection.json"
+    if config.select is None or not file.exists():
+        return {}
+    [chosen] = read_artifact(file)["chosen"]
+    test = read_artifact(run / "test" / str(config.seed) / "summary.json", evaluated="test", policy=chosen["policy"])
+    return {"chosen": chosen, "test": test}
+
+
+def so_far(config: Config, run: Path) -> dict[str, Any]:
+    """The part of the summary that a run in flight has; `warmstart` is None until that evaluation is done."""
+    rounds = metrics_until(run, config.rounds)
+    evaluations = evaluations_so_far(config, run)
+    return {
+        "run": config.run,
+        "rounds": len(rounds),
+        "seed": config.seed,
+        "warmstart": evaluations.get("warmstart"),
+        "final": None,
+        "tokens": {
+            "rollouts": sum(int(metrics["num_completion_tokens"] or 0) for metrics in rounds),
+            "evaluation": sum(evaluation["num_completion_tokens"] for evaluation in evaluations.values()),
+        },
+        "versions": versions(),
+    }
+
+
+def evaluations_so_far(config: Config, run: Path) -> dict[str, JSON]:
+    """The evaluations that are done, by name; that of the final policy may be of a run with fewer rounds."""
+    names = list(config.evaluated)[:-1]
+    return {name: evaluation for name in names if (evaluation := evaluation_of(run, name))}
 
 
 def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
@@ -63,24 +103,16 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
     """
     samples = config.evaluation.num_generations
     functions = [*(reward.column for reward in config.rewards), "reward"]
-    before, after = _read_pair(run, "completions.parquet")
+    before, after = read_pair(run)
     measures = {f"pass@{k}": _pass_at(config, samples, k) for k in powers_of_two(samples)}
     for name in functions:
-        shares = is_share(*(grid(table[name], samples) for table in (before, after)))
+        shares = is_share(*(scores_of(table, name, samples) for table in (before, after)))
         measures[f"rewards/{name}"] = Measure(_mean_of(name, samples), samples if shares else None)
     measures |= {"length": Measure(_length(samples), None), "truncated": Measure(_truncated(samples), samples)}
     gains = _paired(config, before, after, measures)
-    gains |= _paired(config, *_read_pair(run, "greedy.parquet"), {"greedy": _pass_at(config, 1, 1)})
+    gains |= _paired(config, *read_pair(run, "greedy"), {"greedy": _pass_at(config, 1, 1)})
     corrected = holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
-
-
-def _read_pair(run: Path, file: str) -> tuple[pa.Table, pa.Table]:
-    """The warm start's completions and the final policy's, of the same prompts."""
-    paths = [run / "evaluation" / name / file for name in ("warmstart", "final")]
-    before, after = (tables.read(path, "completions") for path in paths)
-    tables.check_aligned(before, after, str(paths[1]))
-    return before, after
 
 
 def _paired(config: Config, before: pa.Table, after: pa.Table, measures: dict[str, Measure]) -> dict[str, Gain]:
@@ -104,7 +136,7 @@ def _mean_of(name: str, samples: int) -> Callable[[pa.Table], Array]:
     """Mean over a prompt's scorable samples, NaN if there is none."""
 
     def mean(table: pa.Table) -> Array:
-        values = grid(table[name], samples)
+        values = scores_of(table, name, samples)
         scored = ~np.isnan(values)
         total, count = np.where(scored, values, 0.0).sum(axis=1), scored.sum(axis=1)
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -113,7 +145,7 @@ def _mean_of(name: str, samples: int) -> Callable[[pa.Table], Array]:
 
 
 def _length(samples: int) -> Callable[[pa.Table], Array]:
-    return lambda table: _mean_by_prompt([len(ids) for ids in table["completion_ids"].to_pylist()], samples)
+    return lambda table: _mean_by_prompt(tables.sampled_lengths(table), samples)
 
 
 def _truncated(samples: int) -> Callable[[pa.Table], Array]:

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.evaluation.completions import grid
+from rloo_pipeline.evaluation.completions import scores_of
+from rloo_pipeline.report.evaluations import read_pair
 
 
 class Cell(NamedTuple):
@@ -49,13 +49,11 @@ def of_run(config: Config, run: Path) -> list[Task]:
     column = config.report.task_column
     if column is None:
         return []
-    prompts = PromptSet(run / "prompts" / "eval")
+    prompts = PromptSet(held_out_part(run / "prompts"))
     if column not in prompts.table.column_names:
         near = did_you_mean(column, prompts.table.column_names)
         raise UserError(f"report.task_column: the held-out rows have no column '{column}'{near}")
-    files = [run / "evaluation" / name / "completions.parquet" for name in ("warmstart", "final")]
-    before, after = (tables.read(file, "completions") for file in files)
-    tables.check_aligned(before, after, str(files[1]))
+    before, after = read_pair(run)
     names = dict(zip(*(prompts.table[name].to_pylist() for name in ("prompt_id", column)), strict=True))
     tasks = [str(names[prompt_id]) for prompt_id in after["prompt_id"].to_pylist()]
     return by_task(before, after, tasks, [*(reward.column for reward in config.rewards), "reward"])
@@ -68,13 +66,13 @@ def by_task(before: pa.Table, after: pa.Table, tasks: Sequence[str], functions: 
         before: completions of the warm start.
         after: those of the final policy, in the same order.
         tasks: each row's task.
-        functions: columns with scores.
+        functions: reward functions; `reward` is their weighted sum.
 
     Returns:
         Tasks in the order in which they first appear.
     """
     task_of_row, ids = np.asarray(tasks), np.asarray(after["prompt_id"].to_pylist())
-    scores = {name: [grid(table[name], 1)[:, 0] for table in (before, after)] for name in functions}
+    scores = {name: [scores_of(table, name, 1)[:, 0] for table in (before, after)] for name in functions}
     summaries = []
     for task in dict.fromkeys(tasks):
         rows = task_of_row == task

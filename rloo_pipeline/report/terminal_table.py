@@ -11,8 +11,7 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.history import Metrics
 from rloo_pipeline.errors import UserError
@@ -72,7 +71,7 @@ class Measurements:
         self.config, self.folder = config, folder
         self._metrics: list[Metrics] = []
         self._seconds: list[float | None] = []
-        self._evaluations: dict[int, JSON] = {}
+        self._accuracies: dict[int, float] = {}
         self.rows: list[Row] = []
         """A row for each finished round, and one for policy 0 where it was evaluated."""
         self.seconds_left: float | None = None
@@ -87,12 +86,12 @@ class Measurements:
         first = min(first, len(self._metrics) + 1)
         try:
             for one in range(first, last + 1):
-                if not (file := run_files.metrics_of(self.folder, one)).exists():
+                if not run_files.metrics_of(self.folder, one).exists():
                     break
-                self._metrics[one - 1 :] = [read_json(file)]
+                self._metrics[one - 1 :] = [run_files.read_metrics(self.folder, one)]
                 self._seconds[one - 1 :] = [self._seconds_of(one)]
             run = run_files.RunFiles(self.folder, self.config, self._metrics)
-            self._evaluations = run.evaluations()
+            self._accuracies = run.accuracies()
             pace = progress_of(run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
@@ -101,7 +100,7 @@ class Measurements:
         self.rows = self._rows()
 
     def _rows(self) -> list[Row]:
-        held_out = {number: evaluation.get("accuracy") for number, evaluation in self._evaluations.items()}
+        held_out = self._accuracies
         rows = [Row(0, None, held_out[0], None, None, None, None)] if 0 in held_out else []
         for number, (metrics, seconds) in enumerate(zip(self._metrics, self._seconds, strict=True), start=1):
             tokens = metrics.get("num_completion_tokens")
@@ -133,6 +132,17 @@ def table(shown: Sequence[Row], most: int) -> RenderableType:
         drawn.add_row("…")
     for row in shown[-most:]:
         drawn.add_row(*row.cells())
+    return drawn
+
+
+def table_of_runs(runs: Sequence[Measurements]) -> RenderableType:
+    """A line a run: its latest round."""
+    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    drawn.add_column("run", overflow="fold")
+    for column in COLUMNS:
+        drawn.add_column(column, justify="right", no_wrap=True)
+    for run in runs:
+        drawn.add_row(run.config.run, *run.rows[-1].cells())
     return drawn
 
 

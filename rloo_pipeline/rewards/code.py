@@ -25,13 +25,14 @@ Not covered:
 - Expected outputs in the prompt (MBPP shows its asserts): a program can look its answer up in a table. Keep some tests
   out of the prompt.
 - Tests that let the program decide: `assert f(x)` where any true value passes; two objects of the program's own classes
-  compared with each other; a helper that the tests take from the program, unless it is a builtin or a standard module;
-  an expected value that is computed from a list after the program had that list; `np.allclose` and `(… == …).all()`,
-  which hold for an empty array (`np.testing.assert_allclose` compares shapes).
+  compared with each other; `x in` such an object; a helper that the tests take from the program, unless it is a builtin
+  or a standard module; an expected value that is computed from a list after the program had that list; `np.allclose`
+  and `(… == …).all()`, which hold for an empty array (`np.testing.assert_allclose` compares shapes).
 - Values that the pipe cannot carry. An argument of a class that the tests define: the row is None, with a reason in the
-  column `error`. Order and arithmetic on objects of the program's classes, and `isinstance` with such a class: these
-  tests fail. A named tuple comes back as a tuple. A list, dict or set that a function changes in place is changed for
-  the tests too.
+  column `error`. A function of the tests that returns such a value to the program: the program gets a TypeError. Order
+  and arithmetic on objects of the program's classes, `isinstance` with such a class, and a context manager of the
+  program that suppresses an exception: these tests fail. A named tuple comes back as a tuple. A list, dict, set or
+  deque that a function changes in place is changed for the tests too. Coroutines run one after the other.
 
 Startup cost in CPU time on one core of an AMD EPYC: a script 39 ms under bubblewrap, 125 ms under Apptainer, 34 ms
 unconfined; all asserts of a row, which need two processes, 99, 271 and 90 ms.
@@ -86,7 +87,7 @@ def code_reward(
         entry_point_column: the column with the name of the function for `check`, where the tests define `check`.
         timeout: seconds of wall time and of CPU time for a run of the program: all asserts of a row, or one input.
         memory_mb: limit in MiB for each process.
-        file_mb: limit in MiB for a file, and for /tmp as a whole.
+        file_mb: limit in MiB for a file, and for /tmp as a whole, which may have 256 files for each MiB.
         processes: most concurrent processes and threads.
         partial: return the share of passed tests instead of 0 or 1.
         workers: rows that run concurrently.

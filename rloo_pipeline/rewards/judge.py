@@ -16,6 +16,7 @@ all attempts together.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,7 +91,7 @@ async def judge_reward(
         max_tokens: most tokens of the judge's reply.
         extra_body: further keys of the request, such as `{chat_template_kwargs: {enable_thinking: false}}`.
         concurrency: most concurrent requests of all calls in a process.
-        timeout: seconds after which a request fails.
+        timeout: seconds after which a request fails, from its start to the last byte of the answer.
         attempts: attempts per request, including the first; the waits between them grow.
         api_key_env: name of the environment variable with the endpoint's key; the key is never logged.
         row_columns: every column of the dataset.
@@ -127,7 +128,18 @@ async def judge_reward(
 
 
 def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> AsyncOpenAI:
+    import httpx2
     import openai
+
+    class BoundedClient(openai.DefaultAsyncHttpxClient):
+        """Limits a request as a whole: httpx limits each read, so a slow trickle would never time out."""
+
+        async def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await super().send(request, **kwargs)
+            except TimeoutError:
+                raise httpx2.ReadTimeout(f"no whole answer within {timeout:g} s", request=request) from None
 
     return openai.AsyncOpenAI(
         base_url=base_url,
@@ -136,6 +148,7 @@ def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> As
         project="",
         timeout=timeout,
         max_retries=attempts - 1,
+        http_client=BoundedClient(timeout=timeout, follow_redirects=False),  # completions go to no other host
     )
 
 
@@ -166,7 +179,7 @@ async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:
             f"{REWARD}: {shown_url} failed {endpoint.attempts} times, last with {type(error).__name__} {cause}; check "
             "that the server runs and can be reached from here, or raise timeout"
         ) from None
-    except (openai.APIError, AttributeError, TypeError, ValueError) as error:
+    except (openai.APIError, AttributeError, RecursionError, TypeError, ValueError) as error:
         raise UserError(
             f"{REWARD}: {shown_url} did not answer with a chat completion ({http_service.without(key, error)}); "
             "check base_url"

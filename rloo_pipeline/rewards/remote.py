@@ -143,7 +143,7 @@ async def _post(client: AsyncClient, body: dict[str, list[Any]], target: Target)
         )
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         text = http_service.without(secret, response.text)
         raise UserError(
             f"{REWARD}: {target.shown_url} did not answer with JSON ({text}); check url and the server"

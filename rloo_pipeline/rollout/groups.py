@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.config import Config, Model, Rollout
+from rloo_pipeline.data.tool_template import ToolTemplate
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.compatibility import compatibility_key
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
@@ -16,6 +21,9 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
 from rloo_pipeline.workers import engine_cache
+
+EVALUATION = ("evaluation",)
+"""Names of the seeds of held-out samples, which do not depend on the policy."""
 
 
 def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
@@ -27,7 +35,7 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
         longest_prompt, max_completion_length: tokens that the context must have room for, together.
 
     Raises:
-        UserError: the policy is not complete, or its model or the CPU does not fit the configuration.
+        UserError: the policy is damaged or not complete, or its model or the CPU does not fit the configuration.
         IncompatibleEngine: this worker keeps a sampler that cannot take this policy.
     """
     model, vllm = config.model, config.vllm
@@ -35,6 +43,7 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
         model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size
     )
     needed = longest_prompt + max_completion_length
+    digest = policy.digest(folder)  # before anything reads its files
     policy.check(folder)
     plain_model.check_tensors(folder, model.trust_remote_code)
     key = (settings, config.seed, compatibility_key(folder, model.trust_remote_code))
@@ -42,9 +51,9 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     if sampler is None:
         if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
             formats.check_dtype(model.dtype)
-        sampler = Sampler(folder, settings, needed, config.seed)
+        sampler = Sampler(folder, settings, needed, config.seed, digest)
     else:
-        sampler.swap(folder, needed)
+        sampler.swap(folder, needed, digest)
     engine_cache.keep("sampler", key, sampler)
     return sampler
 
@@ -65,40 +74,103 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
     }
 
 
-def sample_groups(
-    sampler: Sampler,
-    rows: Sequence[dict[str, Any]],
-    samples: int,
-    sampling: SamplingConfig,
-    seed: int,
-    names: tuple[str | int, ...],
-) -> list[dict[str, Any]]:
-    """Samples `samples` completions of each prompt.
+class Draw(NamedTuple):
+    """Completions to sample."""
+
+    rows: Sequence[dict[str, Any]]
+    """Prompts with prompt_id and prompt_ids."""
+    samples: int
+    """K."""
+    sampling: SamplingConfig
+    names: tuple[str | int, ...]
+    """The seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`)."""
+
+    def requests(self, seed: int) -> list[Request]:
+        """One request for each completion, by prompt and sample."""
+        return [
+            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling)
+            for row, sample in product(self.rows, range(self.samples))
+        ]
+
+
+def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[list[dict[str, Any]]]:
+    """Samples `samples` completions of each prompt, for all draws at once: the engine mixes them in its batches.
 
     Args:
         sampler: with the policy.
-        rows: prompts with prompt_id and prompt_ids.
-        samples: K.
-        sampling: parameters.
-        seed, names: the seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`).
+        config: of the stage.
+        draws: what to sample.
 
     Returns:
-        Rows of the rollouts table, ordered by (prompt, sample).
+        For each draw, rows of the rollouts table, ordered by (prompt, sample).
     """
-    pairs = list(product(rows, range(samples)))
-    requests = [Request(row["prompt_ids"], derive(seed, *names, row["prompt_id"], sample)) for row, sample in pairs]
+    requests = [draw.requests(config.seed) for draw in draws]
+    rows = [row for draw in draws for row in draw.rows for _ in range(draw.samples)]
+    play = _episodes if config.rollout.uses_tools else _single_turns
+    columns = play(sampler, config, rows, [*chain(*requests)], draws[0].sampling)
+    if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
+        raise UserError(
+            f"{sampler.settings['model']}: the policy samples with log-probs that are not finite, as weights with NaN "
+            "do; look for the round whose update made them so"
+        )
+    completions = iter(columns)
+    return [
+        [
+            {
+                "prompt_id": row["prompt_id"],
+                "sample": sample,
+                "prompt_ids": row["prompt_ids"],
+                **completion,
+                "seed": request.seed,
+            }
+            for (row, sample), request, completion in zip(
+                product(draw.rows, range(draw.samples)), own, completions, strict=False
+            )
+        ]
+        for draw, own in zip(draws, requests, strict=True)
+    ]
+
+
+def schema(config: Config) -> pa.Schema:
+    """The schema of the rows of `sample_groups`."""
+    return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
+
+
+def _single_turns(
+    sampler: Sampler,
+    _: Config,
+    __: Sequence[dict[str, Any]],
+    requests: Sequence[Request],
+    sampling: SamplingConfig,
+) -> list[dict[str, Any]]:
+    """The columns of completions of one turn."""
     return [
         {
-            "prompt_id": row["prompt_id"],
-            "sample": sample,
-            "prompt_ids": row["prompt_ids"],
             "completion_ids": completion.ids,
             "completion": completion.text,
             "sampling_logps": completion.logps,
             "finish_reason": completion.finish_reason,
-            "seed": request.seed,
         }
-        for (row, sample), request, completion in zip(
-            pairs, requests, sampler.sample(requests, sampling, "completions"), strict=True
-        )
+        for completion in sampler.sample(requests, sampling, "completions")
     ]
+
+
+def _episodes(
+    sampler: Sampler,
+    config: Config,
+    rows: Sequence[dict[str, Any]],
+    requests: Sequence[Request],
+    sampling: SamplingConfig,
+) -> list[dict[str, Any]]:
+    """The columns of completions with tools."""
+    from rloo_pipeline.rollout.beginnings import pool_of
+    from rloo_pipeline.rollout.episode_loop import Episodes, Player
+    from rloo_pipeline.rollout.tool_calls import CallReader
+
+    tokenizer = policy.load_tokenizer(Path(sampler.settings["model"]), config.model.trust_remote_code)
+    template = ToolTemplate(tokenizer, config.dataset, sampler.stop_ids)
+    reader = CallReader(template, config.rollout.tool_parser)
+    with pool_of(config.rollout) as pool:
+        episodes = Episodes(Player(config.rollout, pool, template, reader), rows, requests, sampling)
+        sampler.play(episodes, sampling, "episodes")
+    return [episode.columns() for episode in episodes.episodes]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -14,6 +15,8 @@ class Request(NamedTuple):
 
     prompt_ids: list[int]
     seed: int
+    sampling: SamplingConfig | None = None
+    """By default that of the call."""
 
 
 class Completion(NamedTuple):
@@ -26,6 +29,38 @@ class Completion(NamedTuple):
     """Log-prob of each token under the distribution that it was sampled from."""
     finish_reason: str
     """`stop`, `length` or `abort`."""
+
+
+class Turns(Protocol):
+    """Requests that follow from each other: what the sampler plays until nothing is left."""
+
+    total: int
+    """Number of completions in the end."""
+
+    def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
+        """Requests that can be sampled now, each with its place; with `wait` at least one, if there will be any."""
+
+    def take(self, place: int, completion: Completion) -> bool:
+        """Takes what was sampled for a place; returns whether its completion is whole."""
+
+
+class SingleTurns:
+    """Completions of one turn each: all requests can be sampled at once."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.total = len(requests)
+        self.waiting = list(enumerate(requests))
+        self.done: dict[int, Completion] = {}
+
+    def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:  # noqa: ARG002
+        """All requests, at the first call."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def take(self, place: int, completion: Completion) -> bool:
+        """Keeps the completion."""
+        self.done[place] = completion
+        return True
 
 
 class SamplingConfig(NamedTuple):
@@ -42,6 +77,7 @@ def params_of(request: Request, sampling: SamplingConfig, stop_ids: list[int]) -
     """vLLM's parameters for one request."""
     from vllm import SamplingParams
 
+    sampling = request.sampling or sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

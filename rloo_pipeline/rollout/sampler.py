@@ -9,22 +9,30 @@ the table. Nothing is tokenized here: token ids go in and come out.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import model_dims, policy
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import engine_size, swap_check
-from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig, completion_of, params_of
+from rloo_pipeline.rollout.requests import (
+    Completion,
+    Request,
+    SamplingConfig,
+    SingleTurns,
+    Turns,
+    completion_of,
+    params_of,
+)
 from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
-    from vllm import LLM
+    from vllm import LLM, SamplingParams
 
 LOGPROBS_MODE = "processed_logprobs"
 
@@ -42,8 +50,10 @@ class EngineSettings(NamedTuple):
 class Sampler:
     """A vLLM engine that holds one policy."""
 
-    def __init__(self, folder: Path, engine: EngineSettings, max_model_len: int, seed: int) -> None:
-        """Loads the policy (a full model, or an adapter with its base).
+    def __init__(
+        self, folder: Path, engine: EngineSettings, max_model_len: int, seed: int, digest: str | None = None
+    ) -> None:
+        """Loads the policy (a full model, or an adapter with its base); `digest` is its digest if it is verified.
 
         Raises:
             UserError: the policy is not complete, or prompt and completion do not fit the model's context.
@@ -51,7 +61,9 @@ class Sampler:
         policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
-        self.digest = policy.digest(folder)
+        self.digest = digest or policy.digest(folder)
+        if policy.is_adapter(folder):
+            policy.verify(base)
         self.max_model_len = engine_size.context_length(base, max_model_len)
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
@@ -88,17 +100,20 @@ class Sampler:
 
     def _start_engine(self) -> LLM:
         vllm = import_shims.import_vllm()
+        facts = read_json(Path(self.settings["model"]) / "config.json")
         on_cpu: dict[str, Any] = {
             "enforce_eager": True,
             # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
             "enable_chunked_prefill": False,
+            # Without chunks vLLM keeps no states of recurrent layers for prompts that begin alike.
+            **({"enable_prefix_caching": False} if model_dims.is_recurrent(facts) else {}),
             "max_num_seqs": engine_size.CPU_MAX_SEQS,
             "kv_cache_memory_bytes": self.cache_bytes,
         }
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
         return engine
 
-    def swap(self, folder: Path, max_model_len: int) -> None:
+    def swap(self, folder: Path, max_model_len: int, digest: str | None = None) -> None:
         """Loads another policy with the same `compatibility_key`; completions are those of a new engine.
 
         A policy with the digest of the current one is not read again.
@@ -106,6 +121,7 @@ class Sampler:
         Args:
             folder: of the policy.
             max_model_len: tokens that the context must have room for.
+            digest: of the policy, if it is verified.
 
         Raises:
             IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
@@ -115,7 +131,7 @@ class Sampler:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
         self._wake_up()
         policy.check(folder)
-        digest = policy.digest(folder)
+        digest = digest or policy.digest(folder)
         self.settings["model"] = str(policy.base_of(folder))
         if self.llm is None:
             self.lora = None if self.lora is None else _lora_request(folder, 1)
@@ -175,25 +191,49 @@ class Sampler:
         Returns:
             The completions in the order of the requests.
         """
-        from vllm import TokensPrompt
+        turns = SingleTurns(requests)
+        self.play(turns, sampling, what)
+        return [turns.done[place] for place in range(len(requests))]
 
+    def play(self, turns: Turns, sampling: SamplingConfig, what: str) -> None:
+        """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
+        long as it has another.
+
+        Args:
+            turns: the requests.
+            sampling: parameters of those that have none of their own.
+            what: label of the progress line.
+        """
         began = time.monotonic()
         self.llm = self.llm or self._start_engine()
         self._wake_up()
-        prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests]
-        params = [params_of(request, sampling, self.stop_ids) for request in requests]
-        names = self.llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        places = {name.partition("-")[0]: place for place, name in enumerate(names)}
-        engine, done = self.llm.llm_engine, dict[int, Completion]()
-        with counting(what, len(requests)) as counter:
-            while len(done) < len(requests):
-                finished = [output for output in engine.step() if output.finished]
-                for output in finished:
-                    place = places[output.request_id]
-                    done[place] = completion_of(engine.get_tokenizer(), params[place], output)
-                counter.advance(len(finished))
+        engine = self.llm.llm_engine
+        running: dict[str, tuple[int, SamplingParams]] = {}
+        with counting(what, turns.total) as counter:
+            while True:
+                running |= self._enqueue(self.llm, turns.requests(not running), sampling)
+                if not running:
+                    break
+                for output in engine.step():
+                    if output.finished:
+                        place, params = running.pop(output.request_id)
+                        counter.advance(turns.take(place, completion_of(engine.get_tokenizer(), params, output)))
         self.seconds = time.monotonic() - began
-        return [done[place] for place in range(len(requests))]
+
+    def _enqueue(
+        self, llm: LLM, requests: Iterable[tuple[int, Request]], sampling: SamplingConfig
+    ) -> dict[str, tuple[int, SamplingParams]]:
+        """Gives requests to the engine; returns their places and parameters by the names that its outputs have."""
+        from vllm import TokensPrompt
+
+        given = list(requests)
+        if not given:
+            return {}
+        prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for _, request in given]
+        params = [params_of(request, sampling, self.stop_ids) for _, request in given]
+        names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
+        places = [place for place, _ in given]
+        return {name.partition("-")[0]: (place, one) for name, place, one in zip(names, places, params, strict=True)}
 
     def _wake_up(self) -> None:
         if self.sleeping and self.llm is not None:
@@ -235,11 +275,13 @@ def _reset_packed_experts(model: Any) -> None:
 
 
 def _repack_lm_head(model: Any) -> None:
-    """Renews the packed copy of the LM head; where it is tied, a reload leaves the old copy."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    """Renews the packed copy of the LM head, which may be the embedding itself; where it is tied, a reload leaves the
+    old copy.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     for module in model.modules():
-        if isinstance(module, ParallelLMHead):
+        if isinstance(module, VocabParallelEmbedding):
             module.quant_method.process_weights_after_loading(module)
 
 

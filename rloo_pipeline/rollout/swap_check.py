@@ -103,8 +103,9 @@ def transformers_logps(
 
     from rloo_pipeline.training import plain_model
 
-    with _uncompiled(engine):
-        model: Any = plain_model.load_plain(policy.base_of(folder), dtype, trust_remote_code)
+    with _uncompiled(engine):  # eager: SDPA leaves soft caps out
+        base = policy.base_of(folder)
+        model: Any = plain_model.load_plain(base, dtype, trust_remote_code, attn_implementation="eager")
     if policy.is_adapter(folder):
         model = plain_model.load_adapter(model, folder)
     model.eval()

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from rloo_pipeline.runtime import devices, ranks, scratch
 
+LOGGER = "rloo.time"
+"""Logger of the cost, which goes to the log file and not to the terminal."""
+
 _began: float | None = None
 _cpu_before = 0.0
 
@@ -40,10 +43,10 @@ def end() -> None:
     The threads of gloo now and then abort the process during interpreter shutdown, after all files are written.
     """
     if os.environ.get("RANK") in (None, "0") and (used := devices.gpus_used()):
-        logging.getLogger("rloo.time").info("used %s", used)
+        logging.getLogger(LOGGER).info("used %s", used)
     if not ranks.is_rank():
         spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
-        logging.getLogger("rloo.time").info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
+        logging.getLogger(LOGGER).info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
     sys.stdout.flush()
     sys.stderr.flush()

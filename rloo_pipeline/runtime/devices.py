@@ -24,6 +24,22 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def memory_bytes() -> float:
+    """Memory that this process may fill: that of its GPU, or its share of `machine_bytes`."""
+    import torch
+
+    if torch.cuda.is_available():
+        return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return machine_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def machine_bytes() -> float:
+    """Memory of this machine, or what SLURM gives the job on it; needs no torch."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    job = int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20
+    return float(min(machine, job or machine))
+
+
 class HoldsGpu(Protocol):
     """An object that holds memory of a GPU and can free it."""
 

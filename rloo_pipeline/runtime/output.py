@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rloo_pipeline.errors import printable
-from rloo_pipeline.runtime import progress
+from rloo_pipeline.runtime import cost, progress
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -84,4 +84,5 @@ def _terminal_handler() -> logging.Handler:
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False, markup=False)
     handler.setFormatter(_PrintableFormatter("%(message)s"))
+    handler.addFilter(lambda record: record.name != cost.LOGGER)
     return handler

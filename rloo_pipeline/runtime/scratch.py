@@ -25,20 +25,34 @@ def use(folder: Path | None = None) -> None:
     Args:
         folder: a new folder in TMPDIR, which its owner removes at the end; None makes one that is removed at exit.
     """
-    top = user_folder()
-    if top != Path(tempfile.gettempdir()):
+    if is_inside():
         return
-    remove_abandoned(top)
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="rloo-"))
         _own.append(folder)
         atexit.register(remove)
+    claim(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def claim(folder: Path) -> None:
+    """Marks a folder in TMPDIR to be removed after this process; also removes those of processes that have ended.
+
+    Does nothing inside of such a folder, which is removed as a whole.
+    """
+    if is_inside() or (folder / LOCK).exists():
+        return
+    remove_abandoned(folder.parent)
     temporary = folder / f"{LOCK}.new"
     lock = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     temporary.rename(folder / LOCK)  # locked before anyone can see it
     _locks.append(lock)
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def is_inside() -> bool:
+    """Whether TMPDIR is in a folder that is removed with its process."""
+    return user_folder() != Path(tempfile.gettempdir())
 
 
 def remove() -> None:

@@ -53,19 +53,38 @@ def read_tests(column_value: Any, entry_point: str | None, where: str) -> Assert
     if isinstance(column_value, Sequence) and all(isinstance(test, str) for test in column_value):
         return _asserts(list(column_value), entry_point)
     if isinstance(column_value, Sequence) and all(isinstance(t, Mapping) and "output" in t for t in column_value):
-        return [ScriptCase(test.get("input") or "", test["output"] or "") for test in column_value]
+        return [ScriptCase(_text(test, "input", where), _text(test, "output", where)) for test in column_value]
     raise UserError(
         f"the tests of {where} are neither a string, a list of strings, nor a list of {{input, output}}: "
         "convert the column to one of these forms"
     )
 
 
+def _text(test: Mapping[str, Any], key: str, where: str) -> str:
+    """The input or output of a test; a number can be written in several ways, so it is no text."""
+    value = test.get(key)
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise UserError(
+        f"the tests of {where} have an {key} that is not text but {type(value).__name__} ({value!r:.50}): make it a "
+        "string, exactly as a program reads or prints it"
+    )
+
+
 def _asserts(texts: list[str], entry_point: str | None) -> Asserts:
     """Several strings are a unit each; a single string is split into its statements."""
     try:
-        trees = [ast.parse(text) for text in texts]
+        return _split(texts, entry_point)
     except (SyntaxError, ValueError) as error:
         raise UnusableTestsError(f"not valid Python: {error}") from None
+    except (RecursionError, MemoryError):  # what Python's parser and compiler raise
+        raise UnusableTestsError("an expression is too long or nested too deeply for Python") from None
+
+
+def _split(texts: list[str], entry_point: str | None) -> Asserts:
+    trees = [ast.parse(text) for text in texts]
+    for tree in trees:
+        compile(tree, "tests.py", "exec")
     statements = [node for tree in trees for node in tree.body]
     helpers = {node.name for node in statements if isinstance(node, DEFINITIONS) and _contains_assert(node, set())}
     if len(trees) == 1:

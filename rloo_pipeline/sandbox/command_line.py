@@ -47,6 +47,8 @@ ENVIRONMENT = {
 OF_SYSTEM = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
 OF_SYSTEM_OR_LINKS = ("/lib", "/lib32", "/lib64")
 OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+FILES_PER_MB = 256
+"""Most files for each MiB of /tmp: one a page. An empty file takes 1.4 kB of the kernel's memory."""
 OWN_PROCESSES = {"bubblewrap": 3, "apptainer": 24, "none": 1}
 """Processes and threads of the sandbox itself, which the kernel counts too. Apptainer has many, being written in Go."""
 
@@ -70,6 +72,8 @@ class Sandbox(NamedTuple):
     """Whether /tmp can be limited as a whole."""
     read_only: tuple[str, ...] = ()
     image: str = ""
+    counted: bool = False
+    """Whether the number of files in /tmp can be limited."""
 
 
 def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
@@ -105,6 +109,10 @@ def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     if is_real_root():  # without a user namespace: only root itself may become another user, see limits.apply
         namespaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         capabilities += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    if sandbox.counted:  # limits.apply needs it to remount /tmp, and drops it
+        capabilities += ["--cap-add", "CAP_SYS_ADMIN"]
+        # as any other user, bubblewrap enters a second user namespace, which may not remount anything
+        namespaces += [] if is_real_root() else ["--uid", "0", "--gid", "0"]
     return [
         *(sandbox.command, *namespaces, *capabilities, "--die-with-parent", "--new-session", "--dev", "/dev", *mounts),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", str(python)),
@@ -133,6 +141,7 @@ def python_arguments(
         "modules": {module.__name__: _source(module) for module in (limits_inside, *with_modules, main)},
         "limits": {
             "uid": random.randrange(0x60000000, 0x70000000) if _drops_root(sandbox) else 0,
+            "files": limits.file_mb * FILES_PER_MB if sandbox.counted else 0,
             "cpu_seconds": seconds,
             "memory": limits.memory_mb << 20,
             "file_size": limits.file_mb << 20,

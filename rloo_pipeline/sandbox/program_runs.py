@@ -32,6 +32,14 @@ class RunSettings(NamedTuple):
     """Run all tests, also after one has failed."""
 
 
+class ProgramRun(NamedTuple):
+    """A program that was run."""
+
+    printed: str
+    status: int | None
+    """Exit status; None if it did not end in time or printed too much."""
+
+
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
     """How many cases a program passes as a script. Stops at the first failure unless `partial`."""
     passed = 0
@@ -50,22 +58,43 @@ def _passes(settings: RunSettings, text: str, case: ScriptCase) -> bool:
 
 def run_script(settings: RunSettings, text: str, case: ScriptCase) -> tuple[str, bool]:
     """What a program prints as a script, and whether it ends in time, with status 0 and not too much output."""
+    run = run_program(settings, text, case.input, max(OUTPUT_LIMIT, 4 * len(case.output)))
+    return run.printed, run.status == 0
+
+
+def run_program(
+    settings: RunSettings, text: str, given: str = "", most: int = OUTPUT_LIMIT, with_errors: bool = False
+) -> ProgramRun:
+    """Runs a program as a script.
+
+    Args:
+        settings: sandbox and limits.
+        text: the program.
+        given: its standard input.
+        most: most bytes that it may print.
+        with_errors: what it writes to its standard error belongs to what it prints.
+    """
     deadline = time.monotonic() + settings.limits.seconds
     code = text.encode(errors="replace")
-    stdin = b"%d\n%b%b" % (len(code), code, case.input.encode(errors="replace"))
+    stdin = b"%d\n%b%b" % (len(code), code, given.encode(errors="replace"))
     with Pipe() as to_program, Pipe() as output:
         with sandbox.confined(
-            script, settings.confinement, settings.limits, stdin=to_program.reader, stdout=output.writer
+            script,
+            settings.confinement,
+            settings.limits,
+            stdin=to_program.reader,
+            stdout=output.writer,
+            stderr=output.writer if with_errors else subprocess.DEVNULL,
         ) as process:
             to_program.reader.close()
             output.writer.close()
             if not _ready(output.reader, deadline):
-                return "", False
+                return ProgramRun("", None)
             feeder = _feed(to_program.writer, stdin)
-            printed, complete = _read(output.reader, deadline, max(OUTPUT_LIMIT, 4 * len(case.output)))
-            ended_well = complete and _exit_status(process, deadline) == 0
+            printed, complete = _read(output.reader, deadline, most)
+            status = _exit_status(process, deadline) if complete else None
         feeder.join()
-    return printed.decode(errors="replace"), ended_well
+    return ProgramRun(printed.decode(errors="replace"), status)
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:

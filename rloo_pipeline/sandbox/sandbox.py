@@ -5,9 +5,9 @@ installed but does not work here (for lack of user namespaces, say) is not used.
 
 1. bubblewrap (`bwrap`): new namespaces for users, processes, network, IPC and mounts; no capabilities; a read-only root
    with only the interpreter and the system's libraries; no /proc, no $HOME, no shell; one writable folder, /tmp, in
-   memory and of limited size. It comes first because it starts fastest, uses the interpreter in place, and its binary
-   needs neither root nor an installation: any `bwrap` on PATH works (`conda install -c conda-forge bubblewrap`) where
-   the kernel lets users create namespaces.
+   memory, of limited size and number of files. It comes first because it starts fastest, uses the interpreter in place,
+   and its binary needs neither root nor an installation: any `bwrap` on PATH works (`conda install -c conda-forge
+   bubblewrap`) where the kernel lets users create namespaces.
 2. Apptainer, `exec --containall --net --network none --no-privs`, for clusters without bubblewrap: the same namespaces.
    It needs an image with a `python3` of 3.9 or newer (the option `image`) and starts more slowly. Inside an Apptainer
    container there is usually no second Apptainer: put bubblewrap into the image, which works there where the cluster's
@@ -31,8 +31,10 @@ Not covered: vulnerabilities in the remaining system calls; the CPU time that ot
 until the deadline; the memory of all processes together (each is limited, so the maximum is `memory_mb` × `processes`);
 memory of the kernel that comes with memory and open files (at most twice `memory_mb` of page tables and 20 MB of
 buffers for each process); timing, which a program can measure. The filter of system calls is for x86-64. A bubblewrap
-before 0.7 cannot limit /tmp as a whole, so nothing is writable there. Kernels before 5.14 count a user's processes over
-the whole machine, so there `processes` is added to what runs when the sandbox starts.
+before 0.7 cannot limit /tmp as a whole, so nothing is writable there. Under Apptainer, and where the kernel lets nobody
+remount /tmp in bubblewrap, many small files take memory of the kernel (1.4 kB each) until the program ends, which only
+a memory cgroup limits, such as that of a SLURM job. Kernels before 5.14 count a user's processes over the whole
+machine, so there `processes` is added to what runs when the sandbox starts.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def find(read_only: tuple[str, ...] = (), image: str = "", allow_unconfined: boo
         if not Path(path).exists():
             raise UserError(f"the sandbox needs '{path}', which does not exist: correct the reward's options")
     reasons = []
-    for candidate in (_bubblewrap(read_only), _apptainer(read_only, image)):
+    bubblewrap = _bubblewrap(read_only)
+    counting = [bubblewrap._replace(counted=True)] if isinstance(bubblewrap, Sandbox) and bubblewrap.sized else []
+    for candidate in (*counting, bubblewrap, _apptainer(read_only, image)):
         reason = candidate if isinstance(candidate, str) else _probe(candidate)
         if isinstance(candidate, Sandbox) and not reason:
             return candidate

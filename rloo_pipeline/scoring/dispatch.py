@@ -40,7 +40,7 @@ class WorkerPools:
             rewards: the functions.
             limit: threads that may compute at a time, summed over workers.
         """
-        adopt_orphans()
+        self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
         self.dismissed: list[WorkerProcess] = []
@@ -64,7 +64,7 @@ class WorkerPools:
         for workers in self.started:
             for worker in workers:
                 worker.kill()
-        end_orphans()
+        end_orphans(self.others)
 
     def run(self) -> None:
         """Makes all calls.
@@ -165,7 +165,8 @@ class Dispatcher:
             self._remove(job, worker, None)
 
     def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
-        how = describe_exit(worker.kill())
+        exit_code = worker.kill()
+        how = worker.fault or describe_exit(exit_code)
         if worker.signature is None:
             raise UserError(f"{job.label} {how} while it was imported; import it in Python to see why")
         self._remove(job, worker, how)
@@ -173,7 +174,8 @@ class Dispatcher:
     def _remove(self, job: ScoringJob, worker: WorkerProcess, how: str | None) -> None:
         """Kills a worker, fails the call that was under way, and puts its other calls back.
 
-        With several async calls under way, the one at fault is unknown: all of them are repeated one by one.
+        Where the one at fault is unknown, all are repeated one by one: with several async calls under way, or where
+        the function disturbed the connection, by which no results came after that.
 
         Args:
             job: the worker's job.
@@ -182,7 +184,8 @@ class Dispatcher:
         """
         worker.kill()
         self.workers[job].remove(worker)
-        begun = worker.began() or dict.fromkeys(list(worker.calls)[:1], worker.since)
+        begun = {} if worker.disturbed else worker.began()
+        begun = begun or dict.fromkeys(worker.calls, worker.since)
         suspects = begun if len(begun) > 1 else {}
         guilty = next(iter(begun), None) if not suspects else None
         job.put_back([number for number in worker.calls if number not in begun], alone=False)

@@ -50,7 +50,7 @@ class PlannedCall(NamedTuple):
     first: int
     end: int
     alone: bool = False
-    """Do not run beside other async calls: one of several ended the process, and this finds out which."""
+    """Do not send with other calls: one of several ended the process, and this finds out which."""
     split_from: SplitCall | None = None
 
     @property
@@ -136,7 +136,7 @@ class ScoringJob:
         """Removes the next calls for one of `workers` workers from `waiting`."""
         at_once = 1
         alone = next((place for place, call in enumerate(self.waiting) if call.alone), None)
-        if self.asynchronous and alone is not None:
+        if alone is not None:
             first, end = alone, alone + 1
         elif self.asynchronous:
             first, end = 0, self._contiguous(len(self.waiting))

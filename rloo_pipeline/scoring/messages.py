@@ -1,15 +1,23 @@
 """Messages between a worker process and its parent, and the socket and shared memory that carry them.
 
 Only import strings, data and plain results cross. A message covers many calls at once, in parallel lists: scoring a
-row may take less time than pickling an object. The worker imports this module, so it imports almost nothing.
+row may take less time than encoding an object. The worker imports this module, so it imports almost nothing.
+
+A reward function shares its process with the worker, so it can write anything to the parent, or half of something. The
+parent therefore reads JSON, up to a limit, and never waits for the rest of a message. Pickles go to the worker only.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import mmap
 import os
 import pickle
+import select
 import struct
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rloo_pipeline.scoring.reward_call import Scores, Signature
@@ -86,41 +94,120 @@ class Failed(NamedTuple):
 
 
 Message = Ready | Broken | Began | Done | Failed
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
+TRACEBACK_CHARACTERS = 20_000
+"""Most characters of a traceback that are sent, from its end."""
+READ_SECONDS = 1.0
+"""Longest time in which the parent reads from one worker without a break."""
+
+
+class BadMessageError(Exception):
+    """What came from a worker is no message: its function wrote to the worker's descriptor."""
+
+
+def encode_report(messages: list[Message]) -> bytes:
+    """Messages of a worker as JSON."""
+    return json.dumps([[type(message).__name__, message] for message in messages]).encode()
+
+
+def decode_report(data: bytes | bytearray) -> list[Message]:
+    """The messages that were encoded.
+
+    Raises:
+        BadMessageError: the data are not such messages.
+    """
+    try:
+        report = json.loads(data, parse_constant=_refuse_constant)
+        if not isinstance(report, list):
+            raise TypeError
+        return [_validator(name).validate_python(fields) for name, fields in report]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadMessageError from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no score")
+
+
+@functools.cache
+def _validator(name: str) -> Any:
+    from pydantic import TypeAdapter  # only in the parent, which has imported it for the configuration
+
+    return TypeAdapter(KINDS[name])
 
 
 class MessageSocket:
-    """One end of a socket that carries whole messages: a length in bytes, then a pickle."""
+    """One end of a socket that carries whole messages: a length in bytes, then the data."""
 
     LENGTH = struct.Struct("=Q")
 
     def __init__(self, file: int) -> None:
         self.file = file
+        self._unread = bytearray()
 
-    def send(self, message: object) -> None:
+    def send(self, data: bytes) -> None:
         """Sends a message; blocks while the other end does not read."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         unsent = memoryview(self.LENGTH.pack(len(data)) + data)
         while unsent:
             unsent = unsent[os.write(self.file, unsent) :]
 
-    def receive(self) -> Any:
-        """Waits for the next message.
+    def receive(self) -> bytearray:
+        """Waits for the next message; for the worker, which trusts its parent.
 
         Raises:
             EOFError: the other end is closed.
         """
-        (length,) = self.LENGTH.unpack(self._read(self.LENGTH.size))
-        return pickle.loads(self._read(length))
+        while True:
+            for message in self._complete(1 << 40):
+                return message
+            self._read()
 
-    def _read(self, length: int) -> bytearray:
-        data = bytearray(length)
-        view, filled = memoryview(data), 0
-        while filled < length:
-            count = os.readv(self.file, [view[filled:]])
-            if not count:
-                raise EOFError
-            filled += count
-        return data
+    def arrived(self, limit: int) -> list[bytearray]:
+        """The whole messages that are here, without waiting for more.
+
+        Args:
+            limit: most bytes of a message.
+
+        Raises:
+            EOFError: the other end is closed, and all messages have been returned.
+            BadMessageError: a message is longer than `limit`.
+        """
+        end, messages = time.monotonic() + READ_SECONDS, list(self._complete(limit))
+        poll = select.poll()
+        poll.register(self.file, select.POLLIN)
+        while poll.poll(0) and time.monotonic() < end:
+            try:
+                self._read()
+            except (EOFError, ConnectionResetError):
+                if messages:
+                    break
+                raise EOFError from None
+            messages += self._complete(limit)
+        return messages
+
+    @property
+    def in_message(self) -> bool:
+        """Whether the beginning of a message is here and its end is not."""
+        return bool(self._unread)
+
+    def _read(self) -> None:
+        data = os.read(self.file, 1 << 18)
+        if not data:
+            raise EOFError
+        self._unread += data
+
+    def _complete(self, limit: int) -> Iterator[bytearray]:
+        """Removes whole messages from what has been read."""
+        size = self.LENGTH.size
+        while len(self._unread) >= size:
+            end = size + self.LENGTH.unpack_from(self._unread)[0]
+            if end > size + limit:
+                raise BadMessageError
+            if len(self._unread) < end:
+                return
+            message = self._unread[size:end]
+            del self._unread[:end]
+            yield message
 
     def close(self) -> None:
         """Closes this end; a second call does nothing."""

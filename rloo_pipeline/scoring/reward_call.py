@@ -89,7 +89,7 @@ def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
             return returned.copy()  # the function may keep its list and write into it
     if not isinstance(returned, Sequence) and hasattr(returned, "tolist"):
         returned = returned.tolist()
-    if not isinstance(returned, Sequence) or isinstance(returned, str):
+    if not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray | memoryview):
         raise BadOutputError(f"returned {type(returned).__name__}, not a list with one number or None per completion")
     if len(returned) != len(rows):
         raise BadOutputError(f"returned {len(returned)} scores for {len(rows)} completions ({rows_text(rows)})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -49,6 +50,7 @@ def score_columns(
         prompts: the prompt set that they were sampled from, whose columns the functions get.
         policy_folder: a policy with the tokenizer of the policy that sampled.
     """
+    policy.verify_text(policy_folder)
     constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
     samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
     results = score_with(pools, batch_of(rollouts, prompts), samples, constants)
@@ -67,7 +69,7 @@ def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, Sc
     table = as_table(
         rollouts,
         tables.scores_schema(list(scores)),
-        {**scores, "reward": total},
+        {**{tables.score_column(name): values for name, values in scores.items()}, "reward": total},
         [columns[reward.column] for reward in rewards],
     )
     if nulls := table["reward"].null_count:
@@ -123,12 +125,20 @@ def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
     ids = rollouts["prompt_id"].to_pylist()
     by_id = prompts.by_id(ids)
     rows: list[dict[str, Any]] = [by_id[prompt_id] for prompt_id in ids]
-    texts = rollouts["completion"].to_pylist()
-    completions = [
-        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-        for row, text in zip(rows, texts, strict=True)
-    ]
+    completions = _completions(rollouts, [isinstance(row["prompt"], str) for row in rows])
     names = [name for name in prompts.table.column_names if name not in {*OWN_ARGUMENTS, "prompt_ids", "prompt"}]
     columns = {name: [row[name] for row in rows] for name in names}
-    columns["finish_reason"] = rollouts["finish_reason"].to_pylist()
+    for name in ("finish_reason", *(tables.OF_ENVIRONMENTS if tables.is_episodes(rollouts) else ())):
+        columns[name] = rollouts[name].to_pylist()
     return RewardBatch([row["prompt"] for row in rows], completions, rollouts["completion_ids"].to_pylist(), columns)
+
+
+def _completions(rollouts: pa.Table, plain: Sequence[bool]) -> list[Any]:
+    """Completions in TRL's form: a text where the prompt is `plain` text, else the messages that follow it."""
+    if tables.is_episodes(rollouts):
+        return [json.loads(messages) for messages in rollouts["messages"].to_pylist()]
+    texts = rollouts["completion"].to_pylist()
+    return [
+        text if is_plain else [{"role": "assistant", "content": text}]
+        for text, is_plain in zip(texts, plain, strict=True)
+    ]

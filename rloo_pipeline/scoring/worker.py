@@ -3,7 +3,7 @@
 `worker_process.WorkerProcess` starts it with three file descriptors:
 
 - a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming number is the length of a `CallBatch`,
-  and messages with results go out, several short calls in one message. At the end of the stream the process exits.
+  and results go out as JSON, several short calls in one message. At the end of the stream the process exits.
 - a file in memory with the pickled `CallBatch`;
 - a file in memory, the `StatusBoard`: the call under way, which the parent reads when a call hangs.
 
@@ -13,16 +13,19 @@ so libraries that use SIGALRM work. The process dies with its parent.
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import errno
 import gc
 import inspect
 import mmap
 import os
+import pickle
 import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,14 +33,17 @@ from rloo_pipeline.config import import_string
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring import reward_call
 from rloo_pipeline.scoring.messages import (
+    TRACEBACK_CHARACTERS,
     Began,
     Broken,
     CallBatch,
     Done,
     Failed,
+    Message,
     MessageSocket,
     Ready,
     Start,
+    encode_report,
     read_batch,
 )
 
@@ -89,8 +95,8 @@ def main(socket: int, batch_file: int, board_file: int) -> None:
     for file in (socket, batch_file, board_file):
         os.set_inheritable(file, False)
     channel = MessageSocket(socket)
-    start: Start = channel.receive()
-    _die_with(start.parent)
+    start: Start = pickle.loads(channel.receive())
+    die_with(start.parent)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent closed its end
         _serve(channel, batch_file, StatusBoard(board_file), start)
 
@@ -100,14 +106,14 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
         function = import_string.load(start.function)
         signature = reward_call.signature_of(function)
     except (UserError, ValueError, TypeError) as error:
-        channel.send([Broken(str(error))])
+        channel.send(encode_report([Broken(str(error))]))
         return
-    channel.send([Ready(signature)])
+    channel.send(encode_report([Ready(signature)]))
     gc.collect()
     gc.freeze()  # the loaded modules stay: the collector need not scan them again
     caller = _Caller(function, start, channel, board)
     while True:
-        batch = read_batch(batch_file, channel.receive())
+        batch = read_batch(batch_file, pickle.loads(channel.receive()))
         _redirect_output(start.parent)
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
@@ -128,15 +134,18 @@ def _redirect_output(parent: int) -> None:
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
     number, place, columns = batch.number, 0, list(batch.columns.items())
+    mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
     for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
         end = place + count
         arguments = {name: values[place:end] for name, values in columns}
         arguments.update(constants)
+        if mutable:  # a function may change its arguments, and the next call must not see that
+            arguments.update(copy.deepcopy(mutable))
         yield Call(number, range(batch.first + place, batch.first + end), arguments, deadline)
         number, place = number + 1, end
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Has the kernel kill this process when its parent dies: a worker in an endless loop would not notice."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -148,6 +157,7 @@ class _Caller:
 
     def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
         self.function, self.reference, self.channel, self.board = function, start.function, channel, board
+        self.pid = os.getpid()
 
     @cached_property
     def loop(self) -> asyncio.Runner:
@@ -158,24 +168,25 @@ class _Caller:
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
         """Makes one call after the other on this thread."""
-        results: list[Done | Failed] = []
+        results: list[Message] = []
         last_report = time.monotonic()
         for call in calls:
             began = time.monotonic()
             if results and began - last_report > REPORT_SECONDS:
-                self.channel.send(results)
+                self._send(results)
                 results, last_report = [], began
             self.board.write(call.number, began)
             try:
                 notes = reward_call.collect_notes()
-                returned = self.function(**call.arguments)
-                if type(returned) is not list and inspect.isawaitable(returned):
-                    returned = self.loop.run(_await(returned))
+                with self._in_this_process():
+                    returned = self.function(**call.arguments)
+                    if type(returned) is not list and inspect.isawaitable(returned):
+                        returned = self.loop.run(_await(returned))
                 scores = reward_call.checked_scores(returned, call.rows)
                 _add(results, call, time.monotonic() - began, scores, notes)
             except Exception as error:
                 results.append(self._failed(call, began, error))
-        self.channel.send(results)
+        self._send(results)
 
     async def call_concurrently(self, calls: list[Call], at_once: int) -> None:
         """Makes async calls in one loop, at most `at_once` at a time, each with its own deadline."""
@@ -185,8 +196,8 @@ class _Caller:
 
         async def one(call: Call) -> None:
             async with free:
-                self.channel.send([Began(call.number)])
-                self.channel.send([await self._call_async(call)])
+                self._send([Began(call.number)])
+                self._send([await self._call_async(call)])
 
         await asyncio.gather(*(one(call) for call in calls))
 
@@ -198,13 +209,31 @@ class _Caller:
         try:
             notes = reward_call.collect_notes()  # each call is a task, with a context of its own
             async with limit:
-                returned = await self.function(**call.arguments)
+                with self._in_this_process():
+                    returned = await self.function(**call.arguments)
             scores = reward_call.checked_scores(returned, call.rows)
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed(call.number, time.monotonic() - began, late=True)
             return self._failed(call, began, error)
         return _add([], call, time.monotonic() - began, scores, notes)
+
+    def _send(self, messages: list[Message]) -> None:
+        try:
+            self.channel.send(encode_report(messages))
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the function closed it, in whichever call
+                self.board.write(0, 0.0)
+            raise
+
+    @contextmanager
+    def _in_this_process(self) -> Iterator[None]:
+        """Ends a child process in which the function returns too, after a fork: this process answers."""
+        try:
+            yield
+        finally:
+            if os.getpid() != self.pid:
+                os._exit(0)
 
     def _failed(self, call: Call, began: float, error: Exception) -> Failed:
         import traceback
@@ -216,12 +245,11 @@ class _Caller:
             return Failed(call.number, seconds, bad=f"cannot continue: {error}")
         message = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
         message += import_string.error_location(error, self.reference)
-        return Failed(call.number, seconds, raised=message, traceback="".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])
 
 
-def _add(
-    results: list[Done | Failed], call: Call, seconds: float, scores: reward_call.Scores, notes: dict[int, str]
-) -> Done:
+def _add(results: list[Message], call: Call, seconds: float, scores: reward_call.Scores, notes: dict[int, str]) -> Done:
     """Adds a call with scores to the last message of `results`, or to a new one; returns that message."""
     if not results or not isinstance(results[-1], Done):
         results.append(Done([], [], [], {}))

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import accumulate, pairwise, starmap
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.scoring.messages import (
+    BadMessageError,
     Began,
     CallBatch,
     Done,
@@ -28,6 +31,7 @@ from rloo_pipeline.scoring.messages import (
     MessageSocket,
     Ready,
     Start,
+    decode_report,
     write_batch,
 )
 from rloo_pipeline.scoring.reward_call import Signature
@@ -45,6 +49,11 @@ MARK = "RLOO_SCORED_BY"
 """Variable in the environment of workers and of all that they start: the process that scores."""
 GRACE = 2.0
 """Seconds after its deadline in which an async call may stop itself."""
+NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
+"""How a function failed that disturbed the connection, phrased to follow the function's name."""
+CLOSED = "closed a file descriptor that belongs to the process that calls it"
+MESSAGE_BYTES, CALL_BYTES, ROW_BYTES = 1 << 20, 1 << 18, 1 << 13
+"""Most bytes of a message: of any one, and more for each call (a traceback) and row (a reason) that it may report."""
 EXIT_SECONDS = 5.0
 """Seconds in which a dismissed worker may exit by itself."""
 
@@ -76,6 +85,11 @@ class WorkerProcess:
         """Calls that were sent and are not done, in order: number and deadline in seconds."""
         self._began: dict[int, float] = {}
         """Start of each async call under way."""
+        self._rows: dict[int, range] = {}
+        """The rows of each call that was sent."""
+        self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
+        self.fault: str | None = None
+        """What the function did to the connection, which is of no use any more."""
         self.since = time.monotonic()
         self._send(Start(function, options, os.getpid()))
 
@@ -91,40 +105,75 @@ class WorkerProcess:
         """
         numbers = range(batch.number, batch.number + len(batch.deadlines))
         self.calls = dict(zip(numbers, batch.deadlines, strict=True))
+        ends = list(accumulate(batch.counts, initial=batch.first))
+        self._rows = dict(zip(numbers, starmap(range, pairwise(ends)), strict=True))
+        self._limit = MESSAGE_BYTES + CALL_BYTES * len(ends) + ROW_BYTES * (ends[-1] - ends[0])
+        self._start = time.monotonic()
+        self._end = self._start + sum(batch.deadlines) + GRACE
         self._send(write_batch(self.batch_file, batch))
 
     def began(self) -> dict[int, float]:
         """The start of each call under way, by number."""
         if self.signature is None or self.signature.asynchronous:
             return self._began
-        number, began = self.board.read()
-        return {number: began} if number in self.calls else {}
+        number, began = self.board.read()  # to which the function can write too
+        return {number: min(time.monotonic(), max(self._start, began))} if number in self.calls else {}
 
     def _send(self, message: object) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the worker died; messages() will report it
-            self.channel.send(message)
+            self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def messages(self) -> list[Message] | None:
-        """New messages of the worker; None when it is dead and left no more."""
+        """New messages of the worker; None when it is dead or its connection disturbed (`fault`)."""
+        if self.fault:
+            return None
         messages: list[Message] = []
         ended = self.process.poll() is not None  # before reading: messages of a dead worker are still to be read
         try:
-            while wait([self.channel.file], 0):
-                messages += (self._recorded(message) for message in self.channel.receive())
-        except (EOFError, ConnectionResetError):
-            ended = True
-        return None if ended and not messages else messages
+            for report in self.channel.arrived(self._limit):
+                messages.extend(map(self._recorded, decode_report(report)))  # keeps those before a refused one
+        except BadMessageError:
+            self.fault = NO_MESSAGE
+        except EOFError:
+            ended = self._has_exited()
+            self.fault = None if ended else CLOSED
+        return None if (ended or self.fault) and not messages else messages
+
+    def _has_exited(self) -> bool:
+        """Whether the process ends, after its end of the connection was closed."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_SECONDS)
+        return self.process.returncode is not None
 
     def _recorded(self, message: Message) -> Message:
+        """Raises BadMessageError where a message is not about the calls that this worker has."""
         if isinstance(message, Ready):
             self.signature = message.signature
         elif isinstance(message, Began):
+            if message.number not in self.calls:
+                raise BadMessageError
             self._began[message.number] = time.monotonic()
         elif isinstance(message, Done | Failed):
-            for number in message.numbers if isinstance(message, Done) else [message.number]:
+            numbers = message.numbers if isinstance(message, Done) else [message.number]
+            if not self.calls.keys() >= {*numbers} or len({*numbers}) < len(numbers):
+                raise BadMessageError
+            if isinstance(message, Done):
+                self._check(message)
+            for number in numbers:
                 del self.calls[number]
                 self._began.pop(number, None)
         return message
+
+    def _check(self, done: Done) -> None:
+        rows = [self._rows[number] for number in done.numbers]
+        fits = len(done.seconds) == len(rows) and [*map(len, done.scores)] == [*map(len, rows)]
+        if not (fits and all(any(row in part for part in rows) for row in done.notes)):
+            raise BadMessageError
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the function wrote to the connection or closed it, so that results may have been lost."""
+        return self.fault is not None or self.channel.in_message
 
     def overdue(self, grace: float) -> bool:
         """Whether a call exceeds its deadline by more than `grace` seconds."""
@@ -133,7 +182,8 @@ class WorkerProcess:
     def next_end(self, grace: float) -> float:
         """When the next call will exceed its deadline by `grace` seconds, on the monotonic clock."""
         ends = (began + self.calls[number] for number, began in self.began().items())
-        return min(ends, default=float("inf")) + grace
+        last = self._end if self.calls else float("inf")
+        return min([last, *ends]) + grace
 
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
@@ -167,14 +217,26 @@ class WorkerProcess:
         self.kill()
 
 
-def adopt_orphans() -> None:
-    """Has this process become the parent of what its workers leave behind, in whatever session that is."""
+def adopt_orphans() -> frozenset[int]:
+    """Has this process become the parent of what its workers leave behind. Returns its present children."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    return frozenset(_children())
 
 
-def end_orphans() -> None:
-    """Kills the processes that dead workers left to this one, and those that these leave to it in turn."""
-    while orphans := _orphans():
+def end_orphans(others: frozenset[int]) -> None:
+    """Kills the processes that dead workers left to this one, and those that these leave to it in turn.
+
+    They are known by the mark in their environment, or, without it, by a session that is not this process's.
+
+    Args:
+        others: children that are none, from `adopt_orphans`.
+    """
+    mark = f"{MARK}={os.getpid()}".encode()
+    while orphans := [
+        child
+        for child, (session, environment) in _children().items()
+        if child not in others and (session != os.getsid(0) or mark in environment.split(b"\0"))
+    ]:
         for pid in orphans:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -183,15 +245,15 @@ def end_orphans() -> None:
                 os.waitpid(pid, 0)
 
 
-def _orphans() -> list[int]:
-    mark = f"{MARK}={os.getpid()}".encode()
-    orphans = []
+def _children() -> dict[int, tuple[int, bytes]]:
+    """The session and environment of each child of this process."""
+    children = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
-            is_child = int(file.read_text().rpartition(") ")[2].split()[1]) == os.getpid()
-            if is_child and mark in (file.parent / "environ").read_bytes().split(b"\0"):
-                orphans.append(int(file.parent.name))
-    return orphans
+            parent, _, session = file.read_text().rpartition(") ")[2].split()[1:4]
+            if int(parent) == os.getpid():
+                children[int(file.parent.name)] = int(session), (file.parent / "environ").read_bytes()
+    return children
 
 
 def describe_exit(code: int) -> str:

@@ -4,24 +4,57 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from rloo_pipeline.snakemake_ext.controller import Controller
 
 
-def install(workflow: Any, config: Config) -> Controller:
-    """Prepares a Snakemake process for a run.
+_controllers: list[Controller] = []
+
+
+def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
+    """Prepares a Snakemake process for a run, or for those of an experiment.
 
     Args:
         workflow: Snakemake's, as a Snakefile has it.
-        config: the run's configuration.
+        runs: what it works on.
+
+    Returns:
+        The runs, of an experiment without the rounds that a gate has spared; and the process's controller.
 
     Raises:
         UserError: something that the run needs is not there.
     """
     from rloo_pipeline.snakemake_ext.controller import Controller
 
-    controller = Controller(workflow, config)
+    controller = Controller(workflow, runs)
     controller.prepare()
-    return controller
+    _controllers.append(controller)
+    return controller.runs, controller
+
+
+def start() -> None:
+    """For `onstart` of a Snakefile with this workflow as a module, whose own `onstart` Snakemake does not call.
+
+    Raises:
+        WorkflowError: the run cannot work as it is configured.
+    """
+    from snakemake.exceptions import WorkflowError
+
+    try:
+        for controller in _controllers:
+            controller.start()
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def fail() -> None:
+    """For `onerror` of such a Snakefile: a run that a gate has ended gets its evaluation and report.
+
+    Raises:
+        SystemExit: 0, where that went well.
+    """
+    for controller in _controllers:
+        controller.fail()

@@ -1,8 +1,9 @@
 """What a Snakemake process does for a run besides its jobs: the one place where the Snakefile has side effects.
 
-`install` is called once, by workflow/rules/common.smk; `start` and `fail` are Snakemake's `onstart` and `onerror`. A
-workflow that is used as a `module:` has neither hook, so there `install` writes the configuration, stages start engines
-of their own, and a run that a gate ended is finished by a call with `rounds` at the round reached.
+`install` is called once, by workflow/rules/common.smk; `start` and `fail` are Snakemake's `onstart` and `onerror`. Of a
+workflow that is used as a `module:` Snakemake calls neither hook; a Snakefile can call them (`rloo init` writes one
+that does). Where it does not, `install` writes the configuration, stages start engines of their own, and a run that a
+gate ended is finished by a call with `rounds` at the round reached.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from snakemake.logging import logger
 from snakemake.path_modifier import PathModifier
 from snakemake.settings.types import DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes
-from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import inputs, slurm_checks
 from rloo_pipeline.report import origin
-from rloo_pipeline.runtime import controller_watch, guard, scratch
+from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
-from rloo_pipeline.snakemake_ext import ancient_inputs, early_stop, locks, steps
+from rloo_pipeline.snakemake_ext import (
+    ancient_inputs,
+    early_stop,
+    input_functions,
+    locks,
+    longer_run,
+    run_folders,
+    steps,
+)
 from rloo_pipeline.snakemake_ext.logger import LogHandler
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
@@ -35,15 +44,20 @@ RENAMED = {"update_passing": "update_transient"}
 
 
 class Controller:
-    """One Snakemake process and the run that it works on."""
+    """One Snakemake process and the run, or the runs of an experiment, that it works on."""
 
-    def __init__(self, workflow: Any, config: Config) -> None:
-        """Args: Snakemake's workflow, and the run's configuration."""
-        self._workflow, self._config = workflow, config
+    def __init__(self, workflow: Any, runs: RunSet) -> None:
+        """Args: Snakemake's workflow, and the runs as configured."""
+        self._workflow = workflow
         # a module's `prefix:` goes before all its files
-        self.run = Path(workflow.modifier.path_modifier.modify(f"results/{config.run}"))
-        """The run's folder."""
-        self.image = containers.image(config, Path(str(workflow.current_basedir)).parents[1])
+        self._results = Path(workflow.modifier.path_modifier.modify(RESULTS))
+        self.runs = early_stop.shortened(runs, self._results)
+        """The runs, of an experiment without the rounds that a gate has spared."""
+        self.folder = self._results / runs.name
+        """Folder of the run or of the experiment."""
+        self.stopped = {run for run, config in self.runs.configs.items() if self._stopped_after(run) == config.rounds}
+        """Runs, by their folders below results/, that a gate ended at the number of rounds that they have now."""
+        self.image = containers.image(runs.first, installation.root())
         """The image that stages run in with `--sdm apptainer`."""
         self._in_image = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
         self._main = bool(workflow.is_main_process)
@@ -53,10 +67,19 @@ class Controller:
         self.several_nodes = self._main and not workflow.dryrun and steps.nodes() > 1
         """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a gate ended the run at the number of rounds that it has now."""
-        return early_stop.stopped_after(self.run) == self._config.rounds
+    def run_folder(self, run: str) -> Path:
+        """The folder of a run, by its path below results/."""
+        return self._results / run
+
+    def _stopped_after(self, run: str) -> int | None:
+        return early_stop.stopped_after(self._results / run)
+
+    def threads_beside(self, threads: int) -> int:
+        """Threads of a stage that only observes: none where it runs beside the rounds on this machine, so that it never
+        takes the core that a round waits for; elsewhere `threads`.
+        """
+        here = self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
+        return 0 if here else threads
 
     def prepare(self) -> None:
         """Prepares this process: changes to Snakemake, the environment of its jobs, the run's lock.
@@ -64,23 +87,27 @@ class Controller:
         Raises:
             UserError: the image or a tracker's package is not there, or Snakemake is not the version this is made for.
         """
+        scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
         for handler in self._log_handlers():
-            handler.add_run(self._config, self.run, self._workflow.logger_manager.get_logfile())
+            for run, config in self.runs.configs.items():
+                handler.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
         ancient_inputs.find_all_jobs()
         prepare_jobs()
         if self._in_image:
             containers.require(self.image)
-            containers.prepare(self._config, self.image)
+            for config in self.runs.configs.values():
+                containers.prepare(config, self.image)
             os.environ[nodes.IMAGE] = self.image
         else:
-            trackers.require(self._config.trackers)
+            trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
         if self._workflow.output_settings.dryrun:
-            for note in inputs.require(self._config):
-                logger.warning(note)
+            self._require_inputs()
+            for longer in self._longer(self.runs.configs):
+                logger.warning(longer)
         elif self._main:
             self._hold_run()
 
@@ -88,14 +115,24 @@ class Controller:
         """The logger plugin, where it is used and this is no job."""
         return [one for one in self._workflow.logger_manager.get_log_handlers() if isinstance(one, LogHandler)]
 
+    def _require_inputs(self) -> None:
+        """Checks the inputs of each run, once where they are the same."""
+        alike = {
+            config.model_copy(update={"run": "", "seed": 0}).model_dump_json(): config
+            for config in self.runs.configs.values()
+        }
+        for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
+            logger.warning(note)
+
     def _hold_run(self) -> None:
         """Before Snakemake looks at its own lock."""
         origin.note_commit()
-        self._held = locks.hold(Path.cwd(), self._config.run)
+        self._held = locks.hold(Path.cwd(), self.runs.name)
         if self._held.message:
             logger.info(self._held.message)
         if self._held.alone and self._is_module:
-            self._write_config()
+            self._refuse_fewer_rounds(self.runs.configs)
+            self._write_configs()
 
     def rules_read(self) -> None:
         """After all rules: makes stages steps of this SLURM job, where it has several nodes.
@@ -111,6 +148,7 @@ class Controller:
                 f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}"
                 + (f" ({'; '.join(hints)})" if hints else f"; its rules are {', '.join(sorted(rules))}")
             )
+        input_functions.note_parameters(self._workflow.rules)
         if self.several_nodes:
             steps.spread(self._workflow.rules, self._workflow.global_resources)
 
@@ -129,19 +167,43 @@ class Controller:
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
                 f"{slurm_checks.USE_OURS}"
             )
-        for note in inputs.require(self._config):
-            logger.warning(note)
+        if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
+            self._workflow.scheduler.keepgoing = True
+        self._require_inputs()
+        outputs = set(self._outputs())
+        self._refuse_fewer_rounds(
+            run for run in self.runs.configs if str(self._results / run / "summary.json") in outputs
+        )
         if self._held.alone:
-            self._write_config()
-            early_stop.forget(self.run, self._config.rounds)
+            self._write_configs()
+            for run, config in self.runs.configs.items():
+                early_stop.forget(self._results / run, config.rounds)
         if not self._workflow.local_exec or self.several_nodes:  # jobs are on other machines
             return
         scratch.use(self._workflow.snakemake_tmp_dir)
         os.environ[controller_watch.VARIABLE] = controller_watch.name()
         if not self._in_image:
             rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
-            stages = {rule.shellcmd.split()[1] for rule in rules if rule.shellcmd}
-            manager.start(self._config, self._workflow.resource_settings.cores, self.run / "logs" / "workers", stages)
+            commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
+            stages = {words[1] for words in commands if words[0] == "rloo"}
+            cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
+            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
+
+    def _outputs(self) -> Iterator[str]:
+        """Files that the jobs of this call will write."""
+        for job in self._workflow.dag.needrun_jobs():
+            yield from map(str, job.output)
+
+    def _longer(self, runs: Iterable[str]) -> Iterator[str]:
+        """A sentence for each of these runs whose evaluation would be overwritten by that of fewer rounds."""
+        for run in runs:
+            if longer := longer_run.overwritten(self._results / run, self.runs.configs[run].rounds):
+                yield longer
+
+    def _refuse_fewer_rounds(self, runs: Iterable[str]) -> None:
+        """Raises: UserError: this call would overwrite the evaluation of a longer run."""
+        for longer in self._longer(runs):
+            raise UserError(longer)
 
     def fail(self) -> None:
         """After a job failed: where a gate has ended the run, finishes it as a run of the rounds that it has.
@@ -151,27 +213,40 @@ class Controller:
         Raises:
             SystemExit: 0, where that went well.
         """
-        stopped = early_stop.stopped_after(self.run)
-        if not (self._held.alone and stopped and stopped < self._config.rounds) or self._workflow.dag_settings.targets:
+        self._show_experiment()
+        ended = {
+            run: stopped
+            for run, config in self.runs.configs.items()
+            if (stopped := self._stopped_after(run)) and stopped < config.rounds
+        }
+        if not (self._held.alone and ended) or self._workflow.dag_settings.targets:
             return
-        command = early_stop.command(stopped, self._workflow.config_settings.config_args or [])
+        rounds = None if self.runs.experiment else next(iter(ended.values()))
+        command = early_stop.command(rounds, self._workflow.config_settings.config_args or [])
         if command is None:
             return
-        logger.info(f"A gate ended the run after round {stopped}: now its evaluation and report.")
-        self._write_config(rounds=stopped)
+        for run, stopped in ended.items():
+            which = f" of {run}" if self.runs.experiment else ""
+            logger.info(f"A gate ended the run{which} after round {stopped}: now its evaluation and report.")
+            run_folders.write_config(self._results / run, self.runs.configs[run], rounds=stopped)
         for handler in self._log_handlers():
             handler.give_terminal_back()
         if not subprocess.run(command, check=False).returncode:
-            reason = self.run / early_stop.STOPPED
-            logger.info(f"{self.run} ended after round {stopped} of {self._config.rounds}; {reason} says why.")
+            for run, stopped in ended.items():
+                folder, planned = self._results / run, self.runs.configs[run].rounds
+                reason = folder / early_stop.STOPPED
+                logger.info(f"{folder} ended after round {stopped} of {planned}; {reason} says why.")
+                if ahead := early_stop.sampled_ahead(folder, stopped):
+                    logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")
             raise SystemExit(0)
 
-    def _write_config(self, **changes: Any) -> None:
-        """The configuration as the stages read it, with every default filled in; touched only when it changes."""
-        text = yaml.safe_dump(self._config.model_dump(mode="json") | changes, sort_keys=False)
-        path = self.run / "config.yaml"
-        if not path.exists() or path.read_text() != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(text)
-            temporary.replace(path)
+    def _show_experiment(self) -> None:
+        """Makes the page of an experiment from the runs that are finished; the others may have failed."""
+        if self.runs.experiment and any((self._results / run / "summary.json").exists() for run in self.runs.configs):
+            subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(self.folder)], check=False)
+
+    def _write_configs(self) -> None:
+        """The configuration of each folder in which stages run, and of an experiment its own and the links."""
+        for run, config in self.runs.by_folder.items():
+            run_folders.write_config(self._results / run, config)
+        run_folders.write_experiment(self.runs, self._results)

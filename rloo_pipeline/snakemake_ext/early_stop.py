@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import UserError
 
 STOPPED = "stopped.json"
 """File in the run's folder, written by the gate that ends the run: the round and the symptoms."""
@@ -14,9 +18,16 @@ STOPPED = "stopped.json"
 def stopped_after(run: Path) -> int | None:
     """The round after which a gate ended the run; None if none did."""
     try:
-        return int(json.loads((run / STOPPED).read_text(encoding="utf-8"))["round"])
-    except (OSError, ValueError, KeyError):
+        return int(read_artifact(run / STOPPED)["round"])
+    except (UserError, OSError):
         return None
+
+
+def sampled_ahead(run: Path, round_: int) -> int:
+    """Number of rounds after `round_` that were sampled ahead (rollout.lag); a run that ends there never uses them."""
+    return sum(
+        1 for folder in run.glob("rounds/*/rollouts") if int(folder.parent.name) > round_ and any(folder.iterdir())
+    )
 
 
 def forget(run: Path, rounds: int) -> None:
@@ -25,10 +36,27 @@ def forget(run: Path, rounds: int) -> None:
         (run / STOPPED).unlink(missing_ok=True)
 
 
-def command(rounds: int, config_args: Sequence[str], argv: Sequence[str] | None = None) -> list[str] | None:
+def shortened(runs: RunSet, results: Path) -> RunSet:
+    """The runs of an experiment, those that a gate has ended with the rounds that they have.
+
+    Args:
+        runs: as configured.
+        results: the folder that theirs are in.
+    """
+    if not runs.experiment:
+        return runs
+    ends = {run: stopped_after(results / run) or config.rounds for run, config in runs.configs.items()}
+    configs = {
+        run: config.model_copy(update={"rounds": min(ends[run], config.rounds)}) for run, config in runs.configs.items()
+    }
+    return replace(runs, configs=configs)
+
+
+def command(rounds: int | None, config_args: Sequence[str], argv: Sequence[str] | None = None) -> list[str] | None:
     """The command line of this Snakemake process, with `rounds` rounds; None if Snakemake was called from Python.
 
     Args:
+        rounds: None for an experiment, whose runs `shortened` ends.
         config_args: what was given to `--config`; the option counts only once, so it is given again in full.
         argv: the command line; this process's by default.
     """
@@ -37,5 +65,5 @@ def command(rounds: int, config_args: Sequence[str], argv: Sequence[str] | None 
     if program.name != "snakemake" and program.parent.name != "snakemake":
         return None
     unchanged = [pair for pair in config_args if not pair.startswith("rounds=")]
-    options = ["--nolock", "--config", *unchanged, f"rounds={rounds}"]
+    options = ["--nolock"] if rounds is None else ["--nolock", "--config", *unchanged, f"rounds={rounds}"]
     return [sys.executable, "-m", "snakemake", *command_line[1:], *options]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import signal
@@ -18,6 +19,8 @@ from rich.text import Text
 from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
 
 ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
+COMMAND = "RLOO_COMMAND"
+"""Environment variable: what the user has typed, where that was not `snakemake`."""
 RULES = {"update_transient": "update", "update_last": "update"}
 """Rules that differ only in what they keep, and their stage."""
 
@@ -102,8 +105,9 @@ def block(failures: Sequence[Failure]) -> list[str]:
 
 def go_on() -> str:
     """What goes on from here: the command that this process is."""
-    command = f": {shlex.join(['snakemake', *sys.argv[1:]])}" if is_snakemake(sys.argv[0]) else "."
-    return f"the same command goes on from here{command}"
+    typed = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
+    command = os.environ.get(COMMAND, typed)
+    return "the same command goes on from here" + (f": {command}" if command else ".")
 
 
 def _text(log: Path, since: float) -> str | None:

@@ -33,16 +33,18 @@ NOISE = re.compile(
     r"Complete log\(s\): |"
     r"Removing temporary output |Would remove temporary output |This was a dry-run|Reasons:\n|"
     r"Some jobs were triggered by provenance|Rules with provenance triggered jobs|"
-    r"Config file \S+ is (?:extended|replaced) by"
+    r"Config file \S+ is (?:extended|replaced) by|"
+    r"Warning: the following output files of rule report were not present"  # a page in flight has the same name
 )
 """Messages of Snakemake that say nothing which is not shown here in another way."""
 ENDS = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully")
 """Errors that say only that some job failed, which the last lines say better."""
-OURS = re.compile(
-    r'WorkflowError in file "[^"]*/workflow/(?:Snakefile|rules/common\.smk)", line \d+:\n(?P<sentence>.*?)\n  File "',
+ERROR = re.compile(
+    r'WorkflowError in file "[^"]*", line \d+:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
     re.DOTALL,
 )
-"""A UserError, which names its file and key: that the Snakefile raised it is no help."""
+RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/__init__\.py"')
+"""Files that turn a UserError, which names its file and key, into an error of Snakemake: that they did is no help."""
 
 
 # Snakemake takes the type of an option from the annotation itself, so annotations of this module are no strings.
@@ -156,8 +158,9 @@ class LogHandler(LogHandlerBase):
             return
         hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
         if not hidden:
-            ours = OURS.match(text)
-            display.message(f"Error: {ours['sentence']}" if ours else text, level)
+            error = ERROR.match(text)
+            ours = error and RAISES.search(error["frames"])
+            display.message(f"Error: {error['sentence']}" if error and ours else text, level)
 
     def close(self) -> None:
         """Ends the display with the result of the call."""

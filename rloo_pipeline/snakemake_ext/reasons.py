@@ -39,6 +39,8 @@ class PlannedJob(NamedTuple):
     rule: str
     reason: str
     """Snakemake's."""
+    log: str | None = None
+    """Its log, if it writes one."""
 
 
 def explain(jobs: Iterable[PlannedJob]) -> list[str]:

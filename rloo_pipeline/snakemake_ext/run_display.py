@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -20,15 +20,19 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.terminal_table import Measurements
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.snakemake_ext import failures, reasons
+from rloo_pipeline.snakemake_ext import failures, planned_time, reasons
 from rloo_pipeline.snakemake_ext.failures import Failure
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
 TOOK = re.compile(r"took [\d.]+ s, [\d.]+ s of CPU, \d+ MB at most")
 """The last line of each stage; the table shows the seconds of a round, the report those of each job."""
+MEASURED = ("/metrics.json", "/summary.json", "/held_out.json")
+"""Files with what a job has measured of a policy or a round."""
 MOST_JOBS = 6
 """Running jobs that are named on a terminal."""
+MOST_RUNS = 2
+"""Runs of which a terminal shows every round; of more runs, as in an experiment, it shows the latest round of each."""
 LINES_BESIDE_ROUNDS = 5
 """Of the terminal's height, besides running jobs: the table's head, the bar, what was printed last."""
 
@@ -44,7 +48,7 @@ class RunningJob(NamedTuple):
     @property
     def measured(self) -> str | None:
         """The file with what the job measures of a policy or a round, if it does."""
-        return next((file for file in self.outputs if file.endswith(("/metrics.json", "/summary.json"))), None)
+        return next((file for file in self.outputs if file.endswith(MEASURED)), None)
 
 
 class RunDisplay:
@@ -88,7 +92,8 @@ class RunDisplay:
     def header(self) -> None:
         """Names each run, and where its page will be."""
         log = os.path.relpath(self._logs[0]) if self._logs else None
-        for config, run in self._runs:
+        shown = self._runs if len(self._runs) <= MOST_RUNS else self._runs[:1]
+        for config, run in shown:
             grid = Table.grid(padding=(0, 2))
             grid.add_column(style="dim")
             grid.add_column(overflow="fold")
@@ -99,6 +104,8 @@ class RunDisplay:
                     self._line(f"{name}: {value}")
             if self._console.is_terminal:
                 self._console.print(grid)
+        if len(shown) < len(self._runs):
+            self._line(f"and {len(self._runs) - len(shown)} more runs in {self._runs[0][1].parents[1]}")
 
     def planned(self, total: int) -> None:
         """Snakemake knows the jobs: a live display begins."""
@@ -127,7 +134,8 @@ class RunDisplay:
         """A job begins, or would begin in a dry run. One without outputs only names those of others."""
         if self._dry_run:
             if outputs:
-                self._planned.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason))
+                log = logs[0] if logs else None
+                self._planned.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason, log))
             return
         title = failures.title(rule, wildcards)
         with self._lock:
@@ -164,7 +172,8 @@ class RunDisplay:
         run.read(number, number)
         row = next((row for row in run.rows if row.round == number), None)
         if row and not self._live:
-            self._line(terminal_table.sentence(row, run.config.rounds, run.seconds_left))
+            name = f"{run.config.run}: " if len(self._runs) > 1 else ""
+            self._line(name + terminal_table.sentence(row, run.config.rounds, run.seconds_left))
 
     def exit_status(self, log: str, status: int) -> None:
         """The command that writes this log failed; the job's error follows."""
@@ -233,7 +242,15 @@ class RunDisplay:
             self._line(f"{count} job{'s' if count > 1 else ''} would run:")
             for line in reasons.explain(self._planned):
                 self._line(f"  {line}")
+            self._line(planned_time.sentence(self._logs_of_planned()))
             self._line("--logger-rloo-plain shows each job with its files and its command.")
+
+    def _logs_of_planned(self) -> Iterator[tuple[Path, str]]:
+        """Run and log of each planned job; those that are no stages, and rules of the user, have no such log."""
+        for job in self._planned:
+            for _, run in self._runs:
+                if job.log and Path(job.log).is_relative_to(run / "logs"):
+                    yield run, job.log
 
     def _stop_live(self) -> None:
         if self._stage_lines:
@@ -266,7 +283,11 @@ class RunDisplay:
             running = list(self._running.values())
         shown = running[:MOST_JOBS]
         most = max(3, self._console.height - LINES_BESIDE_ROUNDS - len(shown))
-        parts: list[RenderableType] = [terminal_table.table(run.rows, most) for run in self._measurements if run.rows]
+        begun = [run for run in self._measurements if run.rows]
+        if len(self._measurements) > MOST_RUNS:
+            parts: list[RenderableType] = [terminal_table.table_of_runs(begun[-most:])] if begun else []
+        else:
+            parts = [terminal_table.table(run.rows, most) for run in begun]
         parts += _running_lines(shown, len(running) - len(shown))
         left = [run.seconds_left for run in self._measurements if run.seconds_left is not None]
         return Group(*parts, terminal_table.bar(self._done, self._total, max(left, default=None)))

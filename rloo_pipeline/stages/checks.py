@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts import assets as asset_files
+from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.group_stats import mixing_of
@@ -26,11 +27,11 @@ from rloo_pipeline.checks.token_facts import token_facts
 from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.completions import grid, is_correct
+from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.runtime import progress
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.probe import resolve_policy
-from rloo_pipeline.training import forward_only, self_check
+from rloo_pipeline.training import forward_only, round_data, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -62,7 +63,7 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
 
     torch.set_num_threads(config.deepspeed.threads)
     folder = resolve_policy(folder)
-    table = tables.read(probed, "completions")
+    table = tables.read(probed, "probe", policy=policy.digest(folder))
     evidence = gather(config, assets, prompts, folder, table)
     verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
     say_checks(verdicts)
@@ -91,15 +92,14 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
 def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.Table) -> Evidence:
     """Collects what the checks need, from the probe and from forward passes of the trainer's model."""
     samples = int(tables.footer(table)["num_generations"])
-    completion_ids = table["completion_ids"].to_pylist()
     prompt_ids = table["prompt_id"].to_pylist()[::samples]
     prompt_rows = PromptSet(prompts / "train").by_id(prompt_ids)
     texts = table["completion"].to_pylist()
-    lengths = np.array([len(ids) for ids in completion_ids]).reshape(-1, samples)
+    lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    sequences = Sequences(table["prompt_ids"].to_pylist(), completion_ids)
+    sequences = round_data.sequences_of(table)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )
@@ -112,7 +112,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
         tokens=token_facts(config, folder, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
-        rewards=grid(table["reward"], samples),
+        rewards=scores_of(table, "reward", samples),
         right=is_correct(table, config.rewards, config.correct, samples),
         lengths=lengths,
         truncated=truncated,
@@ -132,7 +132,7 @@ def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any
     section = config.warmstart.sft
     if section is None:
         return None, None
-    sources = read_json(assets / "assets.json")
+    sources = asset_files.read(assets, "demonstrations")
     start = Path(sources["model"]["path"])
     examples = demonstrations(config, section, sources["demonstrations"]["path"], start, prompts)
 
@@ -152,7 +152,7 @@ def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_]
     """Which completions have the required format, [prompts, samples]; None where no reward function measures it."""
     functions = [reward.column for reward in config.rewards]
     name = config.checks.format_reward or ("format" if "format" in functions else None)
-    return None if name is None else np.nan_to_num(grid(table[name], samples)) >= 1.0
+    return None if name is None else np.nan_to_num(scores_of(table, name, samples)) >= 1.0
 
 
 def _distributions(evidence: Evidence) -> dict[str, Any]:

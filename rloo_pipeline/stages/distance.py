@@ -17,11 +17,11 @@ from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.evaluation.statistics import estimate_mean
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import forward_only
+from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.training.logprobs import TokenLogProbs
-from rloo_pipeline.training.packing import Sequences
 
 
 def distance(config: Config, completions: Path, policy_folder: Path, reference: Path, output: Path) -> None:
@@ -37,14 +37,15 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    table = tables.read(completions, "completions", ["prompt_ids", "completion_ids"])
+    digest = policy.digest(policy_folder)
+    table = tables.read(completions, "completions", policy=digest)
     settings = config.evaluation
     temperature = settings.temperature or 1.0
-    completion_ids = table["completion_ids"].to_pylist()
-    sequences = Sequences(table["prompt_ids"].to_pylist(), completion_ids)
+    sequences = round_data.sequences_of(table)
 
     def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
+        split = config.deepspeed.splits_weights
+        model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code, split)
         tokens = config.deepspeed.max_tokens_per_micro_batch
         return np.array(
             [sum(row) for row in forward_only.score(TokenLogProbs(model, temperature), sequences, tokens, what).logps]
@@ -56,13 +57,14 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     summary = {
-        "policy": policy.digest(policy_folder),
+        "policy": digest,
         "reference": policy.digest(reference),
         "temperature": settings.temperature,
         "kl/sequence_mean": estimate.value,
         "ci95": estimate.ci95,
-        "kl": float(kl.sum() / sum(map(len, completion_ids))),
+        "kl": float(kl.sum() / sum(sequences.sampled())),
     }
-    write_json(output, summary)
+    if ranks.current().first:
+        write_json(output, summary)
     interval = " (95% interval {:.3g} to {:.3g})".format(*estimate.ci95) if estimate.ci95 else ""
     say(f"KL from policy 0: {estimate.value:.3g} nats a completion{interval}")

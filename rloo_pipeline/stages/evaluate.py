@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.evaluation.completions import grid, is_correct
+from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
@@ -41,30 +41,31 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
 
     Args:
         config: of the stage.
-        prompts: folder that the stage `prompts` wrote.
+        prompts: folder of the held-out prompts.
         policy_folder: the policy.
-        name: of the evaluation, `warmstart` or `final`.
+        name: of the evaluation, such as `warmstart`, `final` or `test`.
         outputs: files to write.
     """
     settings = config.evaluation
-    held_out = PromptSet(prompts / "eval")
+    held_out = PromptSet(prompts)
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = settings.max_completion_length or config.rollout.max_completion_length
     sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
     sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
     digest = sampler.digest
 
-    def sample(path: Path, samples: int, how: SamplingConfig, prompt_rows: list[dict[str, Any]]) -> pa.Table:
-        completions = groups.sample_groups(sampler, prompt_rows, samples, how, config.seed, ("evaluation",))
-        rolled = pa.Table.from_pylist(completions, schema=tables.ROLLOUTS)
+    def sample(path: Path, kind: str, samples: int, how: SamplingConfig, prompt_rows: list[dict[str, Any]]) -> pa.Table:
+        draw = groups.Draw(prompt_rows, samples, how, groups.EVALUATION)
+        [completions] = groups.sample_groups(sampler, config, draw)
+        rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
         joined = join_scores(config, rolled, score_table(config, rolled, held_out, policy_folder))
         about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
-        tables.write(path, joined, joined.schema, "completions", **about, **groups.sampling_facts(config.model, how))
+        tables.write(path, joined, joined.schema, kind, **about, **groups.sampling_facts(config.model, how))
         return joined
 
-    sampled = sample(outputs.sampled, settings.num_generations, sampling, rows)
+    sampled = sample(outputs.sampled, "completions", settings.num_generations, sampling, rows)
     with_greedy = settings.greedy and settings.temperature > 0
-    greedy = sample(outputs.greedy, 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
+    greedy = sample(outputs.greedy, "greedy", 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
     summary = summarize(config, sampled) | {"greedy": summarize(config, greedy, 1, 0.0) if with_greedy else None}
     write_json(outputs.summary, {"policy": digest, "evaluated": name, **summary})
     low, high = summary["ci95"]
@@ -92,7 +93,7 @@ def summarize(
     right = is_correct(table, config.rewards, config.correct, samples)
     passes = {k: estimate_share(values, samples // k) for k, values in pass_at_ks(right).items()}
     functions = [reward.column for reward in config.rewards]
-    rewards = {name: grid(table[name], samples) for name in [*functions, "reward"]}
+    rewards = {name: scores_of(table, name, samples) for name in [*functions, "reward"]}
     means = {name: estimate_scores(values, settings.bootstrap_samples, seed) for name, values in rewards.items()}
     return {
         "prompts": len(right),

@@ -41,6 +41,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     section = section_of(config)
     policy.check(folder)
     plain_model.check_tensors(folder, config.model.trust_remote_code)
+    digest = policy.digest(folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
     import_shims.import_vllm()
     load_tasks(section)
@@ -67,7 +68,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
         log_samples=False,
     )
     results = {key: evaluation[key] for key in RESULT_KEYS if evaluation.get(key)}
-    write_json(output, {"policy": policy.digest(folder), "evaluated": name, "lm_eval": lm_eval.__version__, **results})
+    write_json(output, {"policy": digest, "evaluated": name, "lm_eval": lm_eval.__version__, **results})
     for task, metrics in results["results"].items():
         numbers = {key.partition(",")[0]: value for key, value in metrics.items() if isinstance(value, float)}
         say(f"{name}: {task}: " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import policy, tables
-from rloo_pipeline.artifacts.files import atomic_write, read_json
+from rloo_pipeline.artifacts.files import atomic_write
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
@@ -33,7 +34,7 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     """
     folder = resolve_policy(folder)
     digest = policy.digest(folder)
-    if earlier and tables.footer(tables.read(earlier, "completions", ["sample"]))["policy"] == digest:
+    if earlier and tables.footer(tables.read(earlier, "probe", ["sample"]))["policy"] == digest:
         with atomic_write(output) as temporary:
             shutil.copyfile(earlier, temporary)
         say("the policy is the base model, so its probe is used")
@@ -44,20 +45,21 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     samples = config.checks.probe_num_generations or config.rollout.num_generations
     sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
-    completions = groups.sample_groups(sampler, train.rows(indices), samples, sampling, config.seed, ("probe",))
-    rolled = pa.Table.from_pylist(completions, schema=tables.ROLLOUTS)
+    draw = groups.Draw(train.rows(indices), samples, sampling, ("probe",))
+    [completions] = groups.sample_groups(sampler, config, draw)
+    rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
     joined = join_scores(config, rolled, score_table(config, rolled, train, folder))
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
-    tables.write(output, joined, joined.schema, "completions", run=config.run, seed=config.seed, policy=digest, **about)
+    tables.write(output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=digest, **about)
 
 
 def join_scores(config: Config, rolled: pa.Table, scored: pa.Table) -> pa.Table:
     """Completions and their scores in one table."""
-    schema = tables.completions_schema([reward.column for reward in config.rewards])
+    scores = list(tables.scores_schema([reward.column for reward in config.rewards]))[len(tables.KEYS) :]
+    schema = pa.schema([*rolled.schema.remove_metadata(), *scores])
     return pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)
 
 
 def resolve_policy(folder: Path) -> Path:
     """The folder of a policy: `folder` itself, or the base model in a folder of `stage-assets`."""
-    assets = folder / "assets.json"
-    return Path(read_json(assets)["model"]["path"]) if assets.exists() else folder
+    return asset_files.model_of(folder) if (folder / asset_files.ASSETS).exists() else folder

@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import policy, round_tables, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import forward_only
+from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
 
 
 def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
-    """Writes the reference log-probs of one shard, in the order of its rollouts.
+    """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
 
     Args:
         config: of the stage.
@@ -28,36 +28,33 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     import torch
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
-    from rloo_pipeline.training.packing import Sequences
 
     torch.set_num_threads(config.deepspeed.threads)
-    rolled = tables.read(rollouts, "rollouts")
     digest = policy.digest(policy_folder)
+    rolled = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
     key = (digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:
-        model = forward_only.load(policy_folder, config.model.dtype, config.model.trust_remote_code)
+        model = forward_only.load(
+            policy_folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
+        )
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    sequences = Sequences(rolled["prompt_ids"].to_pylist(), rolled["completion_ids"].to_pylist())
+    sequences = round_data.sequences_of(rolled)
     tokens = config.deepspeed.max_tokens_per_micro_batch
     began = time.monotonic()
     logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
     seconds = time.monotonic() - began
-    rollout_facts = tables.footer(rolled)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
             rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), logps, strict=True
         )
     ]
-    about = {
-        **{key: rollout_facts[key] for key in ("run", "round", "shard", "seed")},
-        "policy": digest,
-        "dtype": config.model.dtype,
-    }
-    tables.write(output, rows, tables.REFERENCE, "reference", **about)
+    about = {**tables.facts_about(rolled), "policy": digest, "dtype": config.model.dtype}
+    if ranks.current().first:
+        tables.write(output, rows, tables.REFERENCE, "reference", **about)
     engine_cache.keep("reference", key, logprobs)
-    count = sum(map(len, sequences.completions))
+    count = sum(sequences.sampled())
     say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")

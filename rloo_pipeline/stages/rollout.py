@@ -8,16 +8,19 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, rows_of_round, shard_range
 
 
-def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path) -> None:
-    """Samples the completions of one shard.
+def rollout(
+    config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path, held_out: Path | None
+) -> None:
+    """Samples the completions of one shard, and its share of the held-out completions of the round.
 
     Args:
         config: of the stage.
@@ -26,6 +29,7 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         round_: number of the round, from 1.
         shard: number of the shard, from 0.
         output: the table.
+        held_out: table for the held-out completions; without it there are none.
 
     Raises:
         UserError: there are fewer prompts than a round needs, the policy is not complete, or prompts and completions do
@@ -47,11 +51,20 @@ def rollout(config: Config, prompts: Path, policy_folder: Path, round_: int, sha
         "shard": shard,
         "seed": config.seed,
         "policy": sampler.digest,
+        "policy_round": settings.policy_of(round_),
         **groups.sampling_facts(config.model, sampling),
     }
-    samples, names = settings.num_generations, ("round", round_)
-    completions = groups.sample_groups(sampler, rows, samples, sampling, config.seed, names)
-    table = tables.build(completions, tables.ROLLOUTS, "rollouts", **about)
+    beside = _held_out(config, prompts, train.longest, shard) if held_out else []
+    completions, held_out_completions = groups.sample_groups(
+        sampler,
+        config,
+        groups.Draw(rows, settings.num_generations, sampling, ("round", round_)),
+        groups.Draw(beside, 1, _held_out_sampling(config), groups.EVALUATION),
+    )
+    table = tables.build(completions, groups.schema(config), "rollouts", **about)
+    if held_out:
+        about |= groups.sampling_facts(config.model, _held_out_sampling(config))
+        tables.write(held_out, held_out_completions, groups.schema(config), "held_out", **about)
     tables.save(output, table)
     tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
@@ -67,3 +80,19 @@ def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[
     indices = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
     share = shard_range(len(indices), settings.shards, shard)
     return train.rows(indices[share.start : share.stop])
+
+
+def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[dict[str, Any]]:
+    """One shard's share of the held-out prompts of a round: the first ones, but for those too long for the engine."""
+    count = config.held_out_each_round
+    if not count:
+        return []
+    table = PromptSet(held_out_part(prompts))
+    rows = [row for row in table.rows(list(range(min(count, len(table))))) if len(row["prompt_ids"]) <= longest]
+    share = shard_range(len(rows), config.rollout.shards, shard)
+    return rows[share.start : share.stop]
+
+
+def _held_out_sampling(config: Config) -> SamplingConfig:
+    """As in evaluations, but for the length, for which the engine has room."""
+    return SamplingConfig(config.evaluation.temperature, 1.0, 0, None, config.rollout.max_completion_length)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import check_belongs
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -52,23 +53,20 @@ def score(
     devices.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
     with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
         rolled = tables.read(rollouts, "rollouts")
-        about = _about(rolled)
-        for name, part in separate.items():
-            tables.check_aligned(rolled, part, f"the scores of {name} alone")
+        about = {**tables.facts_about(rolled), "policy": tables.footer(rolled)["policy"]}
+        for file, part in zip(parts, separate.values(), strict=True):
+            check_belongs(file, tables.footer(part), {"rollouts": about["rollouts"]})
+            tables.check_aligned(rolled, part, file)
         columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder)
     if only is not None:
-        scores = as_table(rolled, tables.part_schema(only), {only: columns[only].scores}, [columns[only]])
+        scores = as_table(
+            rolled, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
+        )
         tables.write(output, scores, scores.schema, "part", **about)
     else:
         columns |= {name: _read(part, name) for name, part in separate.items()}
         scores = join(config.rewards, rolled, columns)
         tables.write(output, scores, scores.schema, "scores", **about)
-
-
-def _about(rolled: pa.Table) -> dict[str, str]:
-    """The facts that a table of scores takes from the footer of its rollouts."""
-    facts = tables.footer(rolled)
-    return {key: facts[key] for key in ("run", "round", "shard", "seed", "policy")}
 
 
 def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
@@ -78,11 +76,11 @@ def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
         UserError: the table is damaged, or the configuration has no such function.
     """
     table = tables.read(file, "part")
-    name = str(table.column_names[len(tables.KEYS)])
+    [name] = tables.functions_of(table)
     if name not in [reward.column for reward in rewards]:
         raise UserError(f"{file}: holds scores of '{name}', which is no reward of the configuration; delete it")
     return name, table
 
 
 def _read(part: pa.Table, name: str) -> ScoreColumn:
-    return ScoreColumn(*(part[column].to_pylist() for column in (name, "seconds", "error")))
+    return ScoreColumn(*(part[column].to_pylist() for column in (tables.score_column(name), "seconds", "error")))

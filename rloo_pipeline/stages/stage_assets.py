@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import atomic_folder, write_json
+from rloo_pipeline.artifacts import assets as asset_files
+from rloo_pipeline.artifacts.files import atomic_folder
 from rloo_pipeline.config import Config, Source, import_string
 from rloo_pipeline.data.building import build
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import dataset_inputs, model_inputs
 from rloo_pipeline.runtime.progress import say
 
-ASSETS = "assets.json"
 WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
 
 
@@ -38,7 +38,7 @@ def stage_assets(config: Config, output: Path) -> None:
         assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
-        write_json(temporary / ASSETS, assets)
+        asset_files.write(temporary, assets, output)
     paths = "; ".join(f"{name} {assets[name]['path']}" for name in names.values())
     say(f"assets: model {assets['model']['path']}; {paths}")
 

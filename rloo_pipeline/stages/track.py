@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime.progress import say
@@ -34,12 +34,14 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
     names = list(to or config.trackers)
     trackers.require(names)
     last = trackers.in_order_of_time(run, round_, config.rounds) if round_ else config.rounds
+    if round_ and config.held_out_each_round:
+        last = trackers.with_accuracy(run, round_, last)
     history = trackers.history_of(run, config, last)
     if not names or not history.points:
         lacks = "no round is done yet" if names else "report_to names no tracker; name one with --to"
         raise UserError(f"{run}: {lacks}")
     digest, sent = history.digest(len(history.points)), dict[str, dict[str, str]]()
-    previous = read_json(earlier)["sent"] if earlier else {}
+    previous = read_artifact(earlier)["sent"] if earlier else {}
     for name in names:
         if previous.get(name, {}).get("digest") == digest:
             sent[name] = previous[name]

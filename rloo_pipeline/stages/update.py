@@ -10,15 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline.artifacts import files, policy, tables
+from rloo_pipeline.artifacts import files, policy, round_tables, tables
+from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config
+from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import round_data, round_training, trainer_state
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.metrics import Metrics, sample_metrics, update_metrics
-from rloo_pipeline.training.round_data import RoundFiles
+from rloo_pipeline.training.metrics import Metrics, sample_metrics, staleness, update_metrics
 from rloo_pipeline.training.round_training import TrainedRound, measures_ratio
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.workers import engine_cache
@@ -37,34 +38,53 @@ class UpdateOutputs(NamedTuple):
     table: Path
 
 
+class TrainingPolicies(NamedTuple):
+    """Folders of the policies of an update."""
+
+    start: Path
+    """Policy `round_ - 1`, from which the update starts."""
+    sampler: Path
+    """The policy that sampled, an older one with `rollout.lag`."""
+
+
 def update(
-    config: Config, round_: int, start: Path, trainer: Path | None, inputs: RoundFiles, outputs: UpdateOutputs
+    config: Config,
+    round_: int,
+    policies: TrainingPolicies,
+    trainer: Path | None,
+    inputs: RoundFiles,
+    outputs: UpdateOutputs,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
 
     Args:
         config: of the stage.
         round_: number of the round, from 1.
-        start: policy `round_ - 1`.
+        policies: before the update.
         trainer: trainer state of that policy; None in round 1.
         inputs: tables of the round.
         outputs: what to write.
 
     Raises:
-        UserError: an input is damaged, the tables do not belong together, or the state is not of the policy in `start`.
+        UserError: an input is damaged, the tables are not of this round and policy, or the state is not of the policy
+            before.
     """
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    sampled = round_data.read(config, inputs)
-    engine, state = _engine(config, round_, start, trainer)
+    config = checkpointing.resolve(config, policy.base_of(policies.start))
+    digest = policy.digest(policies.start)
+    sampled = _sampled(config, round_, policies, digest, inputs)
+    engine, state = _engine(config, round_, policies.start, digest, trainer)
     trained = round_training.train(config, round_, engine, state, sampled)
     policy_digest = engine.save_policy(outputs.policy)
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
     if engine.rank.first:
         metrics = sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
         metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
-        metrics |= _step_metrics(engine, trained) | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}
+        metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
+        metrics |= trained.experts | _step_metrics(engine, trained)
+        metrics |= {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}
         _write(config, round_, trained, metrics, outputs, policy_digest)
         say(
             f"round {round_}: reward {metrics['reward']}, grad norm {_shown(metrics['grad_norm'])}, "
@@ -74,14 +94,23 @@ def update(
         engine.close()
 
 
-def _engine(config: Config, round_: int, start: Path, trainer: Path | None) -> tuple[Engine, AlgorithmState]:
+def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
+    """The tables of the round, if the policy that sampled is the one that should have."""
+    sampler = digest if policies.sampler == policies.start else policy.digest(policies.sampler)
+    used = inputs if config.uses_reference else inputs._replace(reference=())
+    vocabulary = policy.vocabulary(policies.start)
+    return round_tables.read(used, vocabulary, round=round_, policy=sampler)
+
+
+def _engine(
+    config: Config, round_: int, start: Path, digest: str, trainer: Path | None
+) -> tuple[Engine, AlgorithmState]:
     """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
     from rloo_pipeline.training.batch import AlgorithmState
 
     seed = derive(config.seed, "update", round_)
     if trainer is None:
         return Engine(start, TrainerSettings.from_config(config), seed), AlgorithmState()
-    digest = policy.digest(start)
     engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
     if engine is not None:
         engine.enter_gpu()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.files import atomic_folder, folder_files, link_or_copy, read_json
+from rloo_pipeline.artifacts.files import atomic_folder, folder_files, link_or_copy, read_artifact
 from rloo_pipeline.config import Config
+from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import model_support, plain_model, self_check
+from rloo_pipeline.training import model_support, plain_model, policy_model, self_check
 from rloo_pipeline.training.sft import sft
 
 
@@ -16,7 +18,7 @@ def trains(config: Config, trial: Path | None) -> bool:
     """Whether SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
     if config.warmstart.sft is None:
         return False
-    return trial is None or bool(read_json(trial)["asks_for_sft"])
+    return trial is None or bool(read_artifact(trial)["asks_for_sft"])
 
 
 def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, output: Path) -> None:
@@ -31,22 +33,32 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     Raises:
         UserError: the model is not complete or cannot be trained, or no demonstrations are left.
     """
-    model = Path(read_json(assets / "assets.json")["model"]["path"])
+    model = asset_files.model_of(assets)
     model_support.check_run(config, model)
+    policy.check(model)
+    policy.check_finite(model)
     if trial is not None and config.warmstart.sft is not None:
-        checks = read_json(trial)["asks_for_sft"]
+        checks = read_artifact(trial, policy=policy.digest(model))["asks_for_sft"]
         say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
     if config.warmstart.sft is not None and trains(config, trial):
-        sft(config, config.warmstart.sft, assets, prompts, output)
+        sft(checkpointing.resolve(config, model, sft=True), config.warmstart.sft, assets, prompts, output)
         return
-    policy.check(model)
     result = self_check.load_or_run(model, config.model.trust_remote_code)
-    plain_model.check_tensors(model, config.model.trust_remote_code)
+    if config.model.quantization is None:  # else they are loaded here
+        plain_model.check_tensors(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)
     with atomic_folder(output) as temporary:
-        for file in folder_files(model):
-            if file.suffix not in policy.PICKLES:
-                link_or_copy(file, temporary / file.relative_to(model))
-        (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
+        if config.model.quantization is not None:
+            from rloo_pipeline.training import quantized
+
+            quantized.write_rounded(model, temporary, config.model.dtype, config.model.trust_remote_code)
+            policy_model.copy_side_files(model, temporary)
+        else:
+            for file in folder_files(model):
+                if file.suffix not in policy.PICKLES:
+                    link_or_copy(file, temporary / file.relative_to(model))
+            (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
         result.write(temporary)
-    say(f"policy 0 is {model}, unchanged")
+        policy.seal(temporary, output.name)
+    change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"
+    say(f"policy 0 is {model}, {change}")

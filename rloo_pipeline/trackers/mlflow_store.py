@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config.section import flatten
+from rloo_pipeline.trackers.names import in_mlflow
 from rloo_pipeline.trackers.trackers import PROJECT, History, Point
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _log(client: MlflowClient, run_id: str, points: Sequence[Point]) -> None:
     from mlflow.entities import Metric
 
     metrics = [
-        Metric(_name(name), value, _milliseconds(point), point.round)
+        Metric(_name(in_mlflow(name)), value, _milliseconds(point), point.step)
         for point in points
         for name, value in point.values.items()
     ]

@@ -1,4 +1,4 @@
-"""The metrics of a run for Weights & Biases and MLflow: the numbers of metrics.json, one step per round.
+"""The metrics of a run for Weights & Biases and MLflow: metrics.json and held_out.json, one point per round.
 
 Trackers hold copies, which can be made again from the run's files at any time; they are never an input of the run.
 `History.id` identifies a run by its name and by everything that decides its numbers. So a run that is sent again stays
@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 import yaml
 
+from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import metrics_of, metrics_until
+from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of, metrics_until
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.trackers.names import STEP, eval_metrics, named
 
 PROJECT = "rloo_pipeline"
 """W&B project and MLflow experiment, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME is set."""
@@ -34,7 +36,12 @@ class Point(NamedTuple):
     time: float
     """When metrics.json was written, in seconds since 1970."""
     values: dict[str, float]
-    """The metrics that are not null."""
+    """The metrics that are not null, by their names in TensorBoard and W&B."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the run so far; the round where its metrics do not say."""
+        return int(self.values.get(STEP, self.round))
 
 
 class History(NamedTuple):
@@ -90,10 +97,17 @@ def history_of(run: Path, config: Config, last: int) -> History:
     points = []
     for metrics in metrics_until(run, last):
         number = int(metrics["round"] or 0)
-        values = {name: value for name, value in sorted(metrics.items()) if value is not None}
+        values = named(metrics, "train")
+        if (file := held_out_of(run, number)).exists() and (measured := read_json(file))["prompts"]:
+            values |= named(eval_metrics(measured), "eval")
         points.append(Point(number, metrics_of(run, number).stat().st_mtime, values))
     written = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     return History(config.run, identity(config), written, points, len(points) == config.rounds)
+
+
+def with_accuracy(run: Path, first: int, last: int) -> int:
+    """The last round from `first` to `last` up to which each later one has its held-out accuracy too."""
+    return next((number - 1 for number in range(first + 1, last + 1) if not held_out_of(run, number).exists()), last)
 
 
 def identity(config: Config) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json
 from rloo_pipeline.runtime import caches
+from rloo_pipeline.trackers.names import STEP
 from rloo_pipeline.trackers.trackers import PROJECT, History, Point
 
 STATE = "rloo.json"
@@ -91,6 +92,8 @@ def _write(run_id: str, history: History, points: Sequence[Point], scratch: Path
         config=history.config,
         settings=settings,
     )
+    run.define_metric(STEP)
+    run.define_metric("*", step_metric=STEP, step_sync=True)  # the axis of every chart, as transformers sets it
     for point in points:
         run.log({**point.values, "_timestamp": point.time}, step=point.round)
     run.finish()

@@ -27,9 +27,10 @@ class Completions(NamedTuple):
     scores: Float64[Tensor, " completions"]
     """Weighted sums of the rewards; NaN where unscorable."""
     mask: Bool[Tensor, "completions tokens"]
-    """True on the completion's tokens."""
+    """True on the tokens that the model sampled, which come first in their row, without those of tools and users."""
     truncated: Bool[Tensor, " completions"]
-    """The completion has no end token."""
+    """The completion has no end token. An episode that ends at its last turn is not truncated; one that has no room for
+    a token, or for the answer of a tool, is."""
     old_logps: Float[Tensor, "completions tokens"] | None
     """log π_old; None where the log-probs of the first step serve as π_old's."""
     reference_logps: Float[Tensor, "completions tokens"] | None = None

@@ -6,11 +6,15 @@ import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.config import JSON
+from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
+
+    from rloo_pipeline.training.settings import TrainerSettings
 
 
 BUCKET = 50_000_000
@@ -28,29 +32,24 @@ def effective_zero_stage(dtype: str, zero_stage: int) -> int:
     return zero_stage if dtype == "float32" else max(zero_stage, 1)
 
 
-def configuration(dtype: str, zero_stage: int, max_grad_norm: float, communication: str) -> dict[str, Any]:
-    """DeepSpeed's configuration.
+def configuration(settings: TrainerSettings) -> JSON:
+    """DeepSpeed's configuration, merged with the user's own keys.
 
     The caller's `step()` is the only accumulation boundary. Gradients are accumulated over micro-batches in float32.
-
-    Args:
-        dtype: number format of the weights.
-        zero_stage: ZeRO stage of the configuration, see `effective_zero_stage`.
-        max_grad_norm: gradients are clipped to this norm.
-        communication: number format in which gradients are summed over ranks; `model` is that of the weights.
     """
-    return {
+    dtype, communication = settings.dtype, settings.communication_data_type
+    zero: JSON = {
+        "stage": effective_zero_stage(dtype, settings.zero_stage),
+        "overlap_comm": False,
+        "reduce_bucket_size": BUCKET,
+    }
+    ours = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": max_grad_norm,
+        "gradient_clipping": settings.max_grad_norm,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {
-            "stage": effective_zero_stage(dtype, zero_stage),
-            "overlap_comm": False,
-            "reduce_bucket_size": BUCKET,
-            "stage3_gather_16bit_weights_on_model_save": True,
-        },
+        "zero_optimization": zero,
         "data_types": {"grad_accum_dtype": "fp32"},
         # DeepSpeed's default is the model's format, even where gradients are accumulated in float32
         "communication_data_type": NAMES[dtype if communication == "model" else communication],
@@ -58,14 +57,14 @@ def configuration(dtype: str, zero_stage: int, max_grad_norm: float, communicati
         "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
         "steps_per_print": 10**9,
     }
+    return merge(ours, settings.deepspeed_config or {})
 
 
 REPLACED = {
     "clip_fp32_gradients": "(self)",
     "module_state_dict": "(self, destination, prefix, keep_vars, exclude_frozen_parameters)",
-    "_zero3_consolidated_16bit_state_dict": "(self, exclude_frozen_parameters)",
 }
-"""Methods of DeepSpeed's engine that are replaced here or called by training/engine.py."""
+"""Methods of DeepSpeed's engine that are replaced here."""
 
 
 def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool) -> None:

@@ -1,15 +1,22 @@
-"""Demonstrations as token ids, split into those SFT trains on and held-out ones. Used by `warmstart` and `checks`."""
+"""Demonstrations as token ids, split into those SFT trains on and held-out ones. Used by `warmstart` and `checks`.
+
+A demonstration with tools is an episode: messages of the assistant, and answers of tools between them. Each of its
+turns is one demonstration here, with all that comes before it as the prompt, in the very tokens that an episode has.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tools_of
 from rloo_pipeline.config import Config, Sft
-from rloo_pipeline.data.prompting import COMPLETION, check_column, completion_text, encode, prompt_of
+from rloo_pipeline.data.prompting import COMPLETION, check_column, completion_messages, encode, prompt_of
 from rloo_pipeline.data.rows import read_rows
+from rloo_pipeline.data.tool_template import Message, ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say, track
 from rloo_pipeline.seeds import derive, permutation
@@ -40,19 +47,21 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         UserError: a column is missing, or no demonstration is left to train on.
     """
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
-    evaluated = {tuple(ids) for ids in PromptSet(prompts / "eval").table["prompt_ids"].to_pylist()}
+    parts = {prompts / "eval", held_out_part(prompts)}
+    evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
+    template = ToolTemplate(tokenizer, config.dataset, policy.stop_ids(model, tokenizer))
     rows = read_rows(section.demonstrations, path)
     pairs: list[Pair] = []
     held_out: list[Pair] = []
     check_column(section.completion_column, rows[0], COMPLETION, path)
     for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
         where = f"{path}, row {number}"
-        ids = encode(prompt_of(row, config.dataset, where), config.dataset, tokenizer, where)
-        text = completion_text(row, section.completion_column, where)
-        pair = ids, [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        (held_out if tuple(ids) in evaluated else pairs).append(pair)
+        ids = encode(prompt_of(row, config.dataset, where), config.dataset, tokenizer, where, tools_of(prompts, row))
+        messages = completion_messages(row, section.completion_column, where)
+        (held_out if tuple(ids) in evaluated else pairs).extend(_turns(ids, messages, template))
     if held_out:
-        say(f"demonstrations: held out {len(held_out)} of {len(rows)}, because their prompts are evaluation prompts")
+        count = len(held_out) + len(pairs)
+        say(f"demonstrations: held out {len(held_out)} of {count}, because their prompts are evaluation prompts")
     drawn = set(permutation(len(pairs), derive(config.seed, "sft", "held out"))[: section.held_out])
     held_out += [pairs[i] for i in sorted(drawn)]
     pairs = [pair for i, pair in enumerate(pairs) if i not in drawn]
@@ -60,3 +69,19 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         why = "all have evaluation prompts" if not section.held_out else "lower warmstart.sft.held_out"
         raise UserError(f"{path}: no demonstration is left to train on; {why}")
     return Demonstrations(Sequences(*zip(*pairs, strict=True)), held_out)
+
+
+def _turns(prompt_ids: list[int], messages: Sequence[Message], template: ToolTemplate) -> Iterator[Pair]:
+    """Each turn of the model in a demonstration, with the ids before it."""
+    ids, called = prompt_ids, list[str]()
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        if role == "assistant":
+            for message in group:
+                called = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+                text = template.turn_text(message) if called else message["content"]
+                tokenizer = template.tokenizer
+                turn = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+                yield ids, turn
+                ids = [*ids, *turn]
+        else:
+            ids = [*ids, *template.continuation(called, [str(message["content"]) for message in group])]

@@ -9,12 +9,12 @@ is the whole state of the scheduler.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import files, policy
 from rloo_pipeline.errors import UserError
@@ -47,25 +47,30 @@ class Engine:
         """
         deepspeed = import_libraries()
         formats.check_dtype(settings.dtype)
-        ranks.use_single_process()
         import torch
 
+        from rloo_pipeline.training import optimizers, split_loading
+        from rloo_pipeline.training.expert_load import ExpertLoad
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
         deepspeed_config.disable_compiled_operations()
         self.rank = ranks.current()
         self.settings = settings
         self.folder = folder
+        split_loading.start_ranks()
         torch.manual_seed(seed)
-        self.model = policy_model.load_trainable(folder, settings)
-        module = TokenLogProbs(self.model, settings.temperature)
-        deepspeed.init_distributed(dist_backend="nccl" if devices.device_type() == "cuda" else "gloo")
+        configuration = deepspeed_config.configuration(settings)
+        self.split = settings.zero_stage == 3 and self.rank.world > 1
+        """Whether the ranks share the weights from the start, and write them one by one."""
+        self.model = policy_model.load_trainable(folder, settings, configuration if self.split else None)
+        with split_loading.gathered(self.model):
+            module = TokenLogProbs(self.model, settings.temperature)
+        self.form = module.form
+        self.experts = ExpertLoad(self.model)
         self.engine, *_ = deepspeed.initialize(
             model=module,
-            optimizer=_optimizer(module, settings),
-            config=deepspeed_config.configuration(
-                settings.dtype, settings.zero_stage, settings.max_grad_norm, settings.communication_data_type
-            ),
+            optimizer=optimizers.build(module, settings),
+            config=configuration,
         )
         self.device: torch.device = self.engine.device
         self.saved = False
@@ -77,12 +82,14 @@ class Engine:
         # that the state's manifest names holds the weights, and the state leaves them out.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
         deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, self.weights_in_state)
+        if settings.quantization is not None:  # DeepSpeed would save the scales of the frozen weights too
+            self.engine.module_state_dict = lambda *_, **__: _trained(self.engine.module)
         self._restore: Callable[[], None] | None = None
         """Moves offloaded weights and optimizer back; None while they are on the device."""
         devices.hold_gpu(self)
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
-        """Computes log-probs of completion tokens under the current policy, without gradient, shared over the ranks.
+        """Computes log-probs of the sampled tokens under the current policy, without gradient, shared over the ranks.
 
         Dropout is active if it is active in the optimizer steps: otherwise a ratio would compare two different
         policies.
@@ -93,11 +100,11 @@ class Engine:
             advance: called with the number of sequences done.
 
         Returns:
-            [sequences, longest completion] float32 on the CPU, the same on every rank; 0 at padding.
+            [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
         import torch
 
-        logps = torch.zeros(len(sequences.prompts), max(map(len, sequences.completions)))
+        logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()))
         self.engine.train(self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
@@ -111,7 +118,7 @@ class Engine:
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """This rank's micro-batches. Every rank gets the same number (some empty), since each pass is collective."""
-        batches = sequences.micro_batches(rows, max_tokens, self.rank.world)
+        batches = self.form.micro_batches(sequences, rows, max_tokens, self.rank.world)
         missing = -len(batches) % self.rank.world
         return [*batches, *([[]] * missing)][self.rank.number :: self.rank.world]
 
@@ -197,26 +204,41 @@ class Engine:
         Returns:
             The policy's digest; "" on ranks that write nothing.
         """
-        weights, digest = self._weights(), ""
+        weights, digest = self._tensors(), ""
         if self.rank.first:
             with files.atomic_folder(target) as temporary:
-                if self.settings.lora is None:
-                    policy_model.save(self.model, weights, temporary, self.folder, only_weights_differ=self.saved)
-                    self.saved = True
-                else:
-                    self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
-                    self.model.save_pretrained(temporary, state_dict=weights)
-                digest = policy.digest(temporary)
+                self._write_policy(weights, temporary)
+                digest = policy.seal(temporary, target.name)
+        elif self.settings.zero_stage == 3:
+            for _ in weights:  # each is put together by all ranks, for the first one
+                pass
         self.barrier()
         return digest
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Weights under the model's own names; ZeRO 3 gathers them from the ranks."""
-        if self.settings.zero_stage == 3:
-            state_dict = self.engine._zero3_consolidated_16bit_state_dict() or {}
+    def _write_policy(self, weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
+        """Writes the policy's files to an empty folder."""
+        if self.settings.lora is not None:
+            self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
+            self.model.save_pretrained(target, state_dict=dict(weights))
+        elif self.split:
+            policy_model.save_split(self.model, weights, target, self.folder)
         else:
-            state_dict = self.engine.module.state_dict()
-        return {name.removeprefix("model."): tensor.detach().cpu() for name, tensor in state_dict.items()}
+            policy_model.save(self.model, dict(weights), target, self.folder, only_weights_differ=self.saved)
+            self.saved = True
+
+    def _weights(self) -> dict[str, Tensor]:
+        """All of `_tensors` at once."""
+        return dict(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first."""
+        from rloo_pipeline.training import split_loading
+
+        if self.settings.zero_stage == 3:
+            yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
+        else:
+            for name, tensor in self.engine.module.state_dict().items():
+                yield name.removeprefix("model."), tensor.detach().cpu()
 
     def leave_gpu(self) -> None:
         """As `offload`, but only from a GPU."""
@@ -266,6 +288,11 @@ def import_libraries() -> ModuleType:
     return deepspeed
 
 
+def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters that get gradients, by name."""
+    return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
+
+
 def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
     """Turns a loss of rows into a loss of positions in a pack of these rows; without rows the loss is 0."""
 
@@ -273,17 +300,3 @@ def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
         return loss_of([rows[i] for i in positions], logps, mask, entropy) if rows else 0.0 * logps.sum()
 
     return loss_of_positions
-
-
-def _optimizer(module: torch.nn.Module, settings: TrainerSettings) -> Any:
-    """AdamW over the trainable parameters."""
-    import torch
-
-    return torch.optim.AdamW(
-        [parameter for parameter in module.parameters() if parameter.requires_grad],
-        lr=settings.learning_rate.peak,
-        betas=settings.adam_betas,
-        eps=settings.adam_epsilon,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )

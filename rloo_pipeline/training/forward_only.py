@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import counting
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ class TokenValues(NamedTuple):
     entropies: list[list[float]]
 
 
-def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False) -> PreTrainedModel:
     """Loads a policy for inference on this process's device; an adapter is loaded onto its base.
+
+    With `split` every rank calls this, and the ranks share the weights where they can be split.
 
     Raises:
         UserError: the folder is incomplete, or packing does not cover the architecture.
@@ -36,16 +39,26 @@ def load(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     from rloo_pipeline.runtime import devices
     from rloo_pipeline.training import plain_model, policy_model
 
-    model: Any = policy_model.load(folder, dtype, trust_remote_code)
+    configuration = None
+    if split:
+        from rloo_pipeline.training import split_loading
+
+        split_loading.start_ranks()
+        configuration = split_loading.minimal_configuration(dtype)
+    model: Any = policy_model.load(folder, dtype, trust_remote_code, split=configuration)
     if policy.is_adapter(folder):
         model = plain_model.load_adapter(model, folder)
+    if split:
+        split_loading.gather_for_forward(model)
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
 def score(
     logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, what: str, entropies: bool = False
 ) -> TokenValues:
-    """Computes the log-probs, and optionally the entropies, of all completions.
+    """Computes the log-probs, and optionally the entropies, of all completions, shared over the ranks.
+
+    Every rank gets all of them, and makes the same number of passes, since a pass of a split model is collective.
 
     Args:
         logprobs: a model from `load`, with a temperature.
@@ -57,10 +70,12 @@ def score(
     import torch
 
     device = next(logprobs.parameters()).device
-    count = len(sequences.prompts)
+    count, rank = len(sequences.prompts), ranks.current()
     values = TokenValues([[] for _ in range(count)], [[] for _ in range(count)])
+    batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, rank.world)
+    batches += batches[:1] * (-len(batches) % rank.world)
     with torch.no_grad(), counting(what, count) as counter:
-        for rows in sequences.micro_batches(range(count), max_tokens):
+        for rows in batches[rank.number :: rank.world]:
             pack = sequences.pick(rows).to(device)
             if entropies:
                 logprobs(pack, _collect(values, rows))
@@ -69,7 +84,20 @@ def score(
                 for row, logps_of_row in zip(rows, logps, strict=True):
                     values.logps[row] = logps_of_row.tolist()
             counter.advance(len(rows))
-    return values
+    return values if rank.world == 1 else _of_all_ranks(values, rank.world)
+
+
+def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
+    """The values of each row from a rank that has computed it."""
+    import torch
+
+    parts: list[Any] = [None] * world
+    torch.distributed.all_gather_object(parts, values)
+
+    def merge(lists: Iterable[list[list[float]]]) -> list[list[float]]:
+        return [next(filter(None, of_row), []) for of_row in zip(*lists, strict=True)]
+
+    return TokenValues(merge(part.logps for part in parts), merge(part.entropies for part in parts))
 
 
 def _collect(values: TokenValues, rows: Sequence[int]) -> LossOf:

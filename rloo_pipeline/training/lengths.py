@@ -1,4 +1,4 @@
-"""Metrics of completion lengths, of a round or an evaluation."""
+"""Metrics of completion lengths, of a round or an evaluation, over the tokens that the model sampled (as in TRL)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rloo_pipeline.artifacts import tables
 
 def length_metrics(rollouts: pa.Table) -> dict[str, float | int | None]:
     """Lengths in tokens of all completions and of those with an end token, and the share without one."""
-    lengths = tables.lengths(rollouts["completion_ids"])
+    lengths = tables.sampled_lengths(rollouts)
     reasons = rollouts["finish_reason"].to_pylist()
     ended = [length for length, reason in zip(lengths, reasons, strict=True) if reason == "stop"]
     return {

@@ -1,7 +1,8 @@
 """Log-probs of completion tokens under a causal language model, at the sampling temperature.
 
 log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 for every number format of the model. Logits are computed only at
-positions that predict a completion token, and never all at once if the model supports that (`kernels/lm_head.py`).
+positions that predict a token that the model sampled, and never all at once if the model supports that
+(`kernels/lm_head.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import model_support
+from rloo_pipeline.training import batch_forms, model_support
 from rloo_pipeline.training.kernels import attention, layers, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.packing import Pack
@@ -38,6 +39,7 @@ class TokenLogProbs(nn.Module):
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
+        self.form = batch_forms.form_of(base)
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = None if plain else lm_head.attach(model)
         if not plain:
@@ -65,21 +67,25 @@ class TokenLogProbs(nn.Module):
             padded, mask = pack.unpack(logps)
             return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
         decoder, head, form = self.split
+        inputs = self.form.inputs(pack)
         with self._checked(pack):
-            states = decoder(**pack.inputs(), use_cache=False).last_hidden_state
-        hidden = states.squeeze(0).index_select(0, pack.predicting)
+            states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
+        hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
         result: Tensor = head(hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form))
         return result
 
     @contextmanager
     def _checked(self, pack: Pack) -> Iterator[None]:
-        """Checks the length of the sequences, and that every layer attends through `packed_attention`."""
+        """Checks the length of the sequences, and that every layer of a pack attends through `packed_attention`."""
         longest = pack.layout.blocks[0].tokens
         if self.length_limit is not None and longest > self.length_limit.tokens:
             raise UserError(
-                f"a sequence of {longest} tokens: {self.name} has {self.length_limit.cause}, and "
-                f"{model_support.OUTSIDE}; shorten prompts, completions or demonstrations, or use another model"
+                f"a sequence of {longest} tokens: {self.name} has {self.length_limit.cause}, and training "
+                "covers it no further; shorten prompts, completions or demonstrations, or use another model"
             )
+        if self.form.name != batch_forms.Packed.name:
+            yield
+            return
         with attention.checked_forward(self.name, self.num_layers):
             yield
 
@@ -94,7 +100,7 @@ class TokenLogProbs(nn.Module):
     ) -> tuple[Float[Tensor, " completion_tokens"], Float[Tensor, " completion_tokens"]]:
         """Log-probs, and entropies without gradient, in float32."""
         with self._checked(pack):
-            logits = self.model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]
+            logits = self.form.logits(self.model, pack)
         scaled = logits.float() / self.temperature
         normalizer = scaled.logsumexp(-1)
         logps = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1) - normalizer

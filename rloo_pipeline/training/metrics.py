@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 Metrics = dict[str, float | int | None]
 
 
+def staleness(rollouts: pa.Table, round_: int) -> int:
+    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from."""
+    return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
+
+
 def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metrics:
     """Metrics of rewards, groups and lengths over all sampled completions; `samples` is K."""
-    fixed_columns = {field.name for field in (*tables.KEYS, *tables.SCORED)}
-    functions = [name for name in scores.column_names if name not in fixed_columns]
     metrics: Metrics = {}
-    for function in functions:
-        values = _finite(scores[function])
+    for function in tables.functions_of(scores):
+        values = _finite(scores[tables.score_column(function)])
         metrics[f"rewards/{function}/mean"], metrics[f"rewards/{function}/std"] = _mean(values), _std(values)
         metrics[f"rewards/{function}/none"] = len(scores) - len(values)
     rewards = scores["reward"].to_pylist()
@@ -89,8 +92,7 @@ def _kl_of(batch: Batch, record: Record) -> tuple[Tensor, Tensor]:
 def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
     """Metrics of the gap between sampler and trainer.
 
-    They cover all completions if there was a pass for π_old, else those of the first optimizer step, which is computed
-    with the weights that sampled.
+    They cover all completions if there was a pass for π_old, else those of the first optimizer step, which has π_old.
     """
     gap, counted = gap_of(batch, record)
     log_weights = gap.log_weight[counted]
@@ -105,6 +107,9 @@ def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
         "sampling/kl": _ratio(gap.kl[counted].sum(), tokens),
         "sampling/outside_band": _ratio(gap.outside[counted].sum(), tokens),
         "sampling/effective_sample_size": _effective(log_weights) if any_counted else None,
+        "sampling/token_effective_sample_size": _ratio(
+            gap.weight[counted].sum().square(), tokens * gap.weight_square[counted].sum()
+        ),
     }
 
 

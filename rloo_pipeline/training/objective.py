@@ -43,7 +43,7 @@ class Record(NamedTuple):
     """Smallest, mean and largest mismatch weight that multiplied the losses of its actions."""
     outside: Float[Tensor, " completions"]
     """Share of actions that the mismatch correction truncated or dropped."""
-    gap: Float[Tensor, "completions 5"]
+    gap: Float[Tensor, "completions 7"]
     """`mismatch.Gap` at the first step of the round, used where there was no pass for π_old."""
     has_gap: Float[Tensor, " completions"]
     """1 where `gap` is measured."""
@@ -74,7 +74,7 @@ class StepLoss:
             rows: completions of the step, including masked ones.
             longest: `max_completion_length` in tokens.
             record: statistics to fill.
-            first: whether this is the first step of the round, before which trainer and sampler hold the same weights.
+            first: whether this is the first step of the round, before which the trainer holds π_old.
         """
         self.algorithm, self.batch, self.record = algorithm, batch, record
         row_list = list(rows)

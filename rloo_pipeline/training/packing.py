@@ -2,6 +2,9 @@
 
 The completions of one prompt follow it and share it: all layers but attention work on the flat row, which holds each
 prompt once. `kernels/attention.py` keeps the sequences apart.
+
+Tokens that the model did not sample (answers of tools, text of the chat template between turns) are context: they are
+in the row, but have no log-prob. A pack, and all that follows from it, has values of the sampled tokens only.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ class Pack(NamedTuple):
     predicting: Int[Tensor, " completion_tokens"]
     """Index in the row whose logits predict the token."""
     targets: Int[Tensor, " completion_tokens"]
-    """Ids of the completion tokens."""
+    """Ids of the completion tokens that the model sampled."""
     completion_lengths: Int[Tensor, " sequences"]
+    """Number of these tokens."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
@@ -39,8 +43,18 @@ class Pack(NamedTuple):
         )
 
     def inputs(self) -> dict[str, Any]:
-        """Arguments of the model's forward."""
-        return {"input_ids": self.input_ids, "position_ids": self.position_ids, "layout": self.layout}
+        """Arguments of the model's forward.
+
+        With a mask, transformers do not look for sequences in the positions: their masks of windows are then those of
+        one sequence, and `kernels/attention.py` keeps the sequences apart.
+        """
+        mask = torch.ones_like(self.input_ids)
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "attention_mask": mask,
+            "layout": self.layout,
+        }
 
     def unpack(
         self, values: Shaped[Tensor, " completion_tokens"]
@@ -56,10 +70,17 @@ class Sequences(NamedTuple):
 
     prompts: Sequence[Sequence[int]]
     completions: Sequence[Sequence[int]]
+    loss_masks: Sequence[Sequence[bool]] | None = None
+    """True on the completion tokens that the model sampled, at least one of each sequence; None: it sampled all."""
 
     def pick(self, rows: Sequence[int]) -> Pack:
         """Packs these sequences; neighbours with the same prompt share it."""
-        return pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows])
+        masks = None if self.loss_masks is None else [self.loss_masks[row] for row in rows]
+        return pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows], masks)
+
+    def sampled(self) -> list[int]:
+        """Number of tokens of each completion that the model sampled."""
+        return [len(ids) for ids in self.completions] if self.loss_masks is None else list(map(sum, self.loss_masks))
 
     def micro_batches(self, rows: Sequence[int], max_tokens: int, shares: int = 1) -> list[list[int]]:
         """Splits rows into micro-batches of sequences of similar length, the longest first.
@@ -97,8 +118,12 @@ class Sequences(NamedTuple):
         return batches
 
 
-def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
-    """Packs sequences whose prompts and completions are not empty.
+def pack(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    loss_masks: Sequence[Sequence[bool]] | None = None,
+) -> Pack:
+    """Packs sequences whose prompts and completions are not empty; `loss_masks` as in `Sequences`.
 
     The first token of a completion is predicted from the prompt. Its last token is predicted but predicts nothing, so
     the row does not contain it.
@@ -119,7 +144,7 @@ def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]])
     sequence = torch.arange(len(lengths)).repeat_interleave(lengths)
     step = torch.arange(len(sequence)) - (lengths.cumsum(0) - lengths)[sequence]
     after_prompt = (prompt_start + prompt_lengths)[sequence]
-    return Pack(
+    packed = Pack(
         input_ids=row.unsqueeze(0),
         position_ids=(torch.arange(len(row)) - shift).unsqueeze(0),
         layout=lay_out(prompt_start, prompt_lengths, completion_start, completion_added),
@@ -127,6 +152,14 @@ def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]])
         targets=_concatenate(completions),
         completion_lengths=lengths,
     )
+    return packed if loss_masks is None else _of_sampled(packed, loss_masks)
+
+
+def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
+    """The same row, in which only the sampled tokens are predicted."""
+    sampled = torch.from_numpy(np.fromiter(chain.from_iterable(loss_masks), np.bool_))
+    lengths = torch.tensor([sum(mask) for mask in loss_masks])
+    return pack._replace(predicting=pack.predicting[sampled], targets=pack.targets[sampled], completion_lengths=lengths)
 
 
 def _concatenate(parts: Iterable[Sequence[int]]) -> Tensor:

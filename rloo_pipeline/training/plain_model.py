@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import ADAPTER_WEIGHTS, base_of, check_loading_info
+from rloo_pipeline.artifacts.policy import ADAPTER_WEIGHTS, base_of, check_loading_info, verify
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
 
@@ -22,26 +22,12 @@ def load_plain(base: Path, dtype: str, trust_remote_code: bool, **options: objec
     Raises:
         UserError: transformers cannot load it, or its weights are not exactly the tensors of the model.
     """
-    import_shims.prepare_transformers()
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            base,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in loading_info, by name
-            **options,
-        )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise UserError(
-            f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
-        ) from error
-    model: PreTrainedModel = loaded[0]
-    check_loading_info(base, loaded[1])
+    mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
+    model: PreTrainedModel
+    model, loading_info = from_pretrained(
+        base, dtype, trust_remote_code, output_loading_info=True, **mismatched, **options
+    )
+    check_loading_info(base, loading_info)
     untied = model.get_expanded_tied_weights_keys(all_submodels=True).keys() - model.all_tied_weights_keys.keys()
     if untied:  # transformers would use both, vLLM would not
         raise UserError(
@@ -49,6 +35,30 @@ def load_plain(base: Path, dtype: str, trust_remote_code: bool, **options: objec
             "false there"
         )
     return model
+
+
+def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: object) -> Any:
+    """What transformers' function of this name returns for a causal language model; its tensors are not checked.
+
+    Raises:
+        UserError: transformers cannot load it.
+    """
+    import_shims.prepare_transformers()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            **options,
+        )
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise UserError(
+            f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
+        ) from error
 
 
 def check_tensors(folder: Path, trust_remote_code: bool) -> None:
@@ -68,6 +78,8 @@ def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool = False) 
     """
     import peft
     from safetensors import safe_open
+
+    verify(base_of(folder))
 
     options: dict[str, Any] = {"autocast_adapter_dtype": False, "ignore_mismatched_sizes": True}
     try:

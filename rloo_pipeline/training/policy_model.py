@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
+from rloo_pipeline.config import JSON
+from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import self_check
 from rloo_pipeline.training.plain_model import load_adapter, load_plain
 from rloo_pipeline.training.self_check import SelfCheck
@@ -18,19 +20,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: bool = True) -> PreTrainedModel:
-    """Loads the full model of a policy, or the base of its adapter, with packed attention.
+def load(
+    folder: Path,
+    dtype: str,
+    trust_remote_code: bool,
+    disable_dropout: bool = True,
+    split: JSON | None = None,
+    quantization: Literal["nf4"] | None = None,
+) -> PreTrainedModel:
+    """Loads the full model of a policy, or the base of its adapter, for the form of batch that is right for it.
 
     Args:
         folder: the policy's folder.
         dtype: number format of the weights.
         trust_remote_code: whether code in the folder may run.
         disable_dropout: sets the dropout of the model's own config.json to 0, in training too.
+        split: DeepSpeed's configuration with ZeRO 3, to split the model over the ranks from the start where it can be.
+        quantization: holds linear layers in 4 bits; the policy must have been rounded to them.
 
     Raises:
-        UserError: the folder is incomplete, the architecture is unknown, or packed training does not cover it.
+        UserError: the folder is incomplete, the architecture is unknown, or no form of batch is right for it.
     """
-    from rloo_pipeline.training import dropout
+    from rloo_pipeline.training import batch_forms, dropout
     from rloo_pipeline.training.kernels import attention
 
     base = base_of(folder)
@@ -38,20 +49,43 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, disable_dropout: boo
     check(base)
     checked = self_check.load_or_run(base, trust_remote_code)
     attention.register()
-    model = load_plain(base, dtype, trust_remote_code, attn_implementation=attention.NAME)
+    if checked.slow:
+        say(f"{checked.model} trains in {checked.slow}")
+    implementation = batch_forms.FORMS[checked.form].attention
+    options = {"attn_implementation": implementation}
+    model = None
+    if split is not None:
+        from rloo_pipeline.training import split_loading
+
+        model = split_loading.load(base, dtype, trust_remote_code, split, **options)
+    if quantization is not None:
+        from rloo_pipeline.training import quantized
+
+        model = quantized.load(base, dtype, trust_remote_code, **options)
+    if model is None:
+        model = load_plain(base, dtype, trust_remote_code, **options)
     if disable_dropout:
         dropout.remove(model)
     model.self_check = checked  # type: ignore[assignment]
     return model
 
 
-def load_trainable(folder: Path, settings: TrainerSettings) -> Any:
+def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None = None) -> Any:
     """Loads a policy for training: all weights, or with `settings.lora` the base with its adapter or a new one.
+
+    `split` is that of `load`.
 
     Raises:
         UserError: as `load`.
     """
-    model: Any = load(folder, settings.dtype, settings.trust_remote_code, settings.disable_dropout)
+    model: Any = load(
+        folder,
+        settings.dtype,
+        settings.trust_remote_code,
+        settings.disable_dropout,
+        split=split,
+        quantization=settings.quantization,
+    )
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
@@ -93,6 +127,17 @@ def save(
     checked = getattr(model, "self_check", None)
     if isinstance(checked, SelfCheck):
         checked.write(target)
+    copy_side_files(previous, target)
+
+
+def save_split(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], target: Path, previous: Path) -> None:
+    """As `save`, for weights that come one at a time and are written as they come."""
+    from rloo_pipeline.training import split_loading
+
+    model.save_pretrained(target, state_dict={})
+    (target / WEIGHTS).unlink(missing_ok=True)
+    split_loading.write_shards(weights, target)
+    model.self_check.write(target)  # type: ignore[operator, union-attr]
     copy_side_files(previous, target)
 
 

@@ -1,14 +1,13 @@
-"""The tables of a round, the tensors that an update makes of them, and the table that it writes."""
+"""The tensors that an update makes of the tables of a round, and the table that it writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Config
 
 if TYPE_CHECKING:
@@ -16,44 +15,7 @@ if TYPE_CHECKING:
 
     from rloo_pipeline.training.batch import Batch, Completions
     from rloo_pipeline.training.objective import Record
-
-
-class RoundFiles(NamedTuple):
-    """Parquet files of one round, shards in order."""
-
-    rollouts: Sequence[Path]
-    scores: Sequence[Path]
-    reference: Sequence[Path]
-
-
-class RoundTables(NamedTuple):
-    """The tables of a round; row i of each is about the same completion."""
-
-    rollouts: pa.Table
-    scores: pa.Table
-    reference: pa.Table | None = None
-
-    def take(self, rows: list[int]) -> RoundTables:
-        """The given rows of every table."""
-        if rows == list(range(len(self.rollouts))):
-            return self
-        reference = None if self.reference is None else self.reference.take(rows)
-        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference)
-
-
-def read(config: Config, inputs: RoundFiles) -> RoundTables:
-    """Reads the tables of a round and checks that they are about the same completions.
-
-    Raises:
-        UserError: a file is missing or damaged, or is about other completions.
-    """
-    rollouts, scores = tables.read_all(inputs.rollouts, "rollouts"), tables.read_all(inputs.scores, "scores")
-    tables.check_aligned(rollouts, scores, str(inputs.scores[0].parent))
-    if not config.uses_reference:
-        return RoundTables(rollouts, scores)
-    reference = tables.read_all(inputs.reference, "reference")
-    tables.check_aligned(rollouts, reference, str(inputs.reference[0].parent))
-    return RoundTables(rollouts, scores, reference)
+    from rloo_pipeline.training.packing import Sequences
 
 
 def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
@@ -69,13 +31,24 @@ def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
     return [group * samples + sample for group in groups for sample in range(samples)]
 
 
+def sequences_of(rollouts: pa.Table) -> Sequences:
+    """The token ids of a table of rollouts, with the loss mask of episodes."""
+    from rloo_pipeline.training.packing import Sequences
+
+    masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
+    return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks)
+
+
 def completions_of(config: Config, round_tables: RoundTables) -> Completions:
-    """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`."""
+    """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`.
+
+    The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
+    """
     import torch
 
     from rloo_pipeline.training.batch import Completions
 
-    lengths = torch.tensor(tables.lengths(round_tables.rollouts["completion_ids"]))
+    lengths = torch.tensor(tables.sampled_lengths(round_tables.rollouts))
     sampling = None if config.rollout.cut_by else _padded(round_tables.rollouts["sampling_logps"])
     return Completions(
         scores=_scores(round_tables.scores),

@@ -6,14 +6,14 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import round_data
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.metrics import kl_of_completion
+from rloo_pipeline.training.metrics import Metrics, kl_of_completion
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.round_data import RoundTables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +35,8 @@ class TrainedRound(NamedTuple):
     """Optimizer steps not taken because none of their completions is in the loss."""
     algorithm_state: AlgorithmState
     """State for the next round."""
+    experts: Metrics
+    """How the experts of a mixture were used; empty for other models."""
     seconds: float
     """Wall time from the first forward pass to the last step."""
 
@@ -55,9 +57,10 @@ def train(config: Config, round_: int, engine: Engine, state: AlgorithmState, sa
 
     tables_used = sampled.take(round_data.chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    sequences = Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist())
+    sequences = round_data.sequences_of(rollouts)
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     torch.manual_seed(derive(config.seed, "update", round_))
+    engine.experts.reset()
     passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
@@ -74,11 +77,12 @@ def train(config: Config, round_: int, engine: Engine, state: AlgorithmState, sa
         )
     seconds = time.monotonic() - start
     state = _next_state(config, state, batch, record, sampled.rollouts)
-    return TrainedRound(rollouts, batch, record, steps, skipped, state, seconds)
+    experts = engine.experts.metrics(engine.sum_over_ranks)
+    return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
 
 
 def _single_step(algorithm: Algorithm) -> bool:
-    """Whether a round is one optimizer step, whose own log-probs are then those of the sampling policy."""
+    """Whether a round is one optimizer step, whose own log-probs are then those of π_old."""
     return algorithm.num_iterations * algorithm.steps_per_generation == 1
 
 
@@ -95,7 +99,7 @@ def needs_old_pass(algorithm: Algorithm) -> bool:
 
 
 def measures_ratio(algorithm: Algorithm) -> bool:
-    """Whether the ratios of the steps are measured against the sampling policy; if not, they are 1 by construction."""
+    """Whether the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
     return algorithm.old_logps == "sampler" or needs_old_pass(algorithm) or _single_step(algorithm)
 
 

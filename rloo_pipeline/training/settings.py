@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
-from rloo_pipeline.config import Config, Dtype, Lora
+from rloo_pipeline.config import JSON, Config, Dtype, Lora, OptimizerName
 from rloo_pipeline.training.learning_rate import LearningRate
 
 
@@ -25,6 +25,11 @@ class TrainerSettings(NamedTuple):
     communication_data_type: str = "float32"
     disable_dropout: bool = True
     """Switches off the dropout of the model's own config.json; LoRA dropout stays."""
+    optimizer: OptimizerName = "adamw"
+    quantization: Literal["nf4"] | None = None
+    """How the frozen base of an adapter is held."""
+    deepspeed_config: JSON | None = None
+    """Further keys of DeepSpeed's configuration."""
 
     @property
     def uses_dropout(self) -> bool:
@@ -49,8 +54,11 @@ class TrainerSettings(NamedTuple):
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
             zero_stage=config.deepspeed.zero_stage,
-            gradient_checkpointing=config.deepspeed.gradient_checkpointing,
+            gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
             lora=section.lora,
             communication_data_type=config.deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
+            optimizer=section.optimizer,
+            quantization=config.model.quantization,
+            deepspeed_config=config.deepspeed.own_keys,
         )

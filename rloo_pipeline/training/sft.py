@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
@@ -39,7 +39,7 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    staged = read_json(assets / "assets.json")
+    staged = asset_files.read(assets, "demonstrations")
     start = Path(staged["model"]["path"])
     sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained
     engine = Engine(start, _settings(config, section), derive(config.seed, "sft"))
@@ -91,8 +91,10 @@ def _settings(config: Config, section: Sft) -> TrainerSettings:
         weight_decay=section.weight_decay,
         max_grad_norm=section.max_grad_norm,
         zero_stage=config.deepspeed.zero_stage,
-        gradient_checkpointing=config.deepspeed.gradient_checkpointing,
+        gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
         lora=None,
         communication_data_type=config.deepspeed.communication_data_type,
         disable_dropout=section.disable_dropout,
+        optimizer=section.optimizer,
+        deepspeed_config=config.deepspeed.own_keys,
     )

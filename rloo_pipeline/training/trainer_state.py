@@ -64,7 +64,7 @@ def load(engine: Engine, source: Path, **manifest: object) -> JSON:
         UserError: a file was changed, the manifest differs, or the number of ranks or the ZeRO stage has changed.
     """
     expected = {"world": engine.rank.world, "zero_stage": engine.zero_stage, **manifest}
-    saved = files.verify_manifest(source)
+    saved = files.verify_manifest(source).about
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(
@@ -79,5 +79,4 @@ def load(engine: Engine, source: Path, **manifest: object) -> JSON:
 
 def algorithm_state(source: Path) -> JSON:
     """The algorithm state in the folder of a saved trainer state."""
-    state: JSON = files.read_json(source / ALGORITHM_STATE)
-    return state
+    return files.read_artifact(source / ALGORITHM_STATE, f"delete {source} and run again")

@@ -2,7 +2,8 @@
 
 A worker listens on the Unix socket ROLE-N.sock in the folder that RLOO_WORKERS names, which only the user can enter
 (mode 0700). Only the holder of the lock on ROLE-N.lock may talk to the worker; the kernel releases it when a stage is
-killed. The request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
+killed. The file names the run that the worker served last; other runs of an experiment take that worker after all
+others. The request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
 The answer is {"code"}, or nothing where the worker died or holds an engine that does not fit the stage.
 
 `rloo STAGE …` looks for a worker before it imports anything else, so this module imports only the standard library, and
@@ -23,15 +24,20 @@ ROLES = {
     "probe": "sampler",
     "rollout": "sampler",
     "evaluate": "sampler",
+    "evaluate-chosen": "sampler",
     "checks": "logprobs",
     "reference": "logprobs",
     "distance": "logprobs",
     "update": "trainer",
     "score": "scorer",
     "gate": "scorer",
+    "held-out": "observer",
+    "report-so-far": "observer",
 }
-"""The role of the worker for each stage: a vLLM engine, a model for log-probs, a trainer, or libraries alone."""
-PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0}
+"""The role of the worker for each stage: a vLLM engine, a model for log-probs, a trainer, or libraries alone. What only
+observes has a worker of its own, so that no round waits for it.
+"""
+PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
 """Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
 doubles that time.
 """
@@ -71,10 +77,13 @@ def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None
     deadline = time.monotonic() + PATIENCE[role]
     while True:
         busy = False
-        for name in _listening(os.environ[FOLDER], role, _shard(argv)):
+        names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run(argv)
+        for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
             lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, run.encode(), 0)
                 return lock, _request(f"{name}.sock", argv)
             except OSError as error:  # BlockingIOError: the worker is busy; any other: it is gone
                 os.close(lock)
@@ -82,6 +91,23 @@ def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None
         if not busy or time.monotonic() > deadline:
             return None
         time.sleep(0.02)
+
+
+def _run(argv: Sequence[str]) -> str:
+    """The folder of the run that a stage writes to, as far as a path shows it; of an experiment that of one run."""
+    output = argv[argv.index("--output") + 1] if "--output" in argv[:-1] else ""
+    for folder in ("/rounds/", "/policies/", "/evaluation/", "/warmstart/"):
+        output = output.partition(folder)[0]
+    return output
+
+
+def _last_run(name: str) -> str:
+    """The run that a worker last worked for, whose engines it holds; empty for none."""
+    try:
+        with open(f"{name}.lock", encoding="utf-8") as lock:
+            return lock.read()
+    except OSError:
+        return ""
 
 
 def _shard(argv: Sequence[str]) -> int:

@@ -24,41 +24,52 @@ PATIENCE = 60.0
 """Seconds to wait until a worker listens; enough for an interpreter to start on a busy machine."""
 
 
-def worker_counts(config: Config, cores: int, stages: Set[str]) -> Mapping[str, int]:
+def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -> Mapping[str, int]:
     """Number of workers per role that can be busy at once.
 
-    None at all where the engines would share a GPU, and no trainer for an update with several processes, whose ranks
-    torchrun starts.
+    None at all where the engines would share a GPU, and none for updates and log-probs with several processes, whose
+    ranks torchrun starts.
 
     Args:
         config: of the run.
         cores: that Snakemake may use.
         stages: that will run; only their roles get workers.
+        runs: number of runs that are worked on.
     """
     if config.workers == "never" or (config.workers == "auto" and devices.has_gpu()):
         return {}
 
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
-        return max(1, min(jobs, cores // threads))
+        return max(1, min(jobs * runs, cores // threads))
 
     roles = {
         "sampler": at_once(config.vllm.threads),
-        "logprobs": at_once(config.deepspeed.threads) if config.uses_reference else 1,
         "scorer": at_once(config.scoring.workers),
+        "observer": 1,
     }
+    if not config.deepspeed.splits_weights:
+        reference = at_once(config.deepspeed.threads)
+        roles["logprobs"] = reference if config.uses_reference else at_once(config.deepspeed.threads, 1)
     if config.deepspeed.processes == 1:
-        roles["trainer"] = 1
+        roles["trainer"] = at_once(config.deepspeed.threads, 1)
     needed = {client.ROLES[stage] for stage in stages & client.ROLES.keys()}
     return {role: count for role, count in roles.items() if role in needed}
 
 
-def start(config: Config, cores: int, logs: Path, stages: Set[str]) -> bool:
+def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 1) -> bool:
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
+
+    Args:
+        config: of the run; of an experiment that of its first run.
+        cores: that Snakemake may use.
+        logs: folder for the workers' logs.
+        stages: that will run.
+        runs: number of runs that are worked on.
 
     Returns:
         Whether any worker was started.
     """
-    roles = worker_counts(config, cores, stages)
+    roles = worker_counts(config, cores, stages, runs)
     if not roles:
         return False
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import controller_watch, cost, devices, environment, output, scratch
+from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, output, scratch
 from rloo_pipeline.workers import client, engine_cache
 
 REQUEST_SECONDS = 10.0
@@ -85,6 +85,7 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
         answered.set()
         return False
     fit = code == 0 and (not devices.has_gpu() or engine_cache.leave_gpu())
+    gpu_claims.release()
     print(f"{command}: {code}", flush=True)
     answered.set()
     with contextlib.suppress(OSError):

@@ -32,6 +32,6 @@ def slurm() -> None:
 @pytest.fixture
 def cluster(slurm, image, tmp_path) -> Iterator[Cluster]:
     """A project on the cluster; its jobs end with the test."""
-    made = Cluster(tmp_path / "project")
-    yield made
-    made.end()
+    cluster = Cluster(tmp_path / "project")
+    yield cluster
+    cluster.end()

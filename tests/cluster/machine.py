@@ -132,9 +132,9 @@ class Cluster(Project):
 
         def ended() -> dict[str, Any] | None:
             path = folder / "outcome.json"
-            found = json.loads(path.read_text()) if path.exists() else {"outcome": "requeued"}
-            assert found["outcome"] != "requeued" or job in ask("squeue", "-h", "-o", "%A").split(), "the job is gone"
-            return None if found["outcome"] == "requeued" else found
+            record = json.loads(path.read_text()) if path.exists() else {"outcome": "requeued"}
+            assert record["outcome"] != "requeued" or job in ask("squeue", "-h", "-o", "%A").split(), "the job is gone"
+            return None if record["outcome"] == "requeued" else record
 
         try:
             return wait_until(ended, seconds, "the submitted run ends")

@@ -33,16 +33,16 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
     if shutil.which("apptainer") is None:
         missing("no Apptainer here: run `make cluster-up` (Debian 12, as root)")
     words = [f"--build-arg={key}={value}" for key, value in {**ARGUMENTS, "base": str(base)}.items()]
-    made = tmp_path / "image"
+    image_folder = tmp_path / "image"
     outcome = subprocess.run(
-        ["apptainer", "build", "--fakeroot", "--notest", "--sandbox", *words, made, f"containers/{name}.def"],
+        ["apptainer", "build", "--fakeroot", "--notest", "--sandbox", *words, image_folder, f"containers/{name}.def"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert outcome.returncode == 0, outcome.stderr
-    about = made / ".singularity.d"
+    about = image_folder / ".singularity.d"
     labels = json.loads((about / "labels.json").read_text())
     assert labels["org.opencontainers.image.version"] == ARGUMENTS["version"]
     assert labels["org.opencontainers.image.revision"] == ARGUMENTS["commit"]
@@ -54,9 +54,9 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
     if name == "reward-sandbox":
         return
     assert 'exec rloo "$@"' in (about / "runscript").read_text()
-    assert (made / "opt/rloo/lock.txt").read_bytes() == (ROOT / f"requirements/{name[5:]}.txt").read_bytes()
-    assert (made / "opt/rloo/src/rloo_pipeline/cli/main.py").exists()
-    assert (made / "opt/rloo/check").exists()
+    assert (image_folder / "opt/rloo/lock.txt").read_bytes() == (ROOT / f"requirements/{name[5:]}.txt").read_bytes()
+    assert (image_folder / "opt/rloo/src/rloo_pipeline/cli/main.py").exists()
+    assert (image_folder / "opt/rloo/check").exists()
 
 
 def test_the_image_for_gpus_has_the_cuda_of_its_wheels_and_names_the_driver() -> None:

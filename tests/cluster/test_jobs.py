@@ -49,8 +49,8 @@ def test_a_cancelled_update_is_made_anew_and_one_whose_node_dies_runs_on_another
         kill_node(node, job)
 
         def elsewhere() -> bool:
-            found = cluster.running("update")
-            return found is not None and found[1] != node
+            running_job = cluster.running("update")
+            return running_job is not None and running_job[1] != node
 
         wait_until(elsewhere, 180, "SLURM notices, and the update runs on another node")
         cluster.finish(started)
@@ -111,9 +111,9 @@ def test_a_gate_ends_a_run_and_a_second_call_in_the_same_words_makes_its_report(
     """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
     cluster.take(finished, "report.html")
     cluster.finish(cluster.start(*GO_ON, rounds=3, gates=STOP))
-    said = cluster.said()
-    assert "ended after round 2 of 3" in said
-    assert re.search(r"Job \d+ has been submitted with SLURM jobid \d+ \(log: \S*/rule_report/", said)
+    output = cluster.said()
+    assert "ended after round 2 of 3" in output
+    assert re.search(r"Job \d+ has been submitted with SLURM jobid \d+ \(log: \S*/rule_report/", output)
     run = cluster.folder / "results" / "mini"
     assert json.loads((run / "stopped.json").read_text())["round"] == 2
     assert (run / "report.html").exists()

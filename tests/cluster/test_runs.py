@@ -86,11 +86,11 @@ def test_an_ordinary_user_runs_the_image(image, tmp_path) -> None:
 
 def test_without_its_image_a_run_does_not_start(cluster) -> None:
     outcome = cluster.snakemake("--cores", "1", "--sdm", "apptainer", container={"image": "images/none.sif"})
-    said = outcome.stdout + outcome.stderr
+    output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 1
-    assert "images/none.sif: no such image" in said
-    assert "make images" in said
-    assert "Traceback" not in said
+    assert "images/none.sif: no such image" in output
+    assert "make images" in output
+    assert "Traceback" not in output
 
 
 def test_without_the_option_no_image_is_needed(tmp_path) -> None:

@@ -34,17 +34,17 @@ def test_shards_are_tasks_of_one_array_and_one_that_fails_is_a_job_again(cluster
     rewards = [*mini()["rewards"], {"function": "fails.py:fails_once", "weight": 0, "timeout": 600}]
     words = ("--set-resources", "score:slurm_partition=gpu", "--", *SCORES)
     cluster.finish(cluster.start(*GO_ON, *words, rewards=rewards))
-    said = cluster.said()
-    array = re.search(r"submitted as SLURM array (\d+)_\[1-2\]", said)
-    assert array, said
+    output = cluster.said()
+    array = re.search(r"submitted as SLURM array (\d+)_\[1-2\]", output)
+    assert array, output
     listed = ask("squeue", "-h", "-r", "-t", "all", "-o", "%i %P %T").splitlines()
     tasks = {line for line in listed if line.startswith(f"{array[1]}_")}
     assert tasks in (
         {f"{array[1]}_1 gpu FAILED", f"{array[1]}_2 gpu COMPLETED"},
         {f"{array[1]}_1 gpu COMPLETED", f"{array[1]}_2 gpu FAILED"},
     )
-    assert "for the first time" in said, "the log of the task that failed is shown"
-    assert said.count("Trying to restart") == 1
+    assert "for the first time" in output, "the log of the task that failed is shown"
+    assert output.count("Trying to restart") == 1
     assert all((cluster.folder / path).exists() for path in SCORES)
 
 

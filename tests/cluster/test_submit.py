@@ -28,9 +28,9 @@ def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finish
     # four minutes, of which half a minute is for starting stages
     words = (*IN_IMAGE, "--", "results/mini/policies/00002")
     job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *words)
-    said = cluster.rloo("status", "mini").stdout
-    assert f"mini: job {job} " in said
-    assert "rounds done: 1 of 2" in said
+    printed = cluster.rloo("status", "mini").stdout
+    assert f"mini: job {job} " in printed
+    assert "rounds done: 1 of 2" in printed
     again = cluster.rloo("submit", "--config", "config/test.yaml", "--time=2")
     assert f"job {job} is already in the queue" in again.stderr
     ended = cluster.outcome(job)
@@ -58,8 +58,8 @@ def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_c
     wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), 60, "the job has ended")
     cluster.submit("--controller", "--time=5", *words, "--until", "rollout")
     stage, _ = wait_until(lambda: cluster.running("rollout"), 120, "a rollout runs")
-    said = cluster.rloo("cancel", "mini")
-    assert "is cancelled" in said.stdout, said.stderr
+    cancelled = cluster.rloo("cancel", "mini")
+    assert "is cancelled" in cancelled.stdout, cancelled.stderr
     wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), 60, "the rollout has ended")
     outcome = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
     assert json.loads(outcome.read_text())["outcome"] == "cancelled"

@@ -57,7 +57,7 @@ def steps(
         sampling_logps=None if sampling_logps is None else _padded(sampling_logps),
     )
     batch, _ = make_batch(algorithm, rollout, completions, AlgorithmState())
-    made = []
+    written = []
     for number, chosen in enumerate(rows):
         record = Record.empty(len(round_.prompts))
         loss_of = StepLoss(algorithm, batch, chosen, LONGEST, record, first=number == 0)
@@ -70,10 +70,10 @@ def steps(
             terms += _terms(model, pack, part, loss_of)
         gradient = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
         metrics = update_metrics(batch, record, algorithm, ratio_is_known=True)
-        made.append(Step(list(chosen), loss, gradient, {"terms": terms, **metrics}))
+        written.append(Step(list(chosen), loss, gradient, {"terms": terms, **metrics}))
         model.zero_grad()
         shift(model.model, number + 1)
-    return made
+    return written
 
 
 def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_of: StepLoss) -> float:
@@ -90,8 +90,8 @@ def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:
     """Log-probs that a sampler could have given: the policy's with the round's noise."""
     model = TokenLogProbs(policy_model.load(folder, "float32", False), 1.0)
     shift(model.model, 0)
-    found = _logps(model, round_).tolist()
-    return [[a + b for a, b in zip(row, noise, strict=False)] for row, noise in zip(found, round_.noise, strict=True)]
+    logps = _logps(model, round_).tolist()
+    return [[a + b for a, b in zip(row, noise, strict=False)] for row, noise in zip(logps, round_.noise, strict=True)]
 
 
 def _scores(round_: Round, weights: Sequence[float]) -> Tensor:

@@ -31,24 +31,24 @@ def test_trl_takes_as_many_steps_on_as_many_completions(bench, file, tmp_path) -
     trl_run, _ = bench
     config = load(ROOT / file)
     vocabulary = config.model.build_options.get("vocabulary", 25)
-    made = trl_run.arguments(config, tmp_path, vocabulary)
+    arguments = trl_run.arguments(config, tmp_path, vocabulary)
     algorithm, rollout = config.algorithm, config.rollout
-    assert made.max_steps == config.rounds * algorithm.steps_per_generation * algorithm.num_iterations
-    assert made.generation_batch_size == rollout.generation_batch_size
-    assert made.per_device_train_batch_size * made.steps_per_generation == rollout.generation_batch_size
-    a_step = made.per_device_train_batch_size * made.gradient_accumulation_steps
+    assert arguments.max_steps == config.rounds * algorithm.steps_per_generation * algorithm.num_iterations
+    assert arguments.generation_batch_size == rollout.generation_batch_size
+    assert arguments.per_device_train_batch_size * arguments.steps_per_generation == rollout.generation_batch_size
+    a_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     assert a_step * algorithm.steps_per_generation == rollout.generation_batch_size
-    assert made.per_device_train_batch_size * rollout.max_completion_length * vocabulary * 4 <= trl_run.LOGITS
-    assert (made.num_generations, made.max_completion_length) == (
+    assert arguments.per_device_train_batch_size * rollout.max_completion_length * vocabulary * 4 <= trl_run.LOGITS
+    assert (arguments.num_generations, arguments.max_completion_length) == (
         rollout.num_generations,
         rollout.max_completion_length,
     )
-    assert (made.learning_rate, made.beta, made.temperature) == (
+    assert (arguments.learning_rate, arguments.beta, arguments.temperature) == (
         config.update.learning_rate,
         algorithm.beta,
         rollout.temperature,
     )
-    assert made.reward_weights == [0.0, *(reward.weight for reward in config.rewards)], "the first one counts only"
+    assert arguments.reward_weights == [0.0, *(reward.weight for reward in config.rewards)], "the first one counts only"
 
 
 def test_a_reward_gets_what_it_names_and_its_options(bench) -> None:
@@ -72,11 +72,11 @@ def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
     assert taken.cpu_seconds > 0
     (seconds,) = project.seconds(2)
     assert 0 < seconds < taken.seconds
-    made = {str(file.relative_to(project.run)) for file in project.run.rglob("*") if file.is_file()}
+    files = {str(file.relative_to(project.run)) for file in project.run.rglob("*") if file.is_file()}
     tables = {
         f"rounds/{n:05d}/{name}/{s:03d}.parquet" for n in (1, 2) for name in ("rollouts", "scores") for s in (0, 1)
     }
-    assert tables | {"rounds/00001/diagnosis.json", "benchmarks/update/00002.tsv"} <= made
+    assert tables | {"rounds/00001/diagnosis.json", "benchmarks/update/00002.tsv"} <= files
     assert not any(Path(project.run / table).stat().st_size for table in tables)
 
 
@@ -84,10 +84,10 @@ def test_what_runs_beside_it_is_not_waited_for(bench, tmp_path) -> None:
     _, whole = bench
     beside = subprocess.Popen(["sleep", "600"])
     try:
-        found = whole.taken(["sh", "-c", "(sleep 1; echo later > later) & echo said"], tmp_path, {})
-        assert found.said == "said\n"
+        work = whole.taken(["sh", "-c", "(sleep 1; echo later > later) & echo said"], tmp_path, {})
+        assert work.said == "said\n"
         assert (tmp_path / "later").exists(), "but what it leaves behind is"
-        assert 0 < found.seconds < 300
+        assert 0 < work.seconds < 300
         assert beside.poll() is None
     finally:
         beside.kill()

@@ -53,12 +53,12 @@ def apart(ours: Sequence[Step], theirs: Sequence[Step]) -> list[tuple[float, flo
     advantages of a group do.
     """
     first, second = (abs(step.loss) for step in theirs)
-    found = []
+    differences = []
     for our, their, scale in zip(ours, theirs, (max(first, second), second), strict=True):
         assert our.gradient.keys() == their.gradient.keys()
         left, right = (torch.cat([step.gradient[name].flatten() for name in their.gradient]) for step in (our, their))
-        found.append((abs(our.loss - their.loss) / scale, float((left - right).norm() / right.norm())))
-    return found
+        differences.append((abs(our.loss - their.loss) / scale, float((left - right).norm() / right.norm())))
+    return differences
 
 
 def equal(ours: Sequence[Step], theirs: Sequence[Step]) -> bool:

@@ -39,8 +39,8 @@ class Observed:
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         pad, width = self._tokenizer.pad_token_id, inputs["completion_ids"].shape[1]
-        known = {tuple(ids + [pad] * (width - len(ids))): row for row, ids in enumerate(self.round.completion_ids)}
-        self.seen += [known[tuple(ids)] for ids in inputs["completion_ids"].tolist()]
+        rows = {tuple(ids + [pad] * (width - len(ids))): row for row, ids in enumerate(self.round.completion_ids)}
+        self.seen += [rows[tuple(ids)] for ids in inputs["completion_ids"].tolist()]
         return super()._compute_loss(model, inputs)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
@@ -111,17 +111,17 @@ def steps(
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     shift(model, 0)
-    made = trainer(
+    trainer_object = trainer(
         model=model,
         args=arguments,
         reward_funcs=[_reward(round_, number) for number in range(len(round_.scores))],
         train_dataset=Dataset.from_dict({"prompt": list(dict.fromkeys(round_.prompts))}),
         processing_class=tokenizer,
     )
-    made.give(round_, sampling_logps)
-    made.train()
-    assert len(made.steps) == 2
-    return made.steps
+    trainer_object.give(round_, sampling_logps)
+    trainer_object.train()
+    assert len(trainer_object.steps) == 2
+    return trainer_object.steps
 
 
 def _reward(round_: Round, number: int) -> Callable[..., list[float | None]]:

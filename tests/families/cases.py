@@ -38,55 +38,75 @@ LATENT = {
 ABSENT = object()
 """Of a key of `SIZES` that a family does not know."""
 DROPOUT = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}
-RIGHT: dict[str, dict[str, Any]] = {
+WINDOW = {"sliding_window": 8}
+HALF = {"layer_types": ["sliding_attention", "full_attention"], **WINDOW}
+PACKED: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": EXPERTS,
-    "mistral": {"sliding_window": None},
-    "mixtral": {"sliding_window": None, **EXPERTS},
-    "phi3": {},
-    "smollm3": {},
-    "olmo2": {},
-    "gemma": {},
-    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
-    "cohere": {"logit_scale": 0.3},
-    "glm4": {},
-    "deepseek_v3": {**LATENT, **EXPERTS},
-    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256, **DROPOUT},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.3, "attention_dropout": 0.3, "layerdrop": 0.3},
-    "gemma2": {
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": 2.0,
-        "query_pre_attn_scalar": 8,
-        "layer_types": ["full_attention"] * 2,
-    },
-}
-"""Packed, they are what they are in plain transformers; the values are what config.json says beside `SIZES`."""
-WINDOW = {"sliding_window": 8}
-WRONG: dict[str, dict[str, Any]] = {
     "mistral": WINDOW,
     "mixtral": {**WINDOW, **EXPERTS},
     "phi3": WINDOW,
-    "phimoe": {**WINDOW, **EXPERTS},
+    "smollm3": {},
+    "olmo2": {},
+    "olmo3": HALF,
+    "gemma": {},
+    "gemma2": {**HALF, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "gemma3_text": HALF,
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
+    "cohere": {"logit_scale": 0.3},
+    "cohere2": {**HALF, "logit_scale": 0.3},
+    "exaone4": HALF,
+    "ministral": HALF,
     "starcoder2": WINDOW,
-    "ministral3": WINDOW,
-    "gemma3_text": WINDOW,
-    "gemma2": {},
-    "gpt_oss": {**WINDOW, **EXPERTS},
-    "bloom": {"n_layer": 2, "n_head": 4},
-    "falcon": {"head_dim": ABSENT},
-    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
-    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256, "rotary_dim": 4},
-    "gpt_neox_japanese": {},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256},
-    "nemotron": {},
-    "openai-gpt": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], **EXPERTS},
-    "stablelm": {},
-    "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
+    "glm4": {},
+    "gpt_oss": {**HALF, **EXPERTS},
+    "deepseek_v3": {**LATENT, **EXPERTS},
+    "llama4_text": {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 8, **EXPERTS},
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256, **DROPOUT},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.3, "attention_dropout": 0.3, "layerdrop": 0.3},
 }
-"""Packed, they would be other models."""
+"""Packed, they are what they are in plain transformers; the values are what config.json says beside `SIZES`."""
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 16}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+PADDED: dict[str, dict[str, Any]] = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "falcon_h1": {"mamba_d_ssm": 64, **MAMBA},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 48, **MAMBA, **EXPERTS},
+    "gpt_neox_japanese": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 48},
+    "nemotron": {},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention"], **MAMBA},
+    "openai-gpt": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256},
+    "qwen3_next": {**DELTA, **EXPERTS},
+    "qwen3_5_text": DELTA,
+    "stablelm": {},
+}
+"""Right in padded batches: they recur, or do not tell their attention where sequences begin."""
+RIGHT = {**PACKED, **PADDED}
+SHALLOW = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256}
+OTHERS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1], **MAMBA},
+    "blenderbot": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4},
+    "codegen": {**SHALLOW, "n_head": 16, "n_embd": 64, "rotary_dim": 4, "head_dim": ABSENT},
+    "deepseek_v2": {**LATENT, **EXPERTS, "topk_method": "greedy", "head_dim": ABSENT},
+    "dots1": {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "glm_moe_dsa": {**LATENT, **EXPERTS, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 16},
+}
+"""Sizes of further types whose default is too large for the sweep, or no model."""
+OFTEN = {
+    *("llama", "qwen3_moe", "mistral", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "cohere2", "gpt2", "opt"),
+    *("llama4_text", "falcon_h1", "qwen3_5_text", "stablelm", "openai-gpt"),
+}
+"""Those that every run of the tests takes: one of each kind."""
 
 
 def config(kind: str, facts: dict[str, Any]) -> Any:

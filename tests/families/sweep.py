@@ -2,14 +2,15 @@
 
 from typing import Any, NamedTuple
 
+import cases
 import torch
-from cases import spread
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import dropout, model_support, self_check
-from rloo_pipeline.training.kernels import attention, layers
+from rloo_pipeline.training.batch_forms import FORMS, Packed
+from rloo_pipeline.training.kernels import layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import small
@@ -17,6 +18,7 @@ from rloo_pipeline.training.self_check import small
 KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LENGTHS = [(11, 19), (11, 2), (11, 60), (3, 1), (140, 30)]
 CLOSE = 1e-3
+small.MAX_WEIGHTS = 2**26  # types that stay larger have sizes that most types have
 
 
 class Outcome(NamedTuple):
@@ -27,15 +29,38 @@ class Outcome(NamedTuple):
     transformers make none without more words.
     """
     why: str = ""
+    form: str = ""
+    """The form of batch of a model that is right."""
+    slow: str = ""
+    """Why it is not a faster form."""
 
 
 def try_out(kind: str) -> Outcome:
-    """What becomes of a model of this type, as its configuration is by default."""
-    try:
-        config = CONFIG_MAPPING[kind]()
-        facts = config.to_dict()
-    except Exception as error:
-        return Outcome("no configuration", str(error))
+    """What becomes of a model of this type: as its configuration is by default and, where that is no model of a kind
+    that is right, in sizes that most types have.
+    """
+    outcomes = list[Outcome]()
+    configurations = [CONFIG_MAPPING[kind], lambda: _usual_sizes(kind)]
+    if kind in cases.RIGHT:  # whose configuration there has every kind of layer
+        configurations.reverse()
+    for configure in configurations:
+        try:
+            config = configure()
+            facts = config.to_dict()
+        except Exception as error:
+            outcomes.append(Outcome("no configuration", repr(error)))
+            continue
+        outcomes.append(_of_configuration(config, facts))
+        if outcomes[-1].verdict in {"right", "wrong", "crashed", "refused by config.json"}:
+            return outcomes[-1]
+    return outcomes[-1] if outcomes[0].verdict == "no configuration" else outcomes[0]
+
+
+def _usual_sizes(kind: str) -> Any:
+    return cases.config(kind, {**cases.EXPERTS, **cases.RIGHT.get(kind, {}), **cases.OTHERS.get(kind, {})})
+
+
+def _of_configuration(config: Any, facts: dict[str, Any]) -> Outcome:
     try:
         model_support.check_model(facts)
     except UserError as error:
@@ -43,35 +68,35 @@ def try_out(kind: str) -> Outcome:
     except Exception as error:
         return Outcome("crashed", repr(error))
     try:
-        self_check.run(config, trust_remote_code=False)
+        checked = self_check.run(config, trust_remote_code=False)
     except UserError as error:
         return Outcome("refused by the self-check", str(error))
     except Exception as error:
         return Outcome("crashed", repr(error))
-    return _beyond(config)
+    return _beyond(config, FORMS[checked.form])._replace(form=checked.form, slow=checked.why)
 
 
-def _beyond(config: Any) -> Outcome:
+def _beyond(config: Any, form: Packed) -> Outcome:
     """Of a model that was taken: whether it is right too where windows are as short as they can be, by other weights,
     and other sequences than the self-check's; transformers attend eagerly there too.
     """
-    for narrow in (True, False):
-        copy = small.shrink(config, narrow, window=True)
+    for shrink in small.Shrink:
+        copy = small.shrink(config, shrink)
         try:
-            return _of_copy(copy)
+            return _of_copy(copy, form)
         except UserError as error:
-            return Outcome("right", f"as far as its window goes: {error}")
+            return Outcome("right", f"as far as its rotary embedding goes: {error}")
         except Exception:
-            if not narrow:
+            if shrink is small.Shrink.LAYERS:
                 raise
     raise AssertionError
 
 
-def _of_copy(copy: Any) -> Outcome:
+def _of_copy(copy: Any, form: Packed) -> Outcome:
     plain = small.build(copy, False, "eager").eval()
     torch.manual_seed(7)
-    spread(plain)
-    ours = small.build(copy, False, attention.NAME)
+    cases.spread(plain)
+    ours = small.build(copy, False, form.attention)
     ours.load_state_dict(plain.state_dict())
     dropout.remove(ours)
     draw = torch.Generator().manual_seed(2)
@@ -83,9 +108,15 @@ def _of_copy(copy: Any) -> Outcome:
     shared = ids(11)
     sequences = Sequences([shared if a == 11 else ids(a) for a, _ in LENGTHS], [ids(b) for _, b in LENGTHS])
     with torch.no_grad():
-        found = TokenLogProbs(ours.train(), 0.9)(sequences.pick(range(len(LENGTHS))))
-        wanted = torch.cat([_alone(plain, *pair) for pair in zip(*sequences, strict=True)])
-    largest = float((found - wanted).abs().max())
+        module = TokenLogProbs(ours.train(), 0.9)
+        module.form = form
+        logps_by_row = [torch.zeros(0)] * len(LENGTHS)
+        for rows in form.micro_batches(sequences, range(len(LENGTHS)), 10**9):
+            pack = sequences.pick(rows)
+            for row, logps in zip(rows, module(pack).split(pack.completion_lengths.tolist()), strict=True):
+                logps_by_row[row] = logps
+        expected = torch.cat([_alone(plain, *pair) for pair in zip(*sequences[:2], strict=True)])
+    largest = float((torch.cat(logps_by_row) - expected).abs().max())
     return Outcome("right" if largest < CLOSE else "wrong", f"{largest:.1e} nats")
 
 

@@ -1,5 +1,6 @@
 """The workflow is used from a folder of one's own: with --directory, and as a module of another Snakefile."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import MINI, ROOT, mini
+
+from rloo_pipeline.commands.init import ProjectChoices, init
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +70,17 @@ def test_a_module_of_another_workflow(tmp_path, prefix, rules) -> None:
     snakemake(tmp_path, "--", str(Path(prefix) / PROMPTS))
     assert (tmp_path / prefix / PROMPTS / "train").is_dir()
     assert yaml.safe_load((tmp_path / prefix / "results" / "mini" / "config.yaml").read_text())["run"] == "mini"
+
+
+def test_what_a_new_project_lacks_is_one_sentence(tmp_path, tiny_model, monkeypatch) -> None:
+    """Its Snakefile calls the hooks of the module, since Snakemake does not."""
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(json.dumps({"question": f"{n}+{n}", "answer": str(2 * n)}) + "\n" for n in range(9))
+    Path("rows.jsonl").write_text(rows)
+    init(Path("project"), ProjectChoices(str(tiny_model), "rows.jsonl", None), force=False)
+    Path("project/data/eval.jsonl").unlink()
+    command = [sys.executable, "-m", "rloo_pipeline", "run", "--cores", "1"]
+    outcome = subprocess.run(command, cwd="project", capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert outcome.returncode == 1
+    *_, last = outcome.stderr.splitlines()
+    assert last.startswith("Error: data/eval.jsonl: no such dataset file"), outcome.stderr

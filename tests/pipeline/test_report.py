@@ -12,8 +12,8 @@ def test_snakemakes_own_report_has_the_page_and_captions(finished, tmp_path) -> 
     outcome = finished.snakemake("--report", str(page))
     assert outcome.returncode == 0, outcome.stderr
     text = page.read_text(encoding="utf-8")
-    for said in ("The run in one page", "before any round is paid for", "Held-out accuracy of the policy"):
-        assert said in text
+    for sentence in ("The run in one page", "before any round is paid for", "Held-out accuracy of the policy"):
+        assert sentence in text
     assert "results/mini/report.html" in text
 
 
@@ -32,11 +32,11 @@ def test_the_summary_has_nothing_of_the_clock(finished) -> None:
     summary = finished.folder / "results" / "mini" / "summary.json"
     before = summary.read_bytes()
     log = finished.folder / "results" / "mini" / "logs" / "update" / "00001.log"
-    said = log.read_text()
+    text = log.read_text()
     try:
-        log.write_text(said + "2031-01-01 00:00:00,000 INFO rloo.time: took 99999.0 s\n")
+        log.write_text(text + "2031-01-01 00:00:00,000 INFO rloo.time: took 99999.0 s\n")
         assert finished.snakemake("--cores", "1", "--forcerun", "report").returncode == 0
         assert summary.read_bytes() == before
     finally:
-        log.write_text(said)
+        log.write_text(text)
         assert finished.snakemake("--cores", "1", "--forcerun", "report").returncode == 0

@@ -1,12 +1,13 @@
 """After one change, Snakemake reruns exactly the jobs that it affects."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import STOP, Project, mini
+from helpers import AFTER_SFT, STOP, Project, mini
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +25,25 @@ def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
     }
 
 
+def sampled(rounds: range = range(1, 3)) -> set[str]:
+    """Files that rollouts write, and the accuracy by round that follows."""
+    return of_rounds(("rollouts", "held_out"), rounds) | measured(rounds)
+
+
+def measured(rounds: range = range(1, 3)) -> set[str]:
+    """Held-out accuracy of some rounds."""
+    return {
+        name.format(number)
+        for number in rounds
+        for name in ("rounds/{:05d}/held_out.json", "tensorboard/eval/{:05d}.tfevents")
+    }
+
+
+def pages(rounds: range = range(1, 2)) -> set[str]:
+    """Records of the pages of a run in flight: those of rounds that are not the last one."""
+    return {f"pages/{number:05d}.json" for number in rounds}
+
+
 def updates(rounds: range = range(1, 3)) -> set[str]:
     """Files that updates write."""
     per_round = (
@@ -38,7 +58,7 @@ def gates(rounds: range) -> set[str]:
     return {f"rounds/{number:05d}/diagnosis.json" for number in rounds}
 
 
-SECOND_ROUND = gates(range(1, 2)) | of_rounds(("rollouts", "scores", "reference"), range(2, 3))
+SECOND_ROUND = gates(range(1, 2)) | sampled(range(2, 3)) | of_rounds(("scores", "reference"), range(2, 3)) | pages()
 
 
 def test_nothing_changed_nothing_runs(finished) -> None:
@@ -49,8 +69,31 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
     new = range(3, 5)
     assert (
         finished.planned(rounds=4)
-        == gates(range(2, 4)) | of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+        == gates(range(2, 4))
+        | sampled(new)
+        | of_rounds(("scores", "reference"), new)
+        | updates(new)
+        | pages(range(3, 4))
+        | FINAL
+        | REPORT
     )
+
+
+def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished)
+    kept = project.files("**/*.json")
+    sentence = "results/mini has finished 2 rounds, and with `rounds: 1` evaluation and report of round 2 would be"
+    outcome = project.snakemake("--cores", "1", rounds=1)
+    assert outcome.returncode == 1
+    assert sentence in outcome.stdout + outcome.stderr
+    assert project.files("**/*.json") == kept
+    planned = project.snakemake("--dry-run", rounds=1)
+    assert planned.returncode == 0
+    assert sentence in planned.stdout + planned.stderr
+    assert project.snakemake("--cores", "1", "--", "results/mini/prompts", rounds=1).returncode == 0
+    shutil.rmtree(project.folder / "results" / "mini" / "evaluation" / "final")
+    planned = project.snakemake("--dry-run", rounds=1)
+    assert sentence not in planned.stdout + planned.stderr
 
 
 def test_what_must_run_is_found_behind_a_check_that_is_made_again(finished) -> None:
@@ -68,13 +111,21 @@ def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
         {"function": "rloo_pipeline.rewards.format:shows_work", "name": "worked", "weight": 0},
     ]
     planned = finished.planned(rewards=rewards)
-    assert planned == of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | REPORT | CHECKS
+    assert planned == of_rounds(("scores",)) | measured() | SECOND_ROUND | updates() | WARM | FINAL | REPORT | CHECKS
 
 
 def test_a_sampling_option_runs_rollouts_on(finished) -> None:
     planned = finished.planned(rollout={"temperature": 0.9})
-    rounds = gates(range(1, 2)) | of_rounds(("rollouts", "scores", "reference")) | updates()
+    rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()
     assert planned == rounds | WARM | FINAL | REPORT | CHECKS
+
+
+def test_a_lag_runs_what_follows_the_first_round(finished) -> None:
+    """Round 1 is sampled from policy 0 with any lag; the correction that comes with a lag trains it again."""
+    assert finished.planned(rollout={"lag": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
+    words = finished.snakemake("--dry-run", plain=False, rollout={"lag": 1}).stdout
+    assert "rollout.lag: 0 → 1: 2 jobs (rollout ×2)" in words
+    assert "algorithm.mismatch.correction: none → sequence_tis: 1 job (update)" in words
 
 
 def test_a_limit_of_the_checks_judges_again_and_trains_nothing(finished) -> None:
@@ -98,6 +149,18 @@ def test_a_learning_rate_runs_updates_on(finished) -> None:
     assert finished.planned(update={"learning_rate": 0.0002}) == updates() | SECOND_ROUND | FINAL | REPORT
 
 
+def test_what_is_shown_of_a_run_in_flight_runs_nothing_of_a_finished_one(finished) -> None:
+    """Neither with more pages or held-out prompts, nor with fewer, nor in a run that has no such pages."""
+    assert finished.planned(report={"every": 0}, evaluation={**mini()["evaluation"], "each_round": 0}) == set()
+    assert finished.planned(report={"every": 7}, evaluation={**mini()["evaluation"], "each_round": 40}) == set()
+    pages = finished.folder / "results" / "mini" / "pages"
+    pages.rename(pages.with_name("aside"))
+    try:
+        assert finished.planned() == set()
+    finally:
+        pages.with_name("aside").rename(pages)
+
+
 def test_the_reports_title_runs_the_report(finished) -> None:
     assert finished.planned(report={"title": "Another"}) == REPORT
 
@@ -114,22 +177,36 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     project = Project(tmp_path / "project").take(finished)
     kept = project.files("[prt]*/**/*")
     outcome = project.snakemake("--cores", "1", "--retries", "2", rounds=3, gates=STOP)
-    said = outcome.stdout + outcome.stderr
-    assert outcome.returncode == 0, said
-    assert said.count("the run ends after round 2, as gates.cold_start.action asks for: cold start: ") == 1
-    assert "ended after round 2 of 3" in said
-    assert "Traceback" not in said
+    output = outcome.stdout + outcome.stderr
+    assert outcome.returncode == 0, output
+    assert output.count("the run ends after round 2, as gates.cold_start.action asks for: cold start: ") == 1
+    assert "ended after round 2 of 3" in output
+    assert "Traceback" not in output
     run = project.folder / "results" / "mini"
     assert json.loads((run / "stopped.json").read_text())["round"] == 2
     assert not (run / "rounds" / "00003").exists()
     assert project.files("[prt]*/**/*") == kept
     assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
     new = range(3, 4)
-    third = of_rounds(("rollouts", "scores", "reference"), new) | updates(new) | FINAL | REPORT
+    third = sampled(new) | of_rounds(("scores", "reference"), new) | updates(new) | FINAL | REPORT
     assert project.planned(rounds=3) == gates(range(2, 3)) | third
     assert project.snakemake("--cores", "1", "--", "results/mini/rounds/00002/diagnosis.json", rounds=3).returncode == 0
     assert not (run / "stopped.json").exists()
     assert project.planned(rounds=3, gates=STOP) == third, "what was said of a round is not said again"
+
+
+@pytest.mark.long
+def test_with_a_lag_a_gate_trains_nothing_more_and_what_was_sampled_ahead_is_counted(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
+    outcome = project.snakemake("--cores", "2", rounds=4, gates=STOP, rollout={"lag": 1})
+    said = outcome.stdout + outcome.stderr
+    assert outcome.returncode == 0, said
+    assert "ended after round 1 of 4" in said
+    run = project.folder / "results" / "mini"
+    assert not (run / "policies" / "00002").exists(), "update 2 waits for the gate, though its rollouts are there"
+    assert not (run / "rounds" / "00003").exists(), "nor is policy 1 sampled from"
+    assert list((run / "rounds" / "00002" / "rollouts").iterdir())
+    assert "Rollouts of 1 later round(s), sampled ahead by rollout.lag, stay unused." in said
 
 
 def test_a_comment_in_the_config_runs_nothing(finished) -> None:
@@ -168,11 +245,11 @@ STATEMENT = "\n", "\nEDITED = True\n"
         (
             "scoring/score_table.py",
             STATEMENT,
-            of_rounds(("scores",)) | SECOND_ROUND | updates() | WARM | FINAL | CHECKS | REPORT,
+            of_rounds(("scores",)) | measured() | SECOND_ROUND | updates() | WARM | FINAL | CHECKS | REPORT,
         ),
         ("algorithm/loss.py", FORMULA, updates() | SECOND_ROUND | FINAL | REPORT),
         ("stages/reference.py", STATEMENT, of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
-        ("stages/evaluate.py", STATEMENT, WARM | FINAL | REPORT),
+        ("stages/evaluate.py", STATEMENT, WARM | FINAL | REPORT | measured()),
         ("report/page.html.j2", STATEMENT, REPORT),
     ],
 )

@@ -28,6 +28,8 @@ STAGES = (
     "report",
 )
 
+SHORT = {"gate", "held-out", "report-so-far"}
+
 # Stands before the real command on the PATH and kills the first call of each stage: those that write policies while
 # they write (a hidden folder shows it), the others just after they have opened their log.
 KILLER = """#!{python}
@@ -63,8 +65,12 @@ def project(tmp_path) -> Project:
     return Project(tmp_path / "project")
 
 
-@pytest.mark.long
-def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_path) -> None:
+AFTER_POLICY_0 = AFTER_SFT[1:]
+LAG = {"rounds": 3, "rollout": {"lag": 1}}
+
+
+def killed_once(project: Project, tmp_path: Path, *words: str, **changes) -> set[str]:
+    """Kills the first call of each stage, until Snakemake has made what it was asked for; returns which were killed."""
     marks, shim = tmp_path / "marks", tmp_path / "shim"
     marks.mkdir()
     shim.mkdir()
@@ -73,16 +79,32 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
     killer.chmod(killer.stat().st_mode | stat.S_IXUSR)
     own = Path(sys.executable).parent
     project.environment["PATH"] = os.pathsep.join([str(shim), str(own), os.environ["PATH"]])
-    for _ in range(len(STAGES) + 2):
-        outcome = project.snakemake("--cores", "2", "--keep-going")
+    for _ in range(len(STAGES) + len(SHORT) + 1):
+        outcome = project.snakemake("--cores", "2", "--keep-going", *words, **changes)
         if outcome.returncode == 0:
             break
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    killed = {mark.name.removesuffix(".killed") for mark in marks.glob("*.killed")}
-    assert killed - {"gate"} == set(STAGES), "a gate may be through before it is killed"
     assert not list(project.folder.rglob("*.tmp"))
+    return {mark.name.removesuffix(".killed") for mark in marks.glob("*.killed")} - SHORT
+
+
+@pytest.mark.long
+def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_path) -> None:
+    assert killed_once(project, tmp_path) == set(STAGES), "a short stage may be through before it is killed"
     for pattern in ("prompts/**/*", "policies/*/*", "rounds/**/*", "evaluation/**/*", "warmstart/*"):
         assert project.files(pattern) == finished.files(pattern)
+
+
+@pytest.mark.long
+def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, finished, tmp_path) -> None:
+    undisturbed, words = Project(tmp_path / "undisturbed"), ("--", "results/mini/policies/00003")
+    for one in (undisturbed, project):
+        one.take(finished, *AFTER_POLICY_0)
+    outcome = undisturbed.snakemake("--cores", "2", *words, **LAG)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert killed_once(project, tmp_path, *words, **LAG) == {"rollout", "score", "reference", "update"}
+    for pattern in ("policies/*/*", "rounds/**/*"):
+        assert project.files(pattern) == undisturbed.files(pattern) != {}
 
 
 @pytest.mark.long

@@ -81,9 +81,9 @@ def test_a_reward_function_that_needs_a_gpu_has_jobs_of_its_own(project) -> None
     assert {f"rounds/00001/scores/parts/reward_model/{shard:03d}.parquet" for shard in range(2)} <= parts
     assert all("reward_model" in file for file in parts)
     outcome = project.snakemake("--dry-run", **changes)
-    said = outcome.stdout + outcome.stderr
-    assert "gres=gpu:2" in said
-    assert "rloo score --only reward_model" in said
+    output = outcome.stdout + outcome.stderr
+    assert "gres=gpu:2" in output
+    assert "rloo score --only reward_model" in output
 
 
 def test_only_kept_policies_outlive_the_run(project) -> None:
@@ -91,6 +91,24 @@ def test_only_kept_policies_outlive_the_run(project) -> None:
     removed = set(re.findall(r"Would remove temporary output results/mini/(\S+)", outcome.stdout + outcome.stderr))
     expected = {"policies/00001", "policies/00003"} | {f"trainer/{number:05d}" for number in range(1, 5)}
     assert removed == expected
+
+
+def test_with_a_lag_the_last_policies_stay_for_a_longer_run(project) -> None:
+    outcome = project.snakemake("--dry-run", rounds=6, keep_every=3, algorithm={"beta": 0}, rollout={"lag": 1})
+    removed = set(re.findall(r"Would remove temporary output results/mini/(\S+)", outcome.stdout + outcome.stderr))
+    assert {name for name in removed if "policies" in name} == {f"policies/{number:05d}" for number in (1, 2, 4)}
+
+
+def test_with_a_lag_rollouts_wait_for_an_older_policy_and_updates_for_the_gate_in_between(project) -> None:
+    outcome = project.snakemake("--dry-run", rounds=4, rollout={"lag": 2, "shards": 1})
+    jobs = re.findall(
+        r"^rule (\w+):\n    input: (.*)\n    output: results/mini/([^\s,]+)", outcome.stdout, re.MULTILINE
+    )
+    needed = {output: set(re.findall(r"(policies/\d+|rounds/\d+/diagnosis.json)", files)) for _, files, output in jobs}
+    first_rounds = [needed[f"rounds/{number:05d}/rollouts/000.parquet"] for number in (1, 2, 3)]
+    assert first_rounds == [{"policies/00000"}] * 3
+    assert needed["rounds/00004/rollouts/000.parquet"] == {"policies/00001", "rounds/00001/diagnosis.json"}
+    assert "rounds/00003/diagnosis.json" in needed["policies/00004"]
 
 
 def test_a_dry_run_writes_nothing(project) -> None:
@@ -116,7 +134,10 @@ def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
     ("changes", "words"),
     [
         ({"update": {"learning_rat": 1}}, ["config/test.yaml", "update.learning_rat", "did you mean 'learning_rate'"]),
-        ({"rewards": [{"function": "no_such.module:f"}], "evaluation": {}}, ["no_such.module"]),
+        (
+            {"rewards": [{"function": "no_such.module:f"}], "evaluation": {}},
+            ["WorkflowError", "'no_such.module:f': no module"],
+        ),
         ({"rollout": {"num_generations": 1}}, ["rollout.num_generations"]),
     ],
 )
@@ -125,19 +146,23 @@ def test_a_bad_configuration_stops_before_anything_runs(project, changes, words)
     project.configure = lambda **_: None
     outcome = project.snakemake("--cores", "1")
     del project.configure
-    said = outcome.stdout + outcome.stderr
+    output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 1
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     for word in words:
-        assert word in said
+        assert word in output
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
 def test_the_shipped_configurations_are_valid(name) -> None:
-    """A file without rounds is an overlay for any other configuration."""
+    """A file without rounds is an overlay for any other configuration, or an experiment."""
     from rloo_pipeline.config.loading import validate
+    from rloo_pipeline.config.run_set import read_runs
 
-    made = yaml.safe_load((ROOT / "config" / name).read_text())
-    if "rounds" not in made:
-        made = merged(yaml.safe_load((ROOT / "config" / "config.yaml").read_text()), made)
-    assert validate(made, name).rounds >= 1
+    config = yaml.safe_load((ROOT / "config" / name).read_text())
+    if "base" in config:
+        assert len(read_runs(ROOT / "config" / name).configs) == 15
+        return
+    if "rounds" not in config:
+        config = merged(yaml.safe_load((ROOT / "config" / "config.yaml").read_text()), config)
+    assert validate(config, name).rounds >= 1

@@ -73,7 +73,7 @@ def main(model: Path, output: Path) -> None:
         gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in parameters]))
 
     engine.engine.clip_fp32_gradients = keep
-    found = {}
+    all_gradients = {}
     for name, keys in CASES.items():
         algorithm = Algorithm.model_validate({"advantage": f"{__file__}:plain", **keys})
         rollout = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=30)
@@ -81,9 +81,9 @@ def main(model: Path, output: Path) -> None:
         for size in (8, 4, 1):
             loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8))
             loss = engine.step(sequences, ROWS, size * LENGTH, loss_of, lambda _: None)
-            found[name, size] = (loss, gradients.pop())
+            all_gradients[name, size] = (loss, gradients.pop())
     if engine.rank.first:
-        torch.save(found, output)
+        torch.save(all_gradients, output)
     engine.close()
 
 

@@ -1,11 +1,13 @@
 """Keys of `algorithm` in the update stage, which runs as a command on synthetic rounds."""
 
 import json
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 from helpers import Round, mini, rloo_in_turn
 
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.training.round_training import needs_old_pass
 
@@ -24,13 +26,13 @@ TRL_NAMES = {
 
 def updated(tmp_path, model, rounds=1, **changes) -> Round:
     run = Round(tmp_path / "run", model, **changes)
-    outcome = rloo_in_turn(*(run.write(number).words(number) for number in range(1, rounds + 1)))
+    outcome = rloo_in_turn(*(partial(run.write(number).words, number) for number in range(1, rounds + 1)))
     assert outcome.returncode == 0, outcome.stderr
     return run
 
 
 def metrics(run: Round, number: int = 1) -> dict:
-    return json.loads((run.run / "rounds" / f"{number:05d}" / "metrics.json").read_text())
+    return read_artifact(run.run / "rounds" / f"{number:05d}" / "metrics.json")
 
 
 def table(run: Round, number: int = 1) -> list[dict]:
@@ -41,25 +43,26 @@ def test_metrics_have_trls_names_in_json_and_in_tensorboard(tmp_path, tiny_model
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = updated(tmp_path, tiny_model, rounds=2)
-    found = metrics(run, 2)
-    assert found.keys() >= TRL_NAMES
-    assert all(found[name] is not None for name in TRL_NAMES)
+    values = metrics(run, 2)
+    assert values.keys() >= TRL_NAMES
+    assert all(values[name] is not None for name in TRL_NAMES)
     events = EventAccumulator(str(run.run / "tensorboard")).Reload()
-    for name in TRL_NAMES:
-        assert [event.step for event in events.Scalars(name)] == [1, 2]
-        assert events.Scalars(name)[1].value == pytest.approx(found[name], rel=1e-6)
+    for name in TRL_NAMES - {"step"}:  # that is the axis
+        scalars = events.Scalars(f"train/{name}")
+        assert [event.step for event in scalars] == [metrics(run, 1)["step"], values["step"]]
+        assert scalars[1].value == pytest.approx(values[name], rel=1e-6)
 
 
 def test_metrics_are_what_the_tables_say(tmp_path, tiny_model) -> None:
     run = updated(tmp_path, tiny_model, rounds=2)
     rolled = [row for shard in range(2) for row in pq.read_table(run._table(2, "rollouts", shard)).to_pylist()]
-    used, found = table(run, 2), metrics(run, 2)
+    used, values = table(run, 2), metrics(run, 2)
     lengths = [len(row["completion_ids"]) for row in rolled]
-    assert found["kl"] == pytest.approx(sum(row["kl"] for row in used) / sum(lengths), rel=1e-5)
-    assert found["kl/sequence_mean"] == pytest.approx(sum(row["kl"] for row in used) / len(used), rel=1e-5)
-    assert found["completions/max_length"] == max(lengths)
-    assert found["num_tokens"] > metrics(run, 1)["num_tokens"] > found["num_completion_tokens"]
-    assert found["loss"] != 0
+    assert values["kl"] == pytest.approx(sum(row["kl"] for row in used) / sum(lengths), rel=1e-5)
+    assert values["kl/sequence_mean"] == pytest.approx(sum(row["kl"] for row in used) / len(used), rel=1e-5)
+    assert values["completions/max_length"] == max(lengths)
+    assert values["num_tokens"] > metrics(run, 1)["num_tokens"] > values["num_completion_tokens"]
+    assert values["loss"] != 0
 
 
 def test_beta_is_steered_from_round_to_round(tmp_path, tiny_model) -> None:
@@ -79,9 +82,9 @@ def test_running_moments_are_carried_to_the_next_round(tmp_path, tiny_model) -> 
         [row["reward"] for shard in range(2) for row in pq.read_table(run._table(n, "scores", shard)).to_pylist()]
         for n in (1, 2)
     ]
-    known = [reward for rewards in scored for reward in rewards if reward is not None]
-    assert carried[1]["moments"]["number"] == len(known) > carried[0]["moments"]["number"]
-    assert carried[1]["moments"]["mean"] == pytest.approx(sum(known) / len(known))
+    rewards_given = [reward for rewards in scored for reward in rewards if reward is not None]
+    assert carried[1]["moments"]["number"] == len(rewards_given) > carried[0]["moments"]["number"]
+    assert carried[1]["moments"]["mean"] == pytest.approx(sum(rewards_given) / len(rewards_given))
 
 
 def test_an_over_sampled_round_trains_on_the_first_groups_whose_rewards_differ(tmp_path, tiny_model) -> None:
@@ -102,11 +105,11 @@ def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_
     free = metrics(updated(tmp_path / "free", tiny_model, algorithm=one_step))
     passed = metrics(updated(tmp_path / "pass", tiny_model, algorithm={**one_step, "beta": 0.05}))
     compared = [name for name in free if name.startswith("sampling/")]
-    assert len(compared) == 9
+    assert len(compared) == 11
     compared.remove("sampling/outside_thresholds")
     assert {name: free[name] for name in compared} == pytest.approx({name: passed[name] for name in compared}, rel=1e-4)
     assert free["sampling/sampling_logp_difference/mean"] > 0.1
-    assert 0 < free["sampling/effective_sample_size"] < 1
+    assert 0 < free["sampling/effective_sample_size"] < free["sampling/token_effective_sample_size"] < 1
 
 
 @pytest.mark.parametrize(
@@ -128,9 +131,9 @@ def test_old_log_probs_are_computed_only_where_something_compares_with_them(need
 
 
 def test_two_passes_over_one_batch_are_two_passes(tmp_path, tiny_model) -> None:
-    found = metrics(updated(tmp_path, tiny_model, algorithm={"num_iterations": 2, "steps_per_generation": 1}))
-    assert found["step"] == 2
-    assert found["ratio/mean"] != 1
+    values = metrics(updated(tmp_path, tiny_model, algorithm={"num_iterations": 2, "steps_per_generation": 1}))
+    assert values["step"] == 2
+    assert values["ratio/mean"] != 1
 
 
 def test_a_ratio_that_no_step_measured_is_null(tmp_path, tiny_model) -> None:
@@ -182,9 +185,9 @@ def test_the_weights_of_the_mismatch_are_in_the_metrics_under_trls_names(variant
     """The factors by which losses were multiplied: of completions or of tokens, truncated or dropped."""
     ratio = "sampling/importance_sampling_ratio"
     for name, longest in (("sequence_tis", 2), ("token_mis", 2), ("sequence_mean_mis", 1)):
-        found = metrics(variants[name])
-        assert 0 <= found[f"{ratio}/min"] < found[f"{ratio}/mean"] < found[f"{ratio}/max"] <= longest, name
-        assert 0 < found["sampling/outside_thresholds"] < 1, name
+        values = metrics(variants[name])
+        assert 0 <= values[f"{ratio}/min"] < values[f"{ratio}/mean"] < values[f"{ratio}/max"] <= longest, name
+        assert 0 < values["sampling/outside_thresholds"] < 1, name
     assert metrics(variants["defaults"])["sampling/outside_thresholds"] is None
 
 
@@ -195,9 +198,14 @@ def check_left_out(run: Round, said: str) -> None:
     """Round 2, whose rewards are all equal, makes neither of its two steps."""
     before, after = run.weights(1), run.weights(2)
     assert all((after[name] == before[name]).all() for name in before), "no momentum, no weight decay"
-    found = metrics(run, 2)
-    assert (found["steps_left_out"], found["step"], found["trained_completions"]) == (2, 4, 0)
-    assert (found["loss"], found["grad_norm"], found["entropy"], found["frac_reward_zero_std"]) == (None, None, None, 1)
+    values = metrics(run, 2)
+    assert (values["steps_left_out"], values["step"], values["trained_completions"]) == (2, 4, 0)
+    assert (values["loss"], values["grad_norm"], values["entropy"], values["frac_reward_zero_std"]) == (
+        None,
+        None,
+        None,
+        1,
+    )
     assert all(row["masked"] and row["ratio"] is None for row in table(run, 2))
     assert "round 2: skipped 2 of 2 optimizer steps" in said
 
@@ -208,7 +216,7 @@ def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go
     for number, reward in ((1, None), (2, 1.0), (3, None)):
         run.write(number, reward)
     first = Round(tmp_path / "first", tiny_model, **FILTERED).write(1, 1.0).write(2)
-    calls = [*(run.words(number) for number in (1, 2, 3)), *(first.words(number) for number in (1, 2))]
+    calls = [partial(one.words, number) for one, last in ((run, 3), (first, 2)) for number in range(1, last + 1)]
     outcome = rloo_in_turn(*calls)
     assert outcome.returncode == 0, outcome.stderr
     check_left_out(run, outcome.stderr)

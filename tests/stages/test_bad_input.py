@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import Project, Round, merged, mini, rloo
+from helpers import Project, Round, merged, mini, rloo, staged, write_prompts
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
 
@@ -123,9 +123,9 @@ def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_p
         command, cwd=project.folder, env=project.environment, capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 1
-    said = outcome.stdout + outcome.stderr
-    assert words in said
-    assert "Traceback" not in said
+    output = outcome.stdout + outcome.stderr
+    assert words in output
+    assert "Traceback" not in output
 
 
 def test_a_misspelt_estimator_is_a_sentence_before_anything_runs() -> None:
@@ -257,8 +257,6 @@ def test_a_reward_that_is_not_there_is_a_sentence(tmp_path, tiny_model) -> None:
 
 def score(folder: Path, model: Path, function: str):
     """Scores 64 synthetic completions with one function."""
-    import datasets
-
     from rloo_pipeline.artifacts import tables
 
     run = Round(
@@ -270,15 +268,11 @@ def score(folder: Path, model: Path, function: str):
         rolled,
         tables.ROLLOUTS,
         "rollouts",
-        run="x",
-        round=1,
-        shard=9,
-        seed=1,
-        policy="x",
+        **dict.fromkeys(("run", "round", "shard", "seed", "policy"), "x"),
     )
     ids = sorted(set(rolled["prompt_id"].to_pylist()))
     rows = [{"prompt_id": name, "prompt": "x", "prompt_ids": [4], "answer": "1"} for name in ids]
-    datasets.Dataset.from_list(rows).save_to_disk(str(run.run / "prompts" / "train"))
+    write_prompts(run.run / "prompts", rows)
     output = run._table(1, "scores", 9)
     outcome = rloo(
         *("score", "--prompts", run.run / "prompts", "--policy", run.model, "--rollouts", run._table(1, "rollouts", 9)),
@@ -303,8 +297,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, tiny_model) -> None:
     shell = f"mount -t tmpfs -o size=64k none {run.run}/policies && exec {sys.executable} -m rloo_pipeline warmstart"
     config = yaml.safe_load((run.run / "config.yaml").read_text()) | {"warmstart": {}}
     (run.run / "config.yaml").write_text(yaml.safe_dump(config))
-    (run.run / "assets").mkdir()
-    (run.run / "assets" / "assets.json").write_text(json.dumps({"model": {"path": str(tiny_model)}}))
+    staged(run.run / "assets", tiny_model)
     words = f" --assets {run.run}/assets --prompts {run.run}/none --output {run.run}/policies/00000"
     words += f" --log={run.run}/logs/warmstart.log"
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", shell + words]

@@ -70,7 +70,7 @@ def test_a_side_whose_library_is_missing_is_left_out_by_name(tmp_path) -> None:
     missing = ("trl", "deepspeed", "vllm", "pydantic")
     for name in missing:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module {name}', name={name!r})")
-    found = measured(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
-    assert "tokens_per_s" in found["plain"]
-    assert "deepspeed" in found["deepspeed"]["left_out"] or "pydantic" in found["deepspeed"]["left_out"]
-    assert "no module trl" in found["trl"]["left_out"]
+    figures = measured(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert "tokens_per_s" in figures["plain"]
+    assert "deepspeed" in figures["deepspeed"]["left_out"] or "pydantic" in figures["deepspeed"]["left_out"]
+    assert "no module trl" in figures["trl"]["left_out"]

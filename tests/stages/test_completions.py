@@ -31,10 +31,10 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
     from vllm import SamplingParams, TokensPrompt
 
     requests = [Request([5 + number % 250 for number in range(seed % 7 + 1)], seed) for seed in range(96)]
-    made = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
+    samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
     # with a stop token that comes now and then, since it has no text
     sampler.stop_ids = [*sampler.stop_ids, *range(40, 50)]
-    made += sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
+    samples += sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
     plain = [
         SamplingParams(max_tokens=24, seed=request.seed, logprobs=0, stop_token_ids=stop)
         for stop in ([2], sampler.stop_ids)
@@ -42,14 +42,14 @@ def test_a_completion_is_what_vllm_says(sampler) -> None:
     ]
     prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for request in requests * 2]
     outputs = [output.outputs[0] for output in sampler.llm.generate(prompts, plain, use_tqdm=False)]
-    assert [one.ids for one in made] == [list(output.token_ids) for output in outputs]
-    assert [one.text for one in made] == [output.text for output in outputs]
-    assert [one.logps for one in made] == [
+    assert [one.ids for one in samples] == [list(output.token_ids) for output in outputs]
+    assert [one.text for one in samples] == [output.text for output in outputs]
+    assert [one.logps for one in samples] == [
         [place[token].logprob for token, place in zip(output.token_ids, output.logprobs, strict=True)]
         for output in outputs
     ]
-    assert {one.finish_reason for one in made} == {"stop", "length"}
-    assert any("\ufffd" in one.text for one in made), "else the prompts are no test of broken characters"
+    assert {one.finish_reason for one in samples} == {"stop", "length"}
+    assert any("\ufffd" in one.text for one in samples), "else the prompts are no test of broken characters"
 
 
 SAMPLE = """

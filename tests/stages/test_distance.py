@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import Round, rloo
 
+from rloo_pipeline.artifacts import policy as policies
 from rloo_pipeline.artifacts import tables
 
 pytestmark = pytest.mark.slow
@@ -26,12 +27,11 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
     rows = [
         {"prompt_id": f"p{place // 2}", "sample": place % 2, "prompt_ids": PROMPT, "completion_ids": ids}
         | {"completion": "", "sampling_logps": [0.0] * len(ids), "finish_reason": "stop", "seed": 0}
-        | {"answer": 0.0, "reward": 0.0, "seconds": 0.0, "error": None}
+        | {"scores/answer": 0.0, "reward": 0.0, "seconds": 0.0, "error": None}
         for place, ids in enumerate(SAID)
     ]
     folder = run.run / "evaluation" / "final"
     schema = tables.completions_schema(["answer"])
-    tables.write(folder / "completions.parquet", rows, schema, "completions")
 
     def logp(model: object, ids: list[int]) -> float:
         with torch.inference_mode():
@@ -43,14 +43,16 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
     )
     expected = [logp(policy, ids) - logp(reference, ids) for ids in SAID]
     for path, value in ((other, sum(expected) / 4), (tiny_model, 0.0)):
+        about = {"policy": policies.digest(path)}
+        tables.write(folder / "completions.parquet", rows, schema, "completions", **about)
         outcome = rloo(
             *("distance", "--completions", folder / "completions.parquet", "--policy", path),
             *("--reference", tiny_model, "--output", folder / "distance.json"),
         )
         assert outcome.returncode == 0, outcome.stderr
-        found = json.loads((folder / "distance.json").read_text())
-        assert found["kl/sequence_mean"] == pytest.approx(value, abs=1e-4)
-        assert found["kl"] == pytest.approx(value * 4 / 10, abs=1e-4)
+        distance = json.loads((folder / "distance.json").read_text())
+        assert distance["kl/sequence_mean"] == pytest.approx(value, abs=1e-4)
+        assert distance["kl"] == pytest.approx(value * 4 / 10, abs=1e-4)
 
 
 def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
@@ -75,10 +77,10 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
         model = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
         return forward_only.score(model, sequences, 64, "tokens", entropies)
 
-    found = scored(tmp_path / "adapter").logps
+    logps = scored(tmp_path / "adapter").logps
     plain = scored(tiny_model, entropies=True)
     merged = adapted.merge_and_unload().eval()
-    for ids, values, entropies, without in zip(SAID, found, plain.entropies, plain.logps, strict=True):
+    for ids, values, entropies, without in zip(SAID, logps, plain.entropies, plain.logps, strict=True):
         with torch.inference_mode():
             logits = merged(torch.tensor([[*PROMPT, *ids]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
         assert values == pytest.approx(logits.gather(-1, torch.tensor(ids)[:, None]).flatten().tolist(), abs=1e-4)

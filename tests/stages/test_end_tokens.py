@@ -31,15 +31,15 @@ def sampled(folder: Path, token: int) -> None:
     sampler = Sampler(folder, EngineSettings("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids
     requests = [Request([4, 5, 6], seed) for seed in range(200)]
-    found = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")
-    ended = [completion for completion in found if completion.ids[-1] == token]
+    samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")
+    ended = [completion for completion in samples if completion.ids[-1] == token]
     assert len(ended) > 20, "an untrained model gives every token now and then"
     assert {completion.finish_reason for completion in ended} == {"stop"}
-    assert all(token not in completion.ids[:-1] for completion in found)
-    assert all(len(completion.ids) == len(completion.logps) for completion in found)
+    assert all(token not in completion.ids[:-1] for completion in samples)
+    assert all(len(completion.ids) == len(completion.logps) for completion in samples)
     devices.free_gpu()
     assert sampler.llm is None, "the engine has left"
-    assert sampler.sample(requests[:20], SamplingConfig(1.0, 1.0, 0, None, 40), "completions") == found[:20]
+    assert sampler.sample(requests[:20], SamplingConfig(1.0, 1.0, 0, None, 40), "completions") == samples[:20]
 
 
 def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> None:

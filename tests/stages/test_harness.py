@@ -36,11 +36,11 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     words = ("--policy", tiny_model, "--name", "final", "--output", output, log)
     outcome = rloo("harness", *words)
     assert outcome.returncode == 0, outcome.stderr
-    found = json.loads(output.read_text())
-    assert found["policy"] == digest(tiny_model)
-    assert found["n-samples"]["sums"]["effective"] == 5
-    assert 0 <= found["results"]["sums"]["exact_match,none"] <= 1
-    assert not {"date", "total_evaluation_time_seconds", "git_hash", "pretty_env_info"} & found.keys()
+    results = json.loads(output.read_text())
+    assert results["policy"] == digest(tiny_model)
+    assert results["n-samples"]["sums"]["effective"] == 5
+    assert 0 <= results["results"]["sums"]["exact_match,none"] <= 1
+    assert not {"date", "total_evaluation_time_seconds", "git_hash", "pretty_env_info"} & results.keys()
 
 
 def test_a_task_that_is_not_there_is_one_sentence(tmp_path, tiny_model) -> None:

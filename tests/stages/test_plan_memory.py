@@ -4,11 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import helpers
 import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline.artifacts import model_dims, tables
+from rloo_pipeline.artifacts import model_dims, policy, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import memory
 
@@ -47,7 +48,7 @@ def configure(run: Path) -> Config:
     return config
 
 
-def write_round(folder: Path, number: int) -> None:
+def write_round(folder: Path, number: int, start: Path) -> None:
     """Writes the tables of a round."""
     rows, scores, reference = [], [], []
     for place in range(GROUPS * 4):
@@ -55,19 +56,27 @@ def write_round(folder: Path, number: int) -> None:
         ids = [4 + (place * step + number) % 16 for step in range(COMPLETION)]
         rows.append({**key, "prompt_ids": [4 + place // 4] * PROMPT, "completion_ids": ids, "completion": ""})
         rows[-1] |= {"sampling_logps": [-7.0] * COMPLETION, "finish_reason": "stop", "seed": 0}
-        scores.append({**key, "answer": float(place % 2), "reward": float(place % 2), "seconds": 0.0, "error": None})
+        score = {"scores/answer": float(place % 2), "reward": float(place % 2), "seconds": 0.0, "error": None}
+        scores.append({**key, **score})
         reference.append({**key, "reference_logps": [-7.0] * COMPLETION})
-    tables.write(folder / "rollouts.parquet", rows, tables.ROLLOUTS, "rollouts", round=number)
-    tables.write(folder / "scores.parquet", scores, tables.scores_schema(["answer"]), "scores", round=number)
-    tables.write(folder / "reference.parquet", reference, tables.REFERENCE, "reference", round=number)
+    about = {
+        "run": "mini",
+        "round": number,
+        "shard": 0,
+        "seed": 1,
+        "policy": policy.digest(start),
+        "policy_round": number - 1,
+    }
+    tables.write(folder / "rollouts.parquet", rows, tables.ROLLOUTS, "rollouts", **about)
+    about = tables.facts_about(tables.read(folder / "rollouts.parquet", "rollouts"))
+    tables.write(folder / "scores.parquet", scores, tables.scores_schema(["answer"]), "scores", **about)
+    tables.write(folder / "reference.parquet", reference, tables.REFERENCE, "reference", **about)
 
 
 def write_prompts(folder: Path) -> Path:
     """Writes prompts for a rollout."""
-    import datasets
-
     rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
-    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "train"))
+    helpers.write_prompts(folder, rows)
     return folder
 
 
@@ -91,8 +100,8 @@ def peak_of(*arguments: object) -> float:
 def update(run: Path, model: Path, number: int) -> float:
     """The peak of an update."""
     folder = run / "rounds" / f"{number:05d}"
-    write_round(folder, number)
     start = model if number == 1 else run / "policies" / f"{number - 1:05d}"
+    write_round(folder, number, start)
     before = [] if number == 1 else ["--trainer", run / "trainer" / f"{number - 1:05d}"]
     shards = [
         word for kind in ("rollouts", "scores", "reference") for word in (f"--{kind}", folder / f"{kind}.parquet")

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-import datasets
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from helpers import MINI, Round, rloo
+from helpers import MINI, Round, rloo, write_prompts
 
 from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
@@ -40,14 +39,14 @@ def mine(tmp_path) -> Path:
 @pytest.fixture
 def run(tmp_path) -> Round:
     """A run of two rounds with synthetic rewards."""
-    made = Round(tmp_path / "run", tmp_path / "no-model").write(1).write(2)
+    rounds = Round(tmp_path / "run", tmp_path / "no-model").write(1).write(2)
     rows = [
         {"prompt_id": f"{shard}-{group}", "prompt": "x", "prompt_ids": [4], "answer": "1"}
         for shard in range(2)
         for group in range(8)
     ]
-    datasets.Dataset.from_list(rows).save_to_disk(str(made.run / "prompts" / "train"))
-    return made
+    write_prompts(rounds.run / "prompts", rows)
+    return rounds
 
 
 def rescored(run: Round, output: Path, **reward) -> dict:
@@ -71,12 +70,12 @@ def test_a_finished_run_is_scored_with_other_rewards(run, mine, tmp_path) -> Non
             rolled = pq.read_table(run.run / place.format("rollouts"))
             assert table["prompt_id"] == rolled["prompt_id"]
             assert table["reward"].to_pylist() == [float(len(ids)) for ids in rolled["completion_ids"].to_pylist()]
-            assert set(table["constant"].to_pylist()) == {1.0}
-    found = json.loads((tmp_path / "out" / "rescore.json").read_text())
-    assert list(found["rounds"]) == ["00001", "00002"]
-    assert found["overall"]["completions"] == 128
-    assert abs(found["overall"]["kendall"]) < 0.5
-    assert found["overall"]["unscorable"][1] == 0 < found["overall"]["unscorable"][0]
+            assert set(table["scores/constant"].to_pylist()) == {1.0}
+    summary = json.loads((tmp_path / "out" / "rescore.json").read_text())
+    assert list(summary["rounds"]) == ["00001", "00002"]
+    assert summary["overall"]["completions"] == 128
+    assert abs(summary["overall"]["kendall"]) < 0.5
+    assert summary["overall"]["unscorable"][1] == 0 < summary["overall"]["unscorable"][0]
     assert "Kendall" in outcome.stdout
 
 
@@ -116,18 +115,18 @@ def test_a_file_of_rewards_that_cannot_be_used_is_a_sentence(tmp_path, changes, 
 
 def test_changes_by_hand() -> None:
     old, new = [[1.0, 2.0, 3.0], [1.0, 1.0, NAN]], [[3.0, 2.0, 1.0], [0.0, 1.0, 1.0]]
-    found = change(old, new, [[-1, 0, 1], [0, 0, 0]], [[1, 0, -1], [-1, 0.5, 0.5]])
-    assert (found.groups, found.ranked_groups) == (2, 1)
-    assert found.kendall == found.spearman == pytest.approx(-1)
-    assert found.informative == (0.5, 1.0)
-    assert found.unscorable == (1, 0)
-    assert found.sign_changes == pytest.approx(2 / 6)
-    assert found.awakened == pytest.approx(3 / 6)
-    assert found.silenced == 0
-    both = combine([found, found])
+    changes = change(old, new, [[-1, 0, 1], [0, 0, 0]], [[1, 0, -1], [-1, 0.5, 0.5]])
+    assert (changes.groups, changes.ranked_groups) == (2, 1)
+    assert changes.kendall == changes.spearman == pytest.approx(-1)
+    assert changes.informative == (0.5, 1.0)
+    assert changes.unscorable == (1, 0)
+    assert changes.sign_changes == pytest.approx(2 / 6)
+    assert changes.awakened == pytest.approx(3 / 6)
+    assert changes.silenced == 0
+    both = combine([changes, changes])
     assert (both.groups, both.ranked_groups, both.completions, both.unscorable) == (4, 2, 12, (2, 0))
-    assert both.reward == pytest.approx(found.reward)
-    assert both.sign_changes == pytest.approx(found.sign_changes)
+    assert both.reward == pytest.approx(changes.reward)
+    assert both.sign_changes == pytest.approx(changes.sign_changes)
 
 
 def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
@@ -146,8 +145,8 @@ def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
 def test_a_trial_says_how_often_the_function_agrees_with_labels(tmp_path) -> None:
     data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("4", "5")))
-    said = (("A: 4", True), ("it is 3", False), ("A: 5", False), ("nothing", False))
-    rows = [{"completion": completion, "right": label} for completion, label in said]
+    cases = (("A: 4", True), ("it is 3", False), ("A: 5", False), ("nothing", False))
+    rows = [{"completion": completion, "right": label} for completion, label in cases]
     completions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("reward-test", "rloo_pipeline.rewards.math:math_reward", "--data", data, "--completions", completions)
     outcome = rloo(*words, "--labels", "right")

@@ -32,8 +32,8 @@ def policies(tmp_path_factory):
 
 
 def sampled(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
-    found = sampler.sample(REQUESTS, HOW, "completions")
-    return [(completion.ids, completion.logps) for completion in found]
+    samples_now = sampler.sample(REQUESTS, HOW, "completions")
+    return [(completion.ids, completion.logps) for completion in samples_now]
 
 
 def fresh(folder: Path) -> list[tuple[list[int], list[float]]]:
@@ -97,21 +97,21 @@ def test_a_swap_of_large_weights_is_proven_once(engines, policies, monkeypatch) 
 def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines, policies, monkeypatch) -> None:
     """Without a GPU, vLLM's sleep and wake_up are replaced; everything else is real."""
     _, second, sampler = engines
-    llm, said = sampler.llm, list[str]()
+    llm, messages = sampler.llm, list[str]()
     monkeypatch.setitem(sampler.settings, "enable_sleep_mode", True)
-    monkeypatch.setattr(llm, "sleep", lambda level: said.append(f"sleep {level}"))
-    monkeypatch.setattr(llm, "wake_up", lambda: said.append("wake"))
+    monkeypatch.setattr(llm, "sleep", lambda level: messages.append(f"sleep {level}"))
+    monkeypatch.setattr(llm, "wake_up", lambda: messages.append("wake"))
     load = llm.collective_rpc
-    monkeypatch.setattr(llm, "collective_rpc", lambda what, **how: said.append(what) or load(what, **how))
+    monkeypatch.setattr(llm, "collective_rpc", lambda what, **how: messages.append(what) or load(what, **how))
     sampler.swap(policies[0], 256)
-    said.clear()
+    messages.clear()
     for _ in range(2):
         sampler.leave_gpu()
-    assert said == ["sleep 1"]
+    assert messages == ["sleep 1"]
     assert sampler.llm is llm
     sampler.swap(policies[1], 256)
-    assert said == ["sleep 1", "wake", "reload_weights"]
+    assert messages == ["sleep 1", "wake", "reload_weights"]
     assert sampled(sampler) == second
     sampler.leave_gpu()
     assert sampled(sampler) == second
-    assert said[3:] == ["sleep 1", "wake"]
+    assert messages[3:] == ["sleep 1", "wake"]

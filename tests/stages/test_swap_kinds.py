@@ -31,35 +31,39 @@ def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
 
 def policy(kind: str, folder: Path, seed: int) -> Path:
     """A model, or an adapter on one."""
-    made = folder / f"{kind}-{seed}"
-    return kinds.adapter(folder / "untied-1", made, seed) if kind == "adapter" else kinds.build(made, seed, kind)
+    model_folder = folder / f"{kind}-{seed}"
+    return (
+        kinds.adapter(folder / "untied-1", model_folder, seed)
+        if kind == "adapter"
+        else kinds.build(model_folder, seed, kind)
+    )
 
 
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
     """The completions of two policies, each in a new engine and each after a swap."""
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
     sampler = Sampler(first, ENGINE, kinds.CONTEXT, 0)
-    found = {"fresh": [samples(sampler)], "swapped": []}
+    logps = {"fresh": [samples(sampler)], "swapped": []}
     sampler.leave_gpu()  # which ends this engine, and the next completion starts another
     sampler.swap(second, kinds.CONTEXT)
-    found["fresh"].append(samples(sampler))
+    logps["fresh"].append(samples(sampler))
     for there in (first, second):
         sampler.swap(there, kinds.CONTEXT)
-        found["swapped"].append(samples(sampler))
-    said: list[float] = []
+        logps["swapped"].append(samples(sampler))
+    differences: list[float] = []
     apart = swap_check.mean_difference
-    swap_check.mean_difference = lambda *words: said.append(apart(*words)) or said[-1]
+    swap_check.mean_difference = lambda *words: differences.append(apart(*words)) or differences[-1]
     sampler.swap(first, kinds.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
         reset, sampling._reset_packed_experts = sampling._reset_packed_experts, lambda _: None
         try:
             sampler.swap(second, kinds.CONTEXT)
         except IncompatibleEngine as why:
-            found["refused"] = str(why)
+            logps["refused"] = str(why)
         sampling._reset_packed_experts = reset
     swap_check.mean_difference = apart
     sampler.leave_gpu()
-    return {**found, "apart": said}
+    return {**logps, "apart": differences}
 
 
 def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,12 +1,12 @@
 """The update stage, run as a command on synthetic rounds: what changes its result, what does not, what it refuses."""
 
 import importlib.util
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import forks
@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import Round, rloo_in_turn
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import read_artifact
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +97,7 @@ def test_how_a_step_is_cut_changes_nothing_but_rounding(tiny_model, plain, alone
 
 def same_but_for_rounding(one: Round, other: Round, start: Path) -> None:
     assert distance(one, other, start) < 1e-4
-    read = [json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text()) for run in (one, other)]
+    read = [read_artifact(run.run / "rounds" / "00001" / "metrics.json") for run in (one, other)]
     assert read[0].keys() == read[1].keys()
     for name, value in read[0].items():
         assert read[1][name] == (value if value is None else pytest.approx(value, rel=1e-4)), name
@@ -104,6 +107,33 @@ def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain)
     again = made(tmp_path, tiny_model, "again")
     for file in ("policies/00001/model.safetensors", "policies/00001/config.json", "rounds/00001/train.parquet"):
         assert (plain.run / file).read_bytes() == (again.run / file).read_bytes()
+
+
+def test_episodes_without_an_answer_of_a_tool_are_completions(tmp_path, tiny_model, plain) -> None:
+    run = Round(tmp_path / "episodes", tiny_model, **CHANGES).write(1, answer=0)
+    assert run.update().returncode == 0
+    for file in ("policies/00001/model.safetensors", "rounds/00001/train.parquet", "rounds/00001/metrics.json"):
+        assert (plain.run / file).read_bytes() == (run.run / file).read_bytes()
+
+
+def test_an_answer_of_a_tool_is_context_of_update_and_reference(tmp_path, tiny_model, plain) -> None:
+    """It changes log-probs, and no length; how the steps are cut still changes nothing but rounding."""
+    runs = [
+        Round(tmp_path / name, tiny_model, **CHANGES, deepspeed=keys).write(1, answer=3)
+        for name, keys in (("whole", {}), ("cut", {"max_tokens_per_micro_batch": 60}))
+    ]
+    shard, written = runs[0].run / "rounds/00001/rollouts/000.parquet", tmp_path / "reference.parquet"
+    reference = ("reference", "--policy", tiny_model, "--rollouts", shard, "--output", written)
+    outcome = rloo_in_turn(*(run.words() for run in runs), (*reference, f"--log={tmp_path / 'log'}"))
+    assert outcome.returncode == 0, outcome.stderr
+    same_but_for_rounding(*runs, tiny_model)
+    assert distance(plain, runs[0], tiny_model) > 0.01
+    read = [read_artifact(run.run / "rounds/00001/metrics.json") for run in (plain, runs[0])]
+    for name in ("completions/mean_length", "completions/max_terminated_length", "num_completion_tokens"):
+        assert read[0][name] == read[1][name]
+    assert read[1]["num_tokens"] == read[0]["num_tokens"] + 3 * 64
+    rollouts, logps = tables.read(shard, "rollouts"), tables.read(written, "reference")["reference_logps"]
+    assert tables.lengths(logps) == tables.lengths(rollouts["sampling_logps"]) != tables.lengths(rollouts["loss_mask"])
 
 
 KILLED = """
@@ -136,8 +166,8 @@ def test_an_update_killed_at_one_of_its_renames_gives_the_same_bytes_when_it_is_
     assert run.update().returncode == 0
     assert not any(run.run.rglob(".*.tmp"))
     for pattern in ("policies/00001/*", "trainer/00001/**/*", "rounds/00001/*.*", "tensorboard/*"):
-        found = {file.relative_to(run.run): file.read_bytes() for file in run.run.glob(pattern) if file.is_file()}
-        assert found == {name: (plain.run / name).read_bytes() for name in found} != {}
+        files = {file.relative_to(run.run): file.read_bytes() for file in run.run.glob(pattern) if file.is_file()}
+        assert files == {name: (plain.run / name).read_bytes() for name in files} != {}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -159,8 +189,8 @@ def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) 
     run = Round(tmp_path / "run", tiny_model, algorithm={"beta": 0}).write(1)
     code = "import sys\nfrom rloo_pipeline.cli import main\nmain.main(sys.argv[1:])\nprint('loaded:', *sys.modules)"
     words = [str(word) for word in run.words() if not str(word).startswith("--log=")]
-    said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
-    loaded = {name.split(".")[0] for name in said.partition("loaded:")[2].split()}
+    output = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    loaded = {name.split(".")[0] for name in output.partition("loaded:")[2].split()}
     assert {"deepspeed", "transformers"} <= loaded
     heavy = {"mlflow", "sklearn", "scipy", "pandas", "vllm"}
     assert not loaded & heavy
@@ -192,7 +222,7 @@ def test_a_lora_policy_is_a_peft_adapter_and_goes_on(tmp_path, tiny_model) -> No
     from peft import AutoPeftModelForCausalLM
 
     run = Round(tmp_path / "lora", tiny_model, **CHANGES, update={"lora": {"r": 4}})
-    outcome = rloo_in_turn(*(run.write(number).words(number) for number in (1, 2)))
+    outcome = rloo_in_turn(*(partial(run.write(number).words, number) for number in (1, 2)))
     assert outcome.returncode == 0, outcome.stderr
     model = AutoPeftModelForCausalLM.from_pretrained(run.policy(2))
     assert model.peft_config["default"].r == 4

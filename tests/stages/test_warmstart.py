@@ -4,7 +4,11 @@ import json
 
 import pytest
 import yaml
-from helpers import Round, mini, rloo
+from helpers import Round, mini, rloo, staged
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.demo.character_model import tiny_qwen3
 
 pytestmark = pytest.mark.slow
 
@@ -12,13 +16,25 @@ pytestmark = pytest.mark.slow
 def test_without_demonstrations_the_model_is_taken_as_it_is(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tiny_model)
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini() | {"warmstart": {}}))
-    (run.run / "assets").mkdir()
-    (run.run / "assets" / "assets.json").write_text(json.dumps({"model": {"path": str(tiny_model)}}))
+    staged(run.run / "assets", tiny_model)
     words = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
     outcome = rloo("warmstart", *words)
     assert outcome.returncode == 0, outcome.stderr
     for file in tiny_model.iterdir():
         assert (run.policy(0) / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_model_that_is_rounded_to_4_bits_has_a_manifest_too(tmp_path) -> None:
+    sizes = {"hidden_size": 64, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 128}
+    tiny_qwen3(tmp_path / "model", 0, **sizes)
+    run = Round(tmp_path / "run", tmp_path / "model")
+    changes = mini(model={"quantization": "nf4"}, update={"lora": {}})
+    (run.run / "config.yaml").write_text(yaml.safe_dump(changes | {"warmstart": {}}))
+    staged(run.run / "assets", tmp_path / "model")
+    words = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
+    outcome = rloo("warmstart", *words)
+    assert outcome.returncode == 0, outcome.stderr
+    assert policy.digest(run.policy(0)) != policy.digest(tmp_path / "model")
 
 
 def prepared(run: Round) -> Round:
@@ -28,16 +44,16 @@ def prepared(run: Round) -> Round:
     return run
 
 
-def checked(run: Round, policy: object, *words: object):
+def checked(run: Round, folder_of_policy: object, *words: object):
     """Probes a policy and checks it."""
     folder = run.run / "warmstart"
-    known = ("--prompts", run.run / "prompts", "--policy", policy)
+    arguments = ("--prompts", run.run / "prompts", "--policy", folder_of_policy)
     if not (folder / "probe.parquet").exists():
-        outcome = rloo("probe", *known, "--output", folder / "probe.parquet")
+        outcome = rloo("probe", *arguments, "--output", folder / "probe.parquet")
         assert outcome.returncode == 0, outcome.stderr
     outputs = ("--probe", folder / "probe.parquet", "--output", folder / "checks.json")
     log = f"--log={run.run / 'logs' / 'checks.log'}"
-    return rloo("checks", "--assets", run.run / "assets", *known, *outputs, *words, log)
+    return rloo("checks", "--assets", run.run / "assets", *arguments, *outputs, *words, log)
 
 
 ANSWER_ALONE = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
@@ -70,12 +86,16 @@ def test_auto_trains_only_where_the_trial_asks_for_it(tmp_path, tiny_model) -> N
     run = prepared(Round(tmp_path / "run", tiny_model, warmstart={"train": "auto", "sft": {"steps": 2}}))
     assert checked(run, run.run / "assets", "--trial").returncode == 0
     trial = run.run / "warmstart" / "checks.json"
-    asking = json.loads(trial.read_text())["asks_for_sft"]
-    assert "pass_at_k" in asking
+    checks = read_json(trial)
+    assert "pass_at_k" in checks["asks_for_sft"]
     model = (run.run / "assets" / "model" / "model.safetensors").read_bytes()
     words = ("warmstart", "--assets", run.run / "assets", "--prompts", run.run / "prompts", "--trial", trial)
-    for name, asked in (("trained", asking), ("taken", [])):
-        trial.write_text(json.dumps({"asks_for_sft": asked}))
+    for name, changes in (("trained", {}), ("taken", {"asks_for_sft": []})):
+        write_json(trial, checks | changes)
         outcome = rloo(*words, "--output", run.run / name)
         assert outcome.returncode == 0, outcome.stderr
         assert ((run.run / name / "model.safetensors").read_bytes() == model) == (name == "taken")
+    write_json(trial, checks | {"asks_for_sft": [], "policy": "of another model"})
+    outcome = rloo(*words, "--output", run.run / "refused")
+    assert outcome.returncode == 1
+    assert "checks.json: its policy is of another mode" in outcome.stderr

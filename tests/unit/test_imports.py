@@ -39,8 +39,8 @@ def order(graph: dict[str, set[str]]) -> list[str]:
 def test_no_module_leads_back_to_itself() -> None:
     graph = {name: imports(file.read_text()) - {name} for name, file in MODULES.items()}
     assert sum(map(len, graph.values())) > len(MODULES), "imports are found"
-    found = order(graph)
-    assert found.index("rloo_pipeline.config.run") < found.index("rloo_pipeline.cli.main")
+    floors = order(graph)
+    assert floors.index("rloo_pipeline.config.run") < floors.index("rloo_pipeline.cli.main")
 
 
 def test_a_circle_would_be_seen() -> None:
@@ -54,7 +54,7 @@ def test_a_circle_would_be_seen() -> None:
 
 FLOORS = [
     *("errors", "seeds", "runtime", "config", "artifacts", "data"),
-    *("algorithm", "sandbox", "scoring", "rewards", "demo"),
+    *("algorithm", "sandbox", "scoring", "environments", "rewards", "demo"),
     *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
     *("cluster", "preflight", "snakemake_ext", "stages", "commands", "cli", "__main__"),
 ]

@@ -17,6 +17,6 @@ def test_what_is_missing_is_counted_by_its_reason_and_one_command_installs_it() 
 
 
 def test_what_no_package_helps_has_no_command() -> None:
-    said = "no user namespaces, so no small file system can be mounted"
-    assert lines({said: 1}) == [f"1 skipped: {said}"]
+    reason = "no user namespaces, so no small file system can be mounted"
+    assert lines({reason: 1}) == [f"1 skipped: {reason}"]
     assert lines({}) == []

@@ -13,8 +13,8 @@ from snakemake_executor_plugin_slurm import partitions
     ids=["scores", "a rollout", "an update, or a rollout again"],
 )
 def test_each_stage_goes_where_the_example_says(minutes, gpus, chosen) -> None:
-    known = partitions.read_partition_file(ROOT / "profiles" / "slurm" / "partitions.yaml")
+    listed = partitions.read_partition_file(ROOT / "profiles" / "slurm" / "partitions.yaml")
     asked = {"runtime": minutes, "mem_mb": 8000} | ({"gres": f"gpu:{gpus}"} if gpus else {})
     job = SimpleNamespace(name="stage", threads=1, resources=asked)
     logger = SimpleNamespace(debug=print, info=print, warning=print)
-    assert partitions.get_best_partition(known, job, logger) == chosen
+    assert partitions.get_best_partition(listed, job, logger) == chosen

@@ -36,6 +36,16 @@ def test_rollouts_come_with_their_scores_and_advantages(folder: Path) -> None:
     assert {row["reward"] == 1.0 for row in rows if "yes" in row["completion"]} == {True}
 
 
+def test_completions_come_with_the_text_of_their_prompts_and_scores_under_names_of_their_own(folder: Path) -> None:
+    run = rloo_pipeline.open_run(folder)
+    for rows in (run.rollouts(1), run.completions("final")):
+        assert rows["prompt"][:] == [f"user: {key[1:]}+<b>{key[1:]}</b>" for key in rows["prompt_id"]]
+        assert rows["scores/answer"][:] == rows["reward"][:]
+    for rows in (run.rollouts(1), run.completions("final"), run.scores(1)):
+        assert [name for name in rows.column_names if name.startswith("scores/")] == ["scores/answer", "scores/worked"]
+        assert not {"answer", "worked"} & set(rows.column_names)
+
+
 def test_a_missing_part_is_an_error(folder: Path, tmp_path: Path) -> None:
     run = rloo_pipeline.open_run(folder)
     with pytest.raises(UserError, match="0 of 1 shards"):
@@ -44,8 +54,8 @@ def test_a_missing_part_is_an_error(folder: Path, tmp_path: Path) -> None:
         run.evaluation("middle")
     with pytest.raises(UserError, match="not the folder of a run"):
         rloo_pipeline.open_run(tmp_path)
-    with pytest.raises(UserError, match="no Snakefile"):
-        rloo_pipeline.run(folder / "config.yaml", folder=tmp_path)
+    with pytest.raises(UserError, match="no such configuration file"):
+        rloo_pipeline.run(tmp_path / "config.yaml", folder=tmp_path)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -135,10 +135,12 @@ def model(size: Size, device: str, dtype: str, attention: str) -> Any:
     )
     torch.manual_seed(0)
     with torch.device(device):
-        made = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=getattr(torch, dtype))
+        model_object = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, dtype=getattr(torch, dtype)
+        )
     if size.checkpointing:
-        made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return made.train()
+        model_object.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model_object.train()
 
 
 def plain(task: Task, _: Path) -> list[float]:
@@ -176,18 +178,18 @@ def deepspeed(task: Task, folder: Path) -> list[float]:
     settings = TrainerSettings(task.dtype, False, 1.0, learning_rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, again, None)
     engine = Engine(folder / "model", settings, 0)
     sequences, rows, most, loss_of = _ours(task)
-    found = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))
+    seconds = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))
     engine.close()
-    return found
+    return seconds
 
 
 def trl(task: Task, folder: Path) -> list[float]:
     """TRL's step: seconds of each."""
     import step
 
-    made = model(SIZES[task.size], task.device, task.dtype, "sdpa")
+    loaded = model(SIZES[task.size], task.device, task.dtype, "sdpa")
     place = step.Place(task.device, task.dtype, task.micro, 0.0, task.synchronize, SIZES[task.size].checkpointing)
-    updates, _ = step.trl_steps(made, task.batch(), folder, task.steps, place)
+    updates, _ = step.trl_steps(loaded, task.batch(), folder, task.steps, place)
     return updates
 
 
@@ -208,8 +210,8 @@ def _ours(task: Task) -> tuple[Any, list[int], int, Callable[..., Tensor]]:
 
     def loss_of(rows: Sequence[int], logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
         weights = advantages[list(rows)].to(logps.device)
-        made = losses(logps, logps.detach(), weights, mask, "sequence", "ppo", Bounds(0.2, 0.2))
-        return aggregate(made.loss, mask, "sequence", totals)
+        loss = losses(logps, logps.detach(), weights, mask, "sequence", "ppo", Bounds(0.2, 0.2))
+        return aggregate(loss.loss, mask, "sequence", totals)
 
     sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
     most = task.micro * (task.prompt_tokens[1] + task.completion_tokens[1])
@@ -219,12 +221,12 @@ def _ours(task: Task) -> tuple[Any, list[int], int, Callable[..., Tensor]]:
 def _timed(task: Task, step: Callable[[], object]) -> list[float]:
     """Seconds of each step; the first is not counted."""
     step()
-    found = []
+    figures = []
     for _ in range(task.steps):
         began = task.synchronize()
         step()
-        found.append(task.synchronize() - began)
-    return found
+        figures.append(task.synchronize() - began)
+    return figures
 
 
 def peak_flops(device: str, dtype: str) -> tuple[float, str]:
@@ -279,16 +281,16 @@ def main() -> None:
         task = Task(size, *(tuple(value) if isinstance(value, list) else value for value in rest))
         print(json.dumps(measured(task, words.sides[0])), flush=True)
         return
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for size in words.sizes:
         tokens = ((8, 16), (4, 24)) if size == "tiny" else ((100, 200), (100, 500))
         task = Task(size, words.device, words.dtype, words.prompts, *tokens, words.micro, words.steps)
         for side in words.sides:
-            found.setdefault(size, {})[side] = row = _row(task, side)
+            figures.setdefault(size, {})[side] = row = _row(task, side)
             print(f"{size} {side}: " + json.dumps(row), flush=True)
-        _compare(found[size])
+        _compare(figures[size])
     words.output.parent.mkdir(parents=True, exist_ok=True)
-    words.output.write_text(json.dumps(found, indent=2) + "\n")
+    words.output.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _row(task: Task, side: str) -> dict[str, Any]:
@@ -297,8 +299,8 @@ def _row(task: Task, side: str) -> dict[str, Any]:
     one = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **one})
     if outcome.returncode == 0:
-        found: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
-        return found
+        figures: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
+        return figures
     lines = outcome.stderr.strip().splitlines() or [f"ended with {outcome.returncode}"]
     return {"left_out": lines[-1][:300]}
 

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "performance.md"
 STORED = Path(__file__).with_name("stored.json")
 RESULT = ROOT / "results" / "bench" / "bench.json"
-BEGIN, END = "<!-- figures -->\n", "<!-- /figures -->\n"
+STEP = "update_step_share/"
+"""Before an operation's name: its share of an optimizer step (shapes.py)."""
 
 
 class Figure(NamedTuple):
@@ -34,12 +35,21 @@ class Figure(NamedTuple):
 
 FIGURES = [
     Figure(
+        "the demo's rounds, all processes' starts included, against TRL's RLOOTrainer",
+        "demo_time_vs_trl",
+        "times as fast",
+        "demo",
+    ),
+    Figure(
         "rounds of 90 s (vocabulary 151,936, hidden size 512, 8 layers) against TRL's RLOOTrainer",
         "large_time_vs_trl",
         "times as fast",
         "large",
     ),
     Figure("share of its rounds that is neither sampling nor training", "round_overhead_share_large", "", "large"),
+    Figure("that in a round of the demo, with warm workers", "round_overhead_seconds", "s", "demo"),
+    Figure("the same with `workers: never`: engines start in each round", "round_overhead_cold_seconds", "s", "demo"),
+    Figure("Snakemake alone, with jobs that do nothing", "round_floor_seconds", "s a round", "demo"),
     Figure(
         "an optimizer step against TRL: vocabulary 151,936, hidden size 512, 8 layers, float32, one thread",
         "update_tokens_per_s_vs_trl",
@@ -71,6 +81,30 @@ FIGURES = [
         "of its rows/s",
         "scoring",
     ),
+    Figure(
+        "6 of the rounds of 90 s with `rollout.lag: 1` against none, one core for each side",
+        "overlap_time_vs_in_turns",
+        "times as fast",
+        "overlap",
+    ),
+    Figure("the same with the lag against TRL on both cores", "overlap_time_vs_trl", "times as fast", "overlap_trl"),
+    Figure("share of a round in which no engine works, without a lag", "round_idle_share_lag_0", "", "overlap"),
+    Figure("the same with `rollout.lag: 1`", "round_idle_share_lag_1", "", "overlap"),
+    Figure(
+        "an optimizer step's matrix products by `torch.matmul` alone, share of the step's time",
+        "update_gemm_share",
+        "",
+        "limits",
+    ),
+    Figure(
+        "a decoding step's reads of weights and cache, share of the memory's bandwidth",
+        "rollout_bandwidth_share",
+        "",
+        "limits",
+    ),
+    Figure("a dry run of 10 rounds with 8 shards", "plan_seconds_10_rounds", "s", "plan"),
+    Figure("of 100 rounds", "plan_seconds_100_rounds", "s", "plan"),
+    Figure("of 1,000 rounds", "plan_seconds_1000_rounds", "s", "plan"),
 ]
 
 
@@ -78,11 +112,21 @@ def table(stored: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Lines of the table."""
     yield "| what | median (least to most, repetitions) | `make bench BENCH_ARGS=…` |"
     yield "|---|---|---|"
-    for figure in FIGURES:
+    for figure in (one for one in FIGURES if one.number in stored):
         number = stored[figure.number]
         median, least, most = (_short(number[key]) for key in ("value", "min", "max"))
         spread = f" ({least} to {most}, {number['repeats']:.0f})" if number["repeats"] > 1 else ""
         yield f'| {figure.what} | {median}{spread} {figure.unit} | `"--only {figure.part}"` |'.replace("  ", " ")
+
+
+def step_table(stored: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Lines of the table of where an optimizer step goes."""
+    shares = {name.removeprefix(STEP): number["value"] for name, number in stored.items() if name.startswith(STEP)}
+    yield "| operation | share of an optimizer step |"
+    yield "|---|---|"
+    for name, share in sorted(shares.items(), key=lambda pair: (-pair[1], pair[0])):
+        yield f"| `{name}` | {share:.0%} |"
+    yield f"| all others | {1 - sum(shares.values()):.0%} |"
 
 
 def _short(number: float) -> str:
@@ -90,10 +134,13 @@ def _short(number: float) -> str:
 
 
 def page() -> str:
-    """docs/performance.md with the table as stored.json has it."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    return before + BEGIN + "\n".join(table(json.loads(STORED.read_text()))) + "\n" + END + after
+    """docs/performance.md with the tables as stored.json has it."""
+    text, stored = PAGE.read_text(encoding="utf-8"), json.loads(STORED.read_text())
+    for mark, lines in (("figures", table(stored)), ("step", step_table(stored))):
+        begin, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->\n"
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    return text
 
 
 def main() -> None:

@@ -32,8 +32,10 @@ from rloo_pipeline.runtime import environment
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "results" / "bench" / "bench.json"
 STORED = Path(__file__).with_name("stored.json")
-SMALLER_IS_BETTER = ("memory", "seconds", "overhead")
-DEMO_ROUNDS, LARGE_ROUNDS = 10, 3
+SMALLER_IS_BETTER = ("memory", "seconds", "overhead", "idle")
+DEMO = ("--config", "run=bench", "evaluation={each_round: 0}")
+"""TRL does not evaluate in each round, so neither side does."""
+DEMO_ROUNDS, LARGE_ROUNDS, OVERLAP_ROUNDS = 10, 3, 6
 
 Summary = Mapping[str, float]
 Numbers = Mapping[str, list[float] | Summary]
@@ -41,7 +43,7 @@ Numbers = Mapping[str, list[float] | Summary]
 
 def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """Our optimizer step against TRL's on the same batch: vocabulary 151,936, and a small model."""
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
     for name in shapes.SHAPES:
         # in a process of its own: Linux counts what its parent holds as a child's peak
         maker = [sys.executable, str(Path(__file__).with_name("shapes.py")), name, str(folder / name)]
@@ -51,12 +53,12 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
         suffix = "" if name == "large" else f"_{name}"
         steps = list(zip(theirs["update"], ours["update"], strict=True))
         whole = list(zip(theirs["passes"], ours["passes"], strict=True))
-        found[f"update_tokens_per_s_vs_trl{suffix}"] = [a / b for a, b in steps]
-        found[f"after_sampling_tokens_per_s_vs_trl{suffix}"] = [
+        figures[f"update_tokens_per_s_vs_trl{suffix}"] = [a / b for a, b in steps]
+        figures[f"after_sampling_tokens_per_s_vs_trl{suffix}"] = [
             (a + c) / (b + d) for (a, b), (c, d) in zip(steps, whole, strict=True)
         ]
-        found[f"update_peak_memory_vs_trl{suffix}"] = [ours["peak_mb"] / theirs["peak_mb"]]
-    return found
+        figures[f"update_peak_memory_vs_trl{suffix}"] = [ours["peak_mb"] / theirs["peak_mb"]]
+    return figures
 
 
 def _in_turns(name: str, folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -104,8 +106,8 @@ class _Side:
 
     def result(self) -> dict[str, list[float]]:
         """What it printed last."""
-        found: dict[str, list[float]] = json.loads(self.said)
-        return found
+        figures: dict[str, list[float]] = json.loads(self.said)
+        return figures
 
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
@@ -117,25 +119,41 @@ def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     return {"rollout_tokens_per_s_vs_vllm": json.loads(outcome.stdout.splitlines()[-1])}
 
 
+def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """An update's matrix products against `torch.matmul`; a decoding step's reads against the memory's bandwidth."""
+    shapes_script, script = (str(Path(__file__).with_name(name)) for name in ("shapes.py", "limits.py"))
+    subprocess.run([sys.executable, shapes_script, "large", str(folder)], check=True, capture_output=True)
+    figures: dict[str, list[float]] = {}
+    for part in ("update", "rollout"):
+        command = [sys.executable, script, part, str(folder), str(repeats)]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environ = {**os.environ, **environment.JOBS, **threads}
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+        if outcome.returncode:
+            raise SystemExit(outcome.stderr[-3000:])
+        figures |= json.loads(outcome.stdout.splitlines()[-1])
+    return figures
+
+
 def demo(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """The demo's rounds against TRL; what a round costs beside its work, warm and cold, against empty jobs."""
-    started = whole.Project(folder / "start", "bench", "--config", "run=bench", "workers=auto").start()
-    found: dict[str, list[float]] = {}
+    started = whole.Project(folder / "start", "bench", *DEMO, "workers=auto").start()
+    figures: dict[str, list[float]] = {}
     for number in range(repeats):
         warm = started.copy(folder / f"warm-{number}")
-        _against_trl(found, "demo", warm, DEMO_ROUNDS, 1)
-        _add(found, "round_overhead_seconds", _overheads(warm, DEMO_ROUNDS))
+        _against_trl(figures, "demo", warm, DEMO_ROUNDS, 1)
+        _add(figures, "round_overhead_seconds", _overheads(warm, DEMO_ROUNDS))
     empty = whole.empty_rloo(folder / "bin")
-    floor = whole.Project(folder / "floor", "bench", "--config", "run=bench", "workers=never").start(empty)
+    floor = whole.Project(folder / "floor", "bench", *DEMO, "workers=never").start(empty)
     floor.rounds(DEMO_ROUNDS, empty)
     seconds = floor.seconds(DEMO_ROUNDS)
     cold = started.copy(folder / "cold")
-    cold.configuration = ("--config", "run=bench", "workers=never")
+    cold.configuration = (*DEMO, "workers=never")
     cold.rounds(repeats + 1)
     return {
-        **found,
+        **figures,
         "round_floor_seconds": seconds,
-        "round_overhead_vs_floor": [over / statistics.median(seconds) for over in found["round_overhead_seconds"]],
+        "round_overhead_vs_floor": [over / statistics.median(seconds) for over in figures["round_overhead_seconds"]],
         "round_overhead_cold_seconds": _overheads(cold, repeats + 1),
     }
 
@@ -145,11 +163,52 @@ def large(_: int, folder: Path, words: argparse.Namespace) -> Numbers:
     configuration = ["--configfile", str(Path(__file__).with_name("large.yaml").relative_to(ROOT))]
     changes = ["--config", *words.large] if words.large else []
     started = whole.Project(folder / "large", "bench", *configuration, *changes).start()
-    found: dict[str, list[float]] = {}
-    _against_trl(found, "large", started, LARGE_ROUNDS, 2)
+    figures: dict[str, list[float]] = {}
+    _against_trl(figures, "large", started, LARGE_ROUNDS, 2)
     walls = started.seconds(LARGE_ROUNDS)
     shares = [over / wall for over, wall in zip(_overheads(started, LARGE_ROUNDS), walls, strict=True)]
-    return {**found, "round_overhead_share_large": shares, "round_large_seconds": walls}
+    return {**figures, "round_overhead_share_large": shares, "round_large_seconds": walls}
+
+
+def overlap(repeats: int, folder: Path, words: argparse.Namespace) -> Numbers:
+    """The larger shape with one thread for each side: rollouts beside updates (rollout.lag: 1) against one after the
+    other, in turns.
+    """
+    started = _one_thread_each(folder, words, 0).start()
+    figures: dict[str, list[float]] = {"overlap_time_vs_in_turns": []}
+    for number in range(repeats):
+        seconds = []
+        for lag in (0, 1):
+            project = _one_thread_each(folder, words, lag, started.copy(folder / f"{number}-{lag}"))
+            seconds.append(project.rounds(OVERLAP_ROUNDS).seconds)
+            _add(figures, f"round_lag_{lag}_seconds", project.seconds(OVERLAP_ROUNDS))
+            _add(figures, f"round_idle_share_lag_{lag}", [project.idle_share(OVERLAP_ROUNDS)])
+        _add(figures, "overlap_time_vs_in_turns", [seconds[0] / seconds[1]])
+        print(f"bench: overlap: lag 0 {seconds[0]:.1f} s, lag 1 {seconds[1]:.1f} s", file=sys.stderr, flush=True)
+    return figures
+
+
+def overlap_trl(_: int, folder: Path, words: argparse.Namespace) -> Numbers:
+    """The larger shape with rollout.lag: 1 against TRL, which has both cores for each of its steps."""
+    figures: dict[str, list[float]] = {}
+    started = _one_thread_each(folder, words, 1).start()
+    _against_trl(figures, "overlap", started, OVERLAP_ROUNDS, 2)
+    return figures
+
+
+def _one_thread_each(
+    folder: Path, words: argparse.Namespace, lag: int, project: whole.Project | None = None
+) -> whole.Project:
+    """The larger shape with a thread for each side and some lag; `project` if that is there already."""
+    changes = folder / f"lag-{lag}.yaml"
+    threads = {"vllm": {"threads": 1}, "deepspeed": {"threads": 1}}
+    changes.write_text(json.dumps({**threads, "rounds": OVERLAP_ROUNDS, "rollout": {"lag": lag}}))  # YAML, too
+    files = (str(Path(__file__).with_name("large.yaml").relative_to(ROOT)), str(changes))
+    configuration = ("--configfile", *files, *(("--config", *words.large) if words.large else ()))
+    if project is None:
+        return whole.Project(folder / "overlap", "bench", *configuration)
+    project.configuration = configuration
+    return project
 
 
 def _against_trl(found: dict[str, list[float]], name: str, project: whole.Project, rounds: int, threads: int) -> None:
@@ -178,14 +237,14 @@ def _overheads(project: whole.Project, rounds: int) -> list[float]:
 def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     """Seconds of a dry run of 10, 100 and 1,000 rounds of 8 shards."""
     command = [sys.executable, "-m", "snakemake", "-n", "-q", "--configfile", ".test/config/config.yaml", "--config"]
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
     for count in (10, 100, 1000):
         for _repeat in range(repeats):
             began = time.monotonic()
             words = [*command, "run=plan", f"rounds={count}", "rollout={shards: 8}"]
             subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
-            found.setdefault(f"plan_seconds_{count}_rounds", []).append(time.monotonic() - began)
-    return found
+            figures.setdefault(f"plan_seconds_{count}_rounds", []).append(time.monotonic() - began)
+    return figures
 
 
 def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
@@ -195,8 +254,8 @@ def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
     sys.path.insert(0, str(ROOT / "tools"))
     from bench_scoring import score_rows_per_s_vs_bare
 
-    found = score_rows_per_s_vs_bare(words.data, repeats=5 * repeats)  # each takes a second
-    return {"score_rows_per_s_vs_bare": found}
+    figures = score_rows_per_s_vs_bare(words.data, repeats=5 * repeats)  # each takes a second
+    return {"score_rows_per_s_vs_bare": figures}
 
 
 def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
@@ -208,20 +267,23 @@ def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     output = RESULT.with_name("gpu.json")
     script = str(Path(__file__).with_name("gpu.py"))
     subprocess.run([sys.executable, script, "--steps", str(repeats), "--output", str(output)], check=True)
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
     for size, rows in json.loads(output.read_text()).items():
         for side, row in rows.items():
             for name in ("tokens_per_s_vs_trl", "peak_memory_vs_trl", "model_flops_utilisation"):
                 if name in row:
-                    found[f"gpu_{size}_{side}_{name}"] = [row[name]]
-    return found
+                    figures[f"gpu_{size}_{side}_{name}"] = [row[name]]
+    return figures
 
 
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "update": update,
     "rollout": rollout,
+    "limits": limits,
     "demo": demo,
     "large": large,
+    "overlap": overlap,
+    "overlap_trl": overlap_trl,
     "plan": plan,
     "scoring": scoring,
     "gpu": gpu,
@@ -237,16 +299,16 @@ def main() -> None:
     parser.add_argument("--large", nargs="+", metavar="KEY=VALUE", help="changes to large.yaml, to try it with less")
     parser.add_argument("--check", action="store_true", help="fail where a ratio is worse than the stored one by 10%%")
     words = parser.parse_args()
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    figures = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     for name in words.only:
         print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
             for number, values in PARTS[name](words.repeats, Path(folder), words).items():
-                found[number] = _summary(values) if isinstance(values, list) else values
-        RESULT.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")  # the next part may take long
-    _show(found)
-    if words.check and (worse := _worse(found)):
+                figures[number] = _summary(values) if isinstance(values, list) else values
+        RESULT.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")  # the next part may take long
+    _show(figures)
+    if words.check and (worse := _worse(figures)):
         raise SystemExit("bench: worse than stored: " + "; ".join(worse))
 
 
@@ -261,7 +323,7 @@ def _worse(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     stored = json.loads(STORED.read_text())
     worse = []
     for name in sorted(stored.keys() & found.keys()):
-        if "seconds" in name:
+        if "seconds" in name or name.startswith(shapes.STEP):
             continue
         small, now, then = any(word in name for word in SMALLER_IS_BETTER), found[name]["value"], stored[name]["value"]
         if now > 1.1 * then if small else now < 0.9 * then:

@@ -50,8 +50,8 @@ def main() -> None:
     def stage() -> float:
         derive.cache_clear()  # each round has seeds of its own
         began = time.process_time()
-        made = groups.sample_groups(sampler, rows, samples, decoding, 0, ("bench",))
-        tables.write(folder / "table.parquet", made, tables.ROLLOUTS, "rollouts", run="bench", round=1)
+        completions = groups.sample_groups(sampler, 0, groups.Draw(rows, samples, decoding, ("bench",)))[0]
+        tables.write(folder / "table.parquet", completions, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return time.process_time() - began
 
     bare(), stage()

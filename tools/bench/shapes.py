@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 K = 4
+STEP = "update_step_share/"
+"""Before an operation's name in bench.json: its share of the CPU time of an optimizer step."""
 
 
 class Shape(NamedTuple):

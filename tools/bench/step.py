@@ -18,9 +18,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.logprobs import TokenLogProbs
 
 BETA, RATE = 0.05, 1e-6
 TURN = "turn"
@@ -53,58 +59,96 @@ def wait() -> None:
         raise SystemExit("step.py: nobody says whose turn it is")
 
 
+class OurSide:
+    """Our reference pass, engine and loss on the batch of a shape."""
+
+    MOST = 16384
+    """Tokens of a micro-batch."""
+
+    def __init__(self, shape: shapes.Shape, folder: Path) -> None:
+        """Args: the shape, and the folder of its model."""
+        import torch
+
+        from rloo_pipeline.config import Algorithm, Rollout
+        from rloo_pipeline.training.packing import Sequences
+
+        torch.set_num_threads(1)
+        prompts, completions, rewards = shapes.batch(shape)
+        self.shape, self.folder = shape, folder
+        self.sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
+        self.rows = list(range(len(completions)))
+        self.mask = torch.arange(max(map(len, completions))) < torch.tensor(list(map(len, completions))).unsqueeze(-1)
+        self.scores = torch.tensor(rewards, dtype=torch.float64)
+        self.algorithm = Algorithm(beta=BETA)
+        self.rollout = Rollout(
+            num_generations=shapes.K,
+            generation_batch_size=len(completions),
+            max_completion_length=shape.completion_tokens[1],
+        )
+
+    def start(self) -> Engine:
+        """The engine, which starts."""
+        from rloo_pipeline.training.engine import Engine
+        from rloo_pipeline.training.learning_rate import LearningRate
+        from rloo_pipeline.training.settings import TrainerSettings
+
+        rate = LearningRate(RATE, "constant", 0, 0, 0.0)
+        settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
+        return Engine(self.folder, settings, 0)
+
+    def reference_logps(self, reference: TokenLogProbs) -> Tensor:
+        """The reference's log-probs, (completions, tokens)."""
+        import torch
+
+        logps = torch.zeros(self.mask.shape)
+        with torch.inference_mode():
+            for some in self.sequences.micro_batches(self.rows, self.MOST):
+                pack = self.sequences.pick(some)
+                values, _ = pack.unpack(reference(pack))
+                logps[some, : values.shape[1]] = values
+        return logps
+
+    def batch(self, engine: Engine, reference_logps: Tensor) -> Any:
+        """The batch of an update: the sampling policy's log-probs and the advantages."""
+        import torch
+
+        from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
+
+        old = engine.logps(self.sequences, self.MOST, lambda _: None)
+        truncated = torch.zeros(len(self.rows), dtype=torch.bool)
+        completions = Completions(self.scores, self.mask, truncated, old, reference_logps, None)
+        return make_batch(self.algorithm, self.rollout, completions, AlgorithmState())[0]
+
+    def update(self, engine: Engine, batch: Any) -> None:
+        """An optimizer step."""
+        from rloo_pipeline.training.objective import Record, StepLoss
+
+        record = Record.empty(len(self.rows))
+        loss_of = StepLoss(self.algorithm, batch, self.rows, self.shape.completion_tokens[1], record)
+        engine.step(self.sequences, self.rows, self.MOST, loss_of, lambda _: None)
+
+
 def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
     """Our reference pass, engine and loss."""
-    import torch
-
-    from rloo_pipeline.config import Algorithm, Rollout
     from rloo_pipeline.training import policy_model
-    from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
-    from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.learning_rate import LearningRate
     from rloo_pipeline.training.logprobs import TokenLogProbs
-    from rloo_pipeline.training.objective import Record, StepLoss
-    from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.settings import TrainerSettings
 
-    torch.set_num_threads(1)
-    prompts, completions, rewards = shapes.batch(shape)
-    sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
-    rows, longest, most = list(range(len(completions))), max(map(len, completions)), 16384
-    algorithm = Algorithm(beta=BETA)
-    rollout = Rollout(
-        num_generations=shapes.K, generation_batch_size=len(rows), max_completion_length=shape.completion_tokens[1]
-    )
+    side = OurSide(shape, folder)
     referenced, passes, updates = [], [], []
     reference = TokenLogProbs(policy_model.load(folder, "float32", False), 1.0).eval()
-    mask = torch.arange(longest) < torch.tensor([len(ids) for ids in completions]).unsqueeze(-1)
     for _ in range(steps + 1):
         began = time.process_time()
-        found = torch.zeros(mask.shape)
-        with torch.inference_mode():
-            for some in sequences.micro_batches(rows, most):
-                pack = sequences.pick(some)
-                values, _ = pack.unpack(reference(pack))
-                found[some, : values.shape[1]] = values
+        reference_logps = side.reference_logps(reference)
         referenced.append(time.process_time() - began)
     del reference  # a stage of its own, in a process of its own
-    settings = TrainerSettings(
-        "float32", False, 1.0, LearningRate(RATE, "constant", 0, 0, 0.0), (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None
-    )
-    engine = Engine(folder, settings, 0)
+    engine = side.start()
     for before in referenced:
         wait()
         began = time.process_time()
-        old = engine.logps(sequences, most, lambda _: None)
-        truncated = torch.zeros(len(rows), dtype=torch.bool)
-        scores = torch.tensor(rewards, dtype=torch.float64)
-        batch, _ = make_batch(
-            algorithm, rollout, Completions(scores, mask, truncated, old, found.clone(), None), AlgorithmState()
-        )
+        batch = side.batch(engine, reference_logps.clone())
         passes.append(before + time.process_time() - began)
         began = time.process_time()
-        loss_of = StepLoss(algorithm, batch, rows, shape.completion_tokens[1], Record.empty(len(rows)))
-        engine.step(sequences, rows, most, loss_of, lambda _: None)
+        side.update(engine, batch)
         updates.append(time.process_time() - began)
     engine.close()
     return updates[1:], passes[1:]
@@ -145,17 +189,17 @@ def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) 
         def _generate_and_score_completions(self, given: Any) -> Any:
             place.wait()
             began = place.clock()
-            found = super()._generate_and_score_completions(given)
+            batch = super()._generate_and_score_completions(given)
             self.scored = place.clock()
             passes.append(self.scored - began)
-            return found
+            return batch
 
         def _generate_single_turn(self, *_: object) -> list[list[int]]:
             return [completions[place] for place in self.places]
 
     def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
-        known = {tuple(ids): value for ids, value in zip(completions, rewards, strict=True)}
-        return [known[tuple(ids)] for ids in completion_ids]
+        reward_of = {tuple(ids): value for ids, value in zip(completions, rewards, strict=True)}
+        return [reward_of[tuple(ids)] for ids in completion_ids]
 
     arguments = RLOOConfig(
         output_dir=str(output),

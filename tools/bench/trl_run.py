@@ -88,8 +88,8 @@ def arguments(config: Config, output: Path, vocabulary: int) -> Any:
 
 def vocabulary(run: Path) -> int:
     """Of policy 0."""
-    found: int = json.loads((run / "policies" / "00000" / "config.json").read_text())["vocab_size"]
-    return found
+    vocabulary: int = json.loads((run / "policies" / "00000" / "config.json").read_text())["vocab_size"]
+    return vocabulary
 
 
 def reward(section: Reward) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +38,7 @@ shift
 while [ $# -gt 0 ]; do
     case $stage$1 in
     stage-assets--output | prompts--output | warmstart--output | update--output*) mkdir -p "$2" ;;
-    *--output | *--metrics | *--events | *--table) : >"$2" ;;
+    *--output | *--metrics | *--events | *--table | *--held-out) : >"$2" ;;
     esac
     shift
 done
@@ -95,19 +96,36 @@ class Project:
         return [self._worked(f"{number:05d}") for number in range(2, rounds + 1)]
 
     def _worked(self, name: str) -> float:
+        return sum((ended - began).total_seconds() for began, ended in self._engines(name))
+
+    def _engines(self, name: str) -> list[tuple[datetime, datetime]]:
+        """When the engines of the rounds with this name, a pattern, worked: begin and end as the stages' logs say."""
         logs = self.run / "logs"
-        said = [*logs.glob(f"rollout/{name}-*.log"), *logs.glob(f"reference/{name}-*.log"), logs / f"update/{name}.log"]
-        words = r"(?:sampled|computed|trained) in ([\d.]+) s"
-        return sum(float(re.findall(words, log.read_text())[-1]) for log in said)
+        log_files = [
+            *logs.glob(f"rollout/{name}-*.log"),
+            *logs.glob(f"reference/{name}-*.log"),
+            *logs.glob(f"update/{name}.log"),
+        ]
+        return [_work(log.read_text()) for log in log_files]
+
+    def idle_share(self, rounds: int) -> float:
+        """Share of the time from the end of round 1 to that of round `rounds` in which no engine works."""
+        times = [self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in (1, rounds)]
+        until, end = (datetime.fromtimestamp(time.stat().st_mtime) for time in times)
+        whole, idle = (end - until).total_seconds(), 0.0
+        for began, ended in sorted([*self._engines("*"), (end, end)]):
+            idle += max(0.0, (min(began, end) - until).total_seconds())
+            until = max(until, ended)
+        return idle / whole
 
     def tokens(self, rounds: int) -> int:
         """Sampled in all rounds."""
         import pyarrow.parquet as pq
 
         tables = (self.run / "rounds").glob("*/rollouts/*.parquet")
-        made = [pq.read_table(table, columns=["completion_ids"], partitioning=None) for table in tables]
-        assert len(made) >= rounds
-        return sum(len(ids) for table in made for ids in table["completion_ids"].to_pylist())
+        tables_read = [pq.read_table(table, columns=["completion_ids"], partitioning=None) for table in tables]
+        assert len(tables_read) >= rounds
+        return sum(len(ids) for table in tables_read for ids in table["completion_ids"].to_pylist())
 
 
 def empty_rloo(folder: Path) -> dict[str, str]:
@@ -117,6 +135,14 @@ def empty_rloo(folder: Path) -> dict[str, str]:
     file.write_text(EMPTY_RLOO)
     file.chmod(0o755)
     return {"PATH": os.pathsep.join([str(folder), BIN, os.environ["PATH"]])}
+
+
+def _work(log: str) -> tuple[datetime, datetime]:
+    """Begin and end of what the engine of a stage did last, from the stage's log."""
+    words = r"^(\S+ \S+?),(\d+) .*(?:sampled|computed|trained) in ([\d.]+) s"
+    second, thousandths, seconds = re.findall(words, log, re.MULTILINE)[-1]
+    ended = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
+    return ended - timedelta(seconds=float(seconds)), ended
 
 
 def between(files: list[Path]) -> list[float]:
@@ -174,5 +200,5 @@ def _cpu_seconds() -> float:
 
 def last_line(text: str) -> dict[str, int]:
     """The JSON at the end of what a script said."""
-    found: dict[str, int] = json.loads(text.splitlines()[-1])
-    return found
+    tokens: dict[str, int] = json.loads(text.splitlines()[-1])
+    return tokens

@@ -1,8 +1,8 @@
 rule evaluate:
     input:
-        prompts=f"{RUN}/prompts",
+        prompts=file("prompts"),
         policy=evaluated_policy,
-        base=f"{RUN}/policies/00000",
+        base=file("policies/00000"),
     output:
         completions=f"{RUN}/evaluation/{{name}}/completions.parquet",
         greedy=f"{RUN}/evaluation/{{name}}/greedy.parquet",
@@ -13,36 +13,83 @@ rule evaluate:
         f"{RUN}/logs/evaluate/{{name}}.log",
     benchmark:
         f"{RUN}/benchmarks/evaluate/{{name}}.tsv"
-    threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
+    threads: by_run(sampling_threads)
     resources:
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
-        decides=DECIDES["evaluate"],
-        source=SOURCE["evaluate"],
+        decides=decides("evaluate"),
+        source=source("evaluate"),
     shell:
         "rloo evaluate --prompts {input.prompts} --policy {input.policy} --name {wildcards.name}"
         " --output {output.completions} --greedy {output.greedy} --summary {output.summary} --log={log}"
 
 
+# The best round of each run, and of an experiment the best arm.
+rule select:
+    input:
+        CANDIDATES if SELECTED else [],
+    output:
+        SELECTION,
+    log:
+        f"results/{RUNS.name}/logs/select.log",
+    params:
+        runs=[str(Path(run).relative_to(RUNS.name)) for run in RUNS.configs],
+        decides=CONFIG.params("select"),
+        source=source_digest("select", CONFIG),
+    shell:
+        "rloo select {params.runs} --output {output} --log={log}"
+
+
+# What was chosen is evaluated on the test rows, and nothing else is.
+rule evaluate_chosen:
+    input:
+        selection=SELECTION,
+        prompts=lambda wildcards: [of_run(run, "prompts") for run in of_seed(wildcards)],
+        policies=policies_of_seed,
+    output:
+        completions=f"{TEST}/{{seed}}/completions.parquet",
+        greedy=f"{TEST}/{{seed}}/greedy.parquet",
+        summary=f"{TEST}/{{seed}}/summary.json",
+    log:
+        f"results/{RUNS.name}/logs/evaluate_chosen/{{seed}}.log",
+    benchmark:
+        f"results/{RUNS.name}/benchmarks/evaluate_chosen/{{seed}}.tsv"
+    wildcard_constraints:
+        seed=one_of(map(str, SEEDS)),
+    threads: max(map(sampling_threads, RUNS.configs.values()))
+    resources:
+        mem_mb=growing(8000),
+        runtime=growing(120),
+    params:
+        decides=lambda wildcards: [config.params("evaluate-chosen") for config in of_seed(wildcards).values()],
+        source=lambda wildcards: [source_digest("evaluate-chosen", config) for config in of_seed(wildcards).values()],
+    shell:
+        "rloo evaluate-chosen --selection {input.selection} --seed {wildcards.seed} --output {output.completions}"
+        " --greedy {output.greedy} --summary {output.summary} --log={log}"
+
+
 rule distance:
     input:
-        completions=f"{RUN}/evaluation/{{name}}/completions.parquet",
+        completions=file("evaluation/{name}/completions.parquet"),
         policy=evaluated_policy,
-        base=f"{RUN}/policies/00000",
+        base=file("policies/00000"),
     output:
         f"{RUN}/evaluation/{{name}}/distance.json",
     log:
         f"{RUN}/logs/distance/{{name}}.log",
     benchmark:
         f"{RUN}/benchmarks/distance/{{name}}.tsv"
-    threads: CONFIG.deepspeed.threads
+    container:
+        PASS_IMAGE
+    threads: by_run(pass_threads)
     resources:
+        **PASS_RESOURCES,
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
-        decides=DECIDES["distance"],
-        source=SOURCE["distance"],
+        decides=decides("distance"),
+        source=source("distance"),
     shell:
         "rloo distance --completions {input.completions} --policy {input.policy} --reference {input.base}"
         " --output {output} --log={log}"
@@ -54,49 +101,45 @@ rule stage_harness:
     log:
         f"{RUN}/logs/stage_harness.log",
     params:
-        decides=DECIDES["stage-harness"],
-        source=SOURCE["stage-harness"],
+        decides=decides("stage-harness"),
+        source=source("stage-harness"),
     shell:
         "rloo stage-harness --output {output} --log={log}"
 
 
 rule harness:
     input:
-        tasks=f"{RUN}/harness/tasks.json",
+        tasks=file("harness/tasks.json"),
         policy=evaluated_policy,
-        base=f"{RUN}/policies/00000",
+        base=file("policies/00000"),
     output:
         f"{RUN}/evaluation/{{name}}/harness.json",
     log:
         f"{RUN}/logs/harness/{{name}}.log",
     benchmark:
         f"{RUN}/benchmarks/harness/{{name}}.tsv"
-    threads: CONFIG.vllm.threads
+    threads: by_run(lambda config: config.vllm.threads)
     resources:
         mem_mb=growing(8000),
         runtime=growing(240),
     params:
-        decides=DECIDES["harness"],
-        source=SOURCE["harness"],
+        decides=decides("harness"),
+        source=source("harness"),
     shell:
         "rloo harness --policy {input.policy} --name {wildcards.name} --output {output} --log={log}"
 
 
 rule report:
     input:
-        checks=f"{RUN}/warmstart/checks.json",
-        metrics=expand(f"{RUN}/rounds/{{round}}/metrics.json", round=ROUNDS),
-        evaluations=expand(
-            f"{RUN}/evaluation/{{name}}/{{file}}",
-            name=CONFIG.evaluated,
-            file=["summary.json", "completions.parquet", "greedy.parquet"],
-        ),
-        distances=expand(f"{RUN}/evaluation/{{name}}/distance.json", name=list(CONFIG.evaluated)[1:]),
-        harness=expand(
-            f"{RUN}/evaluation/{{name}}/harness.json", name=CONFIG.evaluated if CONFIG.evaluation.harness else []
-        ),
-        prompts=f"{RUN}/prompts",
-        stopped=STOPPED,
+        checks=file("warmstart/checks.json"),
+        metrics=metrics_of_all,
+        evaluations=evaluations("summary.json", "completions.parquet", "greedy.parquet"),
+        distances=evaluations("distance.json", after=1),
+        harness=benchmarks,
+        held_out=held_out_of_all,
+        prompts=file("prompts"),
+        stopped=stopped,
+        choice=[] if RUNS.experiment else CHOICE,
     output:
         summary=f"{RUN}/summary.json",
         page=report(f"{RUN}/report.html", caption="../report/report.rst", category="Run"),
@@ -108,7 +151,7 @@ rule report:
         mem_mb=growing(4000),
         runtime=growing(30),
     params:
-        decides=DECIDES["report"],
-        source=SOURCE["report"],
+        decides=decides("report"),
+        source=source("report"),
     shell:
         "rloo report --output {output.page} --summary {output.summary} --log={log}"

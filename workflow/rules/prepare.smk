@@ -1,6 +1,6 @@
 rule stage_assets:
     input:
-        local_sources(),
+        by_run(local_sources),
     output:
         directory(f"{RUN}/assets"),
     log:
@@ -8,15 +8,15 @@ rule stage_assets:
     benchmark:
         f"{RUN}/benchmarks/stage_assets.tsv"
     params:
-        decides=DECIDES["stage-assets"],
-        source=SOURCE["stage-assets"],
+        decides=decides("stage-assets"),
+        source=source("stage-assets"),
     shell:
         "rloo stage-assets --output {output} --log={log}"
 
 
 rule prompts:
     input:
-        f"{RUN}/assets",
+        file("assets"),
     output:
         directory(f"{RUN}/prompts"),
     log:
@@ -26,7 +26,7 @@ rule prompts:
         mem_mb=growing(4000),
         runtime=growing(30),
     params:
-        decides=DECIDES["prompts"],
-        source=SOURCE["prompts"],
+        decides=decides("prompts"),
+        source=source("prompts"),
     shell:
         "rloo prompts --assets {input} --output {output} --log={log}"

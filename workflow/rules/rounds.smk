@@ -1,37 +1,40 @@
-# Round r samples from policy r-1 and trains policy r. The number of rounds is no parameter of a round, so a run can be
-# extended without running finished rounds again.
+# Round r samples from policy r-1, or from an older one (rollout.lag), and trains policy r. The number of rounds is no
+# parameter of a round, so a run can be extended without running finished rounds again.
 
 
 rule rollout:
     input:
-        prompts=f"{RUN}/prompts",
-        policy=policy_before,
+        prompts=file("prompts"),
+        policy=sampling_policy,
         base=base_policy,
-        gate=gate_before,
+        gate=gate_of_policy,
     output:
-        f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+        held_out=f"{RUN}/rounds/{{round}}/held_out/{{shard}}.parquet",
     log:
         f"{RUN}/logs/rollout/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/rollout/{{round}}-{{shard}}.tsv"
-    threads: CONFIG.vllm.threads
+    # Of what could run, the stage nearest to the next policy is first; with a lag several rounds wait for a core.
+    priority: 1
+    threads: by_run(lambda config: config.vllm.threads)
     resources:
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
-        decides=DECIDES["rollout"],
-        source=SOURCE["rollout"],
+        decides=decides_rollout,
+        source=source("rollout"),
     shell:
         "rloo rollout --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
-        " --shard {wildcards.shard} --output {output} --log={log}"
+        " --shard {wildcards.shard} --output {output.rollouts} --held-out {output.held_out} --log={log}"
 
 
 # One reward function that needs a GPU, for one shard.
 rule score_alone:
     input:
-        prompts=f"{RUN}/prompts",
-        policy=f"{RUN}/policies/00000",  # for its tokenizer
-        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+        prompts=file("prompts"),
+        policy=file("policies/00000"),  # for its tokenizer
+        rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
     output:
         f"{RUN}/rounds/{{round}}/scores/parts/{{reward}}/{{shard}}.parquet",
     log:
@@ -39,15 +42,18 @@ rule score_alone:
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}-{{reward}}.tsv"
     wildcard_constraints:
-        reward=one_of(map(re.escape, ALONE)),
-    threads: lambda wildcards: ALONE[wildcards.reward].threads
+        reward=one_of(
+            sorted({re.escape(one.column) for config in RUNS.configs.values() for one in config.rewards if one.gpus})
+        ),
+    priority: 2
+    threads: lambda wildcards: alone(wildcards)[wildcards.reward].threads
     resources:
-        gres=lambda wildcards: f"gpu:{ALONE[wildcards.reward].gpus}",
+        gres=lambda wildcards: f"gpu:{alone(wildcards)[wildcards.reward].gpus}",
         mem_mb=growing(16000),
         runtime=growing(60),
     params:
-        decides=lambda wildcards: DECIDES_ALONE[wildcards.reward],
-        source=lambda wildcards: SOURCE_ALONE[wildcards.reward],
+        decides=decides_alone,
+        source=source_alone,
     shell:
         "rloo score --only {wildcards.reward} --prompts {input.prompts} --policy {input.policy}"
         " --rollouts {input.rollouts} --output {output} --log={log}"
@@ -55,9 +61,9 @@ rule score_alone:
 
 rule score:
     input:
-        prompts=f"{RUN}/prompts",
-        policy=f"{RUN}/policies/00000",  # for its tokenizer
-        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+        prompts=file("prompts"),
+        policy=file("policies/00000"),  # for its tokenizer
+        rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
         parts=scored_alone,
     output:
         f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
@@ -65,13 +71,14 @@ rule score:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
-    threads: scoring_threads()
+    priority: 2
+    threads: by_run(scoring_threads)
     resources:
-        mem_mb=growing(3000 + 1000 * CONFIG.scoring.workers),
+        mem_mb=scoring_memory,
         runtime=growing(60),
     params:
-        decides=DECIDES["score"],
-        source=SOURCE["score"],
+        decides=decides("score"),
+        source=source("score"),
     shell:
         "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
         " --parts {input.parts} --output {output} --log={log}"
@@ -79,21 +86,25 @@ rule score:
 
 rule reference:
     input:
-        policy=f"{RUN}/policies/00000",
-        rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
+        policy=file("policies/00000"),
+        rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
     output:
         f"{RUN}/rounds/{{round}}/reference/{{shard}}.parquet",
     log:
         f"{RUN}/logs/reference/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/reference/{{round}}-{{shard}}.tsv"
-    threads: CONFIG.deepspeed.threads
+    priority: 2
+    container:
+        PASS_IMAGE
+    threads: by_run(pass_threads)
     resources:
+        **PASS_RESOURCES,
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
-        decides=DECIDES["reference"],
-        source=SOURCE["reference"],
+        decides=decides("reference"),
+        source=source("reference"),
     shell:
         "rloo reference --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
 
@@ -103,6 +114,7 @@ rule reference:
 rule update:
     input:
         policy=policy_before,
+        sampler=sampling_policy,
         base=base_policy,
         trainer=trainer_before,
         rollouts=shards_of("rollouts"),
@@ -120,19 +132,20 @@ rule update:
     benchmark:
         f"{RUN}/benchmarks/update/{{round}}.tsv"
     wildcard_constraints:
-        round=one_of(KEPT),
+        **rounds_like(kept),
+    priority: 3
     container:
         SPREAD_IMAGE
-    threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
+    threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
     resources:
         **SPREAD_RESOURCES,
         mem_mb=growing(16000),
         runtime=growing(240),
     params:
-        decides=DECIDES["update"],
-        source=SOURCE["update"],
+        decides=decides("update"),
+        source=source("update"),
     shell:
-        "rloo update --round {wildcards.round} --policy {input.policy} --trainer {input.trainer}"
+        "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {input.trainer}"
         " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --output {output.policy}"
         " --output-trainer {output.trainer} --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 
@@ -145,7 +158,7 @@ use rule update as update_transient with:
         events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     wildcard_constraints:
-        round=one_of(TRANSIENT),
+        **rounds_like(transient),
 
 
 use rule update as update_last with:
@@ -156,17 +169,63 @@ use rule update as update_last with:
         events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
     wildcard_constraints:
-        round=LAST,
+        **rounds_like(last),
+
+
+# Accuracy of the policy that sampled the round, on some held-out prompts. Of all stages only the report waits for it.
+rule held_out:
+    input:
+        prompts=file("prompts"),
+        policy=file("policies/00000"),  # for its tokenizer
+        rollouts=shards_of("held_out"),
+        after=update_before,
+    output:
+        summary=f"{RUN}/rounds/{{round}}/held_out.json",
+        events=f"{RUN}/tensorboard/eval/{{round}}.tfevents",
+    log:
+        f"{RUN}/logs/held_out/{{round}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/held_out/{{round}}.tsv"
+    threads: by_run(lambda config: CONTROLLER.threads_beside(scoring_threads(config)))
+    resources:
+        mem_mb=scoring_memory,
+        runtime=growing(30),
+    params:
+        decides=decides("held-out"),
+        source=source("held-out"),
+    shell:
+        "rloo held-out --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
+        " --round {wildcards.round} --output {output.summary} --events {output.events} --log={log}"
+
+
+# report.html with what is there after a round. No stage waits for it, and code and title of the page are no parameters:
+# a page that was made is not made again.
+rule report_so_far:
+    input:
+        file("rounds/{round}/metrics.json"),
+    output:
+        f"{RUN}/pages/{{round}}.json",
+    log:
+        f"{RUN}/logs/report_so_far/{{round}}.log",
+    retries: 0
+    threads: CONTROLLER.threads_beside(1)
+    resources:
+        mem_mb=growing(4000),
+        runtime=growing(30),
+    shell:
+        "rloo report-so-far --output {output} --log={log}"
 
 
 # Between two rounds. The gates' thresholds and source are no parameters: a change of them judges no finished round again.
 rule gate:
     input:
-        f"{RUN}/rounds/{{round}}/metrics.json",
+        file("rounds/{round}/metrics.json"),
     output:
         f"{RUN}/rounds/{{round}}/diagnosis.json",
     log:
         f"{RUN}/logs/gate/{{round}}.log",
+    # before what no round waits for
+    priority: 10
     retries: 0
     shell:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"
@@ -175,7 +234,8 @@ rule gate:
 # Copies the metrics to W&B and MLflow, one round after the other. No stage waits for it.
 rule track:
     input:
-        metrics=f"{RUN}/rounds/{{round}}/metrics.json",
+        metrics=file("rounds/{round}/metrics.json"),
+        held_out=held_out_of,
         earlier=tracked_before,
     output:
         f"{RUN}/tracking/{{round}}.json",
@@ -184,6 +244,6 @@ rule track:
     retries: 0
     params:
         run=subpath(output[0], ancestor=2),
-        to=CONFIG.trackers,
+        to=by_run(lambda config: config.trackers),
     shell:
         "rloo track {params.run} --to {params.to} --round {wildcards.round} --earlier {input.earlier} --output {output} --log={log}"

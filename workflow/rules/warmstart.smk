@@ -1,32 +1,32 @@
 rule warmstart:
     input:
-        assets=f"{RUN}/assets",
-        prompts=f"{RUN}/prompts",
-        trial=f"{RUN}/warmstart/trial/checks.json" if CONFIG.tries_model else [],
+        assets=file("assets"),
+        prompts=file("prompts"),
+        trial=trial("checks.json"),
     output:
         directory(f"{RUN}/policies/00000"),
     log:
         f"{RUN}/logs/warmstart.log",
     cache: True
     container:
-        SPREAD_IMAGE if CONFIG.warmstart.sft else IMAGE
-    threads: CONFIG.deepspeed.threads * CONFIG.deepspeed.processes
+        SPREAD_IMAGE if TRAINS_FIRST else IMAGE
+    threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
     resources:
-        **(SPREAD_RESOURCES if CONFIG.warmstart.sft else {}),
+        **(SPREAD_RESOURCES if TRAINS_FIRST else {}),
         mem_mb=growing(8000),
         runtime=growing(240),
     params:
-        decides=DECIDES["warmstart"],
-        source=SOURCE["warmstart"],
+        decides=decides("warmstart"),
+        source=source("warmstart"),
     shell:
         "rloo warmstart --assets {input.assets} --prompts {input.prompts} --trial {input.trial} --output {output} --log={log}"
 
 
 rule probe:
     input:
-        prompts=f"{RUN}/prompts",
-        policy=f"{RUN}/policies/00000",
-        earlier=f"{RUN}/warmstart/trial/probe.parquet" if CONFIG.tries_model else [],
+        prompts=file("prompts"),
+        policy=file("policies/00000"),
+        earlier=trial("probe.parquet"),
     output:
         f"{RUN}/warmstart/probe.parquet",
     log:
@@ -35,23 +35,23 @@ rule probe:
         f"{RUN}/benchmarks/probe.tsv"
     # before the first rollouts, when both could run
     priority: 10
-    threads: max(CONFIG.vllm.threads, CONFIG.scoring.workers)
+    threads: by_run(sampling_threads)
     resources:
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
-        decides=DECIDES["probe"],
-        source=SOURCE["probe"],
+        decides=decides("probe"),
+        source=source("probe"),
     shell:
         "rloo probe --prompts {input.prompts} --policy {input.policy} --earlier {input.earlier} --output {output} --log={log}"
 
 
 rule checks:
     input:
-        assets=f"{RUN}/assets",
-        prompts=f"{RUN}/prompts",
-        policy=f"{RUN}/policies/00000",
-        probe=f"{RUN}/warmstart/probe.parquet",
+        assets=file("assets"),
+        prompts=file("prompts"),
+        policy=file("policies/00000"),
+        probe=file("warmstart/probe.parquet"),
     output:
         report(f"{RUN}/warmstart/checks.json", caption="../report/checks.rst", category="Warm start"),
     log:
@@ -59,13 +59,13 @@ rule checks:
     benchmark:
         f"{RUN}/benchmarks/checks.tsv"
     priority: 10
-    threads: CONFIG.deepspeed.threads
+    threads: by_run(lambda config: config.deepspeed.threads)
     resources:
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
-        decides=DECIDES["checks"],
-        source=SOURCE["checks"],
+        decides=decides("checks"),
+        source=source("checks"),
         how="",
     shell:
         "rloo checks --assets {input.assets} --prompts {input.prompts} --policy {input.policy} --probe {input.probe}"
@@ -75,8 +75,8 @@ rule checks:
 # With `warmstart.train: auto` the model is checked before SFT; SFT runs only where these checks ask for it.
 use rule probe as trial_probe with:
     input:
-        prompts=f"{RUN}/prompts",
-        policy=f"{RUN}/assets",
+        prompts=file("prompts"),
+        policy=file("assets"),
         earlier=[],
     output:
         f"{RUN}/warmstart/trial/probe.parquet",
@@ -88,10 +88,10 @@ use rule probe as trial_probe with:
 
 use rule checks as trial_checks with:
     input:
-        assets=f"{RUN}/assets",
-        prompts=f"{RUN}/prompts",
-        policy=f"{RUN}/assets",
-        probe=f"{RUN}/warmstart/trial/probe.parquet",
+        assets=file("assets"),
+        prompts=file("prompts"),
+        policy=file("assets"),
+        probe=file("warmstart/trial/probe.parquet"),
     output:
         f"{RUN}/warmstart/trial/checks.json",
     log:
@@ -99,6 +99,6 @@ use rule checks as trial_checks with:
     benchmark:
         f"{RUN}/benchmarks/trial_checks.tsv"
     params:
-        decides=DECIDES["checks"],
-        source=SOURCE["checks"],
+        decides=decides("checks"),
+        source=source("checks"),
         how="--trial",

@@ -14,11 +14,21 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import CoroutineType
 from typing import Any
 
 from rloo_pipeline.sandbox.inside.limits import READY, apply, begin
-from rloo_pipeline.sandbox.inside.wire import Wire, decode, encode
+from rloo_pipeline.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+
+ENDS_OF_LOOPS: dict[type[Exception], str] = {StopIteration: "next", StopAsyncIteration: "anext"}
+"""Exceptions that end a loop, and the operation that may raise them."""
+CO_COROUTINE = 0x80
+"""Flag of the code of an `async def` function, as in the module inspect."""
+TEXT = "text of the program's exception"
+"""Attribute of exceptions of the program's classes, which may have a `__str__` of their own."""
 
 
 class ProgramGone(BaseException):
@@ -56,14 +66,20 @@ def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -
     Yields:
         {"passed": …} for each test; {"unsupported": reason} where the tests cannot be run here.
     """
-    names = TestNamespace(program, [text for text, _ in units])
-    for text, is_test in units:
+    texts = [text for text, _ in units]
+    try:
+        names = TestNamespace(program, texts)
+        codes = [compile(text, "tests.py", "exec") for text in texts]
+    except (MemoryError, RecursionError) as error:
+        yield {"unsupported": f"Python cannot compile them within the limits ({type(error).__name__})"}
+        return
+    for code, (_, is_test) in zip(codes, units, strict=True):
         try:
-            exec(compile(text, "tests.py", "exec"), names)
+            exec(code, names)
             passed = not program.gone
         except BaseException as error:
             passed = False
-            if isinstance(error, ImportError) and error is not program.raised:
+            if isinstance(error, ImportError) and not program.caused(error):
                 program.unsupported = program.unsupported or str(error)
         if program.unsupported:
             yield {"unsupported": program.unsupported}
@@ -104,7 +120,7 @@ class ProgramProxy:
     def __init__(self, wire: Wire, text: str) -> None:
         self.gone = False
         self.unsupported: str | None = None
-        self.raised: BaseException | None = None
+        self._raised: list[BaseException] = []
         self._wire = wire
         self._callbacks: list[Any] = []
         self._classes: dict[tuple[str, str], type[Exception]] = {}
@@ -141,26 +157,37 @@ class ProgramProxy:
                 for row, after in reply.get("changed", {}).items():
                     _replace_content(args[int(row)], decode(after, self._resolve))
                 return decode(reply["value"], self._resolve)
-            name, base_name, message = reply["raise"]
-            self.raised = self._class(str(name), str(base_name))(str(message))
-            if isinstance(self.raised, StopIteration) and request["do"] != "next":  # it would end a map of the tests
-                self.raised = RuntimeError(f"the program raised {name}")
+            raised = self._error(request["do"], *reply["raise"])
         except UnsupportedValue:
             raise
         except Exception as error:  # an invalid message can raise anything
             self.gone = True
             raise ProgramGone from error
-        raise self.raised
+        self._raised.append(raised)
+        raise raised
+
+    def caused(self, error: BaseException | None) -> bool:
+        """Whether an exception is the program's, or was raised while one of the program's was handled."""
+        while error is not None and not any(error is raised for raised in self._raised):
+            error = error.__context__
+        return error is not None
 
     def _call_back(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Calls a function of the tests for the program."""
         function = self._callbacks[reply["call"]]
         args = [decode(arg, self._resolve) for arg in reply["args"]]
+        kwargs = {name: decode(arg, self._resolve) for name, arg in reply["named"].items()}
         try:
-            return {"value": encode(function(*args), self._refer)}
+            result = function(*args, **kwargs)
+            if isinstance(result, CoroutineType):
+                result = _complete(result)
         except Exception as error:
-            base_names = (base.__name__ for base in type(error).__mro__ if hasattr(builtins, base.__name__))
-            return {"raise": next(base_names)}
+            return {"raise": encode_error(error)}
+        try:
+            return {"value": encode(result, self._refer)}
+        except UnsupportedValue as error:  # the program chose the arguments, so this is no property of the tests
+            self.unsupported = None
+            return {"raise": encode_error(TypeError(str(error)))}
 
     def _refer(self, value: Any) -> Any:
         if isinstance(value, RemoteObject):
@@ -169,13 +196,29 @@ class ProgramProxy:
             self.unsupported = f"a value of type {type(value).__name__} cannot be passed to the program"
             raise UnsupportedValue(self.unsupported)
         self._callbacks.append(value)
-        return ["k", len(self._callbacks) - 1]
+        asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
+        return ["K" if asynchronous else "k", len(self._callbacks) - 1]
 
     def _resolve(self, tag: str, content: Any) -> Any:
-        if tag == "k":
+        if tag in "kK":
             return self._callbacks[content]
+        if tag == "a":
+            return _awaited(RemoteObject(self, int(content)))
         number, name, *base_names = content
         return self._class(name, base_names[0]) if base_names else RemoteObject(self, int(number))
+
+    def _error(
+        self, do: str, name: str, base_name: str, args: list[Any], attributes: dict[str, Any], text: str
+    ) -> Exception:
+        """An exception of the program. One that ends loops becomes another where it would end a loop of the tests."""
+        kind = self._class(name, base_name)
+        ends_loop = next((end for end in ENDS_OF_LOOPS if issubclass(kind, end)), None)
+        if ends_loop and do != ENDS_OF_LOOPS[ends_loop]:
+            return RuntimeError(f"the program raised {name}")
+        error = decode_error(kind, args, attributes)
+        if kind.__name__ != base_name:
+            vars(error)[TEXT] = str(text)
+        return error
 
     def _class(self, name: str, base_name: str) -> type[Exception]:
         """The class of an exception: a builtin one, or a new subclass of the nearest builtin one, of the same name."""
@@ -183,7 +226,22 @@ class ProgramProxy:
         base = base if isinstance(base, type) and issubclass(base, Exception) else Exception
         if base.__name__ == name:
             return base
-        return self._classes.setdefault((name, base_name), type(name, (base,), {}))
+        own = {"__str__": lambda error: vars(error).get(TEXT) or base.__str__(error)}
+        return self._classes.setdefault((name, base_name), type(name, (base,), own))
+
+
+async def _awaited(coroutine: RemoteObject) -> Any:
+    """A coroutine of the program: awaiting it runs it to its end in the program's process."""
+    return coroutine._request("await")
+
+
+def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine of the tests, which may themselves be running an event loop on this thread."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 class RemoteObject:
@@ -219,6 +277,33 @@ class RemoteObject:
     def __delitem__(self, key: Any) -> None:
         self._request("delitem", key)
 
+    def __contains__(self, item: Any) -> bool:
+        return bool(self._request("contains", item))
+
+    def __enter__(self) -> Any:
+        return self._request("enter")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with _unheard(error):
+            self._request("exit", _nearest_builtin(kind))
+
+    def __await__(self) -> Any:
+        return self._request("await")
+        yield
+
+    def __aiter__(self) -> Any:
+        return self._request("aiter")
+
+    async def __anext__(self) -> Any:
+        return self._request("anext")
+
+    async def __aenter__(self) -> Any:
+        return self._request("aenter")
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with _unheard(error):
+            self._request("aexit", _nearest_builtin(kind))
+
     def __len__(self) -> int:
         return int(self._request("len"))
 
@@ -249,10 +334,22 @@ class RemoteObject:
         return int(self._number)
 
 
+def _unheard(error: BaseException | None) -> AbstractContextManager[None]:
+    """Drops what the program's `__exit__` raises where the tests' own error is to go on."""
+    return nullcontext() if error is None else suppress(Exception)
+
+
+def _nearest_builtin(kind: type[BaseException] | None) -> type | None:
+    return kind and next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+
+
 def _replace_content(target: Any, after: Any) -> None:
     """Applies the program's in-place changes of its copy to the tests' own list, dict or set."""
     if isinstance(target, list) and isinstance(after, list):
         target[:] = after
+    elif isinstance(target, deque) and isinstance(after, deque):
+        target.clear()
+        target.extend(after)
     elif isinstance(target, (dict, set)) and type(target) is type(after):
         target.clear()
         target.update(after)

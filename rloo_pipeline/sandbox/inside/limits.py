@@ -1,10 +1,11 @@
 """The last steps of confinement, which the sandboxed process takes itself before it reads a program.
 
-It sets resource limits, switches to an unused uid where it began as the real root (the kernel exempts root from the
-limit on processes), and installs a filter of system calls. The filter denies calls that no solution of a task needs and
-that namespaces do not cover: sockets (vsock crosses a network namespace), keyrings, memory of the kernel that no limit
-counts, and the calls behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace). Calls that
-are newer than this list do not exist for a program.
+It limits the number of files in /tmp (an option of the mount that bubblewrap does not set), drops the capability that
+this takes, sets resource limits, switches to an unused uid where it began as the real root (the kernel exempts root
+from the limit on processes), and installs a filter of system calls. The filter denies calls that no solution of a task
+needs and that namespaces do not cover: sockets (vsock crosses a network namespace), keyrings, memory of the kernel that
+no limit counts, and the calls behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace).
+Calls that are newer than this list do not exist for a program.
 
 A process whose parent dies right after starting it has nobody to kill it. So each process writes `READY` once it dies
 with its parent, gets a program only after that, and waits for the program for a limited time.
@@ -18,6 +19,7 @@ import resource
 import signal
 import struct
 from pathlib import Path
+from typing import Any
 
 # system call numbers of x86-64
 PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312)
@@ -56,6 +58,8 @@ LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026  # UNKNOWN, ENOSYS, sends libc from clone3 to clone
 X86_64 = 0xC000003E
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+MS_REMOUNT_NOSUID_NODEV = ctypes.c_ulong(0x20 | 0x2 | 0x4)
+CAPABILITY_VERSION = 0x20080522
 READY = b"\n"
 WAITING_SECONDS = 60
 
@@ -63,11 +67,15 @@ WAITING_SECONDS = 60
 def apply(limits: dict[str, int]) -> None:
     """Sets all limits; raises where one cannot be set, so that nothing runs unlimited."""
     signal.alarm(WAITING_SECONDS)
+    if limits["files"]:
+        _call("mount", b"tmpfs", b"/tmp", None, MS_REMOUNT_NOSUID_NODEV, b"nr_inodes=%d" % limits["files"])
     if limits["uid"]:
         Path("/tmp").chmod(0o1777)
         os.setgroups([])
         os.setresgid(limits["uid"], limits["uid"], limits["uid"])
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
+    _call("prctl", PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    _call("capset", struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
     for what, most in (
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
         (resource.RLIMIT_AS, limits["memory"]),
@@ -93,15 +101,18 @@ def begin() -> None:
 
 
 def _refuse_system_calls() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     code = _filter()
     buffer = ctypes.create_string_buffer(code, len(code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)))
-    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, one, none, none, none) or libc.prctl(
-        PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), none, none
-    ):
-        raise OSError(ctypes.get_errno(), "the kernel accepts no filter of system calls")
+    none = ctypes.c_ulong(0)
+    _call("prctl", PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), none, none)
+
+
+def _call(name: str, *args: Any) -> None:
+    """Calls a function of the C library; raises OSError where it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*args):
+        raise OSError(ctypes.get_errno(), f"the kernel refuses {name}")
 
 
 def _filter() -> bytes:

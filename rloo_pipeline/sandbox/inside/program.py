@@ -7,14 +7,37 @@ expected value or an assert.
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import sys
-from collections.abc import Callable
-from types import ModuleType
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import CoroutineType, ModuleType
 from typing import Any
 
 from rloo_pipeline.sandbox.inside.limits import apply, begin
-from rloo_pipeline.sandbox.inside.wire import Wire, decode, encode
+from rloo_pipeline.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+
+
+@functools.cache
+def _event_loop() -> Any:
+    """One event loop for all coroutines: what the program keeps between calls is bound to it."""
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+def _wait(awaitable: Awaitable[Any]) -> Any:
+    async def wait() -> Any:
+        return await awaitable
+
+    return _event_loop().run_until_complete(wait())
+
+
+def _exit(manager: Any, kind: type[BaseException] | None) -> tuple[Any, ...]:
+    """The arguments of `__exit__`. The error of a test is made anew without its message, which may name the answer."""
+    return (manager, kind, kind and kind.__new__(kind), None)
+
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda on, *args, **kwargs: on(*args, **kwargs),
@@ -30,6 +53,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "str": str,
     "repr": repr,
     "equal": lambda on, other: bool(on == other),
+    "contains": lambda on, item: item in on,
+    "enter": lambda on: type(on).__enter__(on),
+    "exit": lambda on, kind: type(on).__exit__(*_exit(on, kind)),
+    "await": _wait,
+    "aiter": lambda on: type(on).__aiter__(on),
+    "anext": lambda on: _wait(type(on).__anext__(on)),
+    "aenter": lambda on: _wait(type(on).__aenter__(on)),
+    "aexit": lambda on, kind: _wait(type(on).__aexit__(*_exit(on, kind))),
 }
 
 
@@ -84,10 +115,8 @@ class ProgramServer:
             return self.failure(error)
 
     def failure(self, error: BaseException) -> dict[str, Any]:
-        """An exception as a reply: the name of its class, of the nearest builtin class, and its message."""
-        base_names = [base.__name__ for base in type(error).__mro__ if getattr(builtins, base.__name__, None) is base]
-        message = error.args[0] if error.args and isinstance(error.args[0], str) else ""
-        return {"raise": [type(error).__name__, base_names[0], str(message)]}
+        """An exception as a reply."""
+        return {"raise": encode_error(error)}
 
     def _encode(self, value: Any) -> Any:
         return encode(value, self._refer)
@@ -96,27 +125,37 @@ class ProgramServer:
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
             self._objects.append(value)
+        if isinstance(value, CoroutineType):
+            return ["a", number]
         base_names = []
         if isinstance(value, type) and issubclass(value, Exception):
             base_names = [base.__name__ for base in value.__mro__ if getattr(builtins, base.__name__, None) is base]
         return ["h", [number, getattr(value, "__name__", "") if base_names else "", *base_names[:1]]]
 
     def _decode(self, message: Any) -> Any:
-        return decode(message, lambda tag, number: self._objects[number] if tag == "h" else self._of_examiner(number))
+        return decode(message, self._resolve)
 
-    def _of_examiner(self, number: int) -> Any:
+    def _resolve(self, tag: str, number: int) -> Any:
+        return self._objects[number] if tag == "h" else self._of_examiner(number, tag == "K")
+
+    def _of_examiner(self, number: int, asynchronous: bool) -> Any:
         """A function of the tests that was passed as an argument: calling it sends a request to the examiner."""
 
-        def call(*args: Any) -> Any:
-            self._wire.send({"call": number, "args": [self._encode(arg) for arg in args]})
+        def call(*args: Any, **kwargs: Any) -> Any:
+            named = {name: self._encode(arg) for name, arg in kwargs.items()}
+            self._wire.send({"call": number, "args": [self._encode(arg) for arg in args], "named": named})
             while "do" in (reply := self._wire.receive()):  # the function may itself call the program
                 self._wire.send(self.answer(reply))
             if "raise" in reply:
-                raise getattr(builtins, reply["raise"])
+                _, base_name, messages, *_ = reply["raise"]
+                raise decode_error(getattr(builtins, base_name), messages, {})
             return self._decode(reply["value"])
 
-        return call
+        async def call_later(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        return call_later if asynchronous else call
 
 
 def _changes_in_place(value: Any) -> bool:
-    return isinstance(value, (list, dict, set)) or type(value).__name__ == "ndarray"
+    return isinstance(value, (list, dict, set, deque)) or type(value).__name__ == "ndarray"

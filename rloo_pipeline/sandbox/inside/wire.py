@@ -1,16 +1,18 @@
 """Messages between the examiner and the program: one line of JSON each, with values as plain data.
 
-Plain data are None, bool, int, float, str, complex, bytes, Decimal, Fraction, dates, range, and lists, tuples, sets and
-dicts of them, and NumPy's scalars and arrays of numbers, strings or times. They arrive as exactly these types, also
-where a subclass was sent. Every other object stays with the sender, which sends a reference, its number. Messages
-contain no code and no pickles, so a wrong message does no harm.
+Plain data are None, bool, int, float, str, complex, bytes, Decimal, Fraction, dates, range, builtin types, and lists,
+tuples, sets, deques and dicts of them, and NumPy's scalars and arrays of numbers, strings or times. They arrive as
+exactly these types, also where a subclass was sent. Every other object stays with the sender, which sends a reference,
+its number. Messages contain no code and no pickles, so a wrong message does no harm.
 """
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import json
 import sys
+from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -64,6 +66,10 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     for tag, kind in CONTAINERS.items():
         if isinstance(value, kind):
             return [tag, [encode(item, refer) for item in value]]
+    if isinstance(value, deque):
+        return ["q", [[encode(item, refer) for item in value], value.maxlen]]
+    if isinstance(value, type) and _is_builtin(value):
+        return ["x", value.__name__]
     if isinstance(value, dict):
         return ["m", [[encode(key, refer), encode(item, refer)] for key, item in value.items()]]
     for tag, (written, write, _) in WRITTEN.items():
@@ -88,6 +94,10 @@ def decode(message: Any, resolve: Callable[[str, Any], Any]) -> Any:
     tag, content = message
     if tag in CONTAINERS:
         return CONTAINERS[tag]([decode(item, resolve) for item in content])
+    if tag == "q":
+        return deque((decode(item, resolve) for item in content[0]), content[1])
+    if tag == "x":
+        return builtin_type(content)
     if tag == "m":
         return {decode(key, resolve): decode(item, resolve) for key, item in content}
     if tag in WRITTEN:
@@ -105,3 +115,51 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
     import numpy
 
     return numpy.frombuffer(bytes.fromhex(data), numpy.dtype(dtype)).reshape(shape).copy()
+
+
+def builtin_type(name: str) -> type:
+    """A builtin type; raises ValueError where there is none of this name, such as for `eval`."""
+    found = getattr(builtins, name, None)
+    if not isinstance(found, type):
+        raise ValueError(f"{name} is no builtin type")
+    return found
+
+
+def encode_error(error: BaseException) -> list[Any]:
+    """An exception: names of its class and of the nearest builtin one, plain arguments and attributes, and its text."""
+    base = next(base.__name__ for base in type(error).__mro__ if _is_builtin(base))
+    try:
+        text = str(error)
+    except Exception:  # of the program's own __str__
+        text = ""
+    args = [message for arg in error.args for message in _plain(arg)]
+    attributes = {str(name): message for name, value in vars(error).items() for message in _plain(value)}
+    return [type(error).__name__, base, args if len(args) == len(error.args) else [text], attributes, text]
+
+
+def decode_error(kind: type[Exception], args: list[Any], attributes: dict[str, Any]) -> Exception:
+    """The exception that was encoded, as an instance of `kind`."""
+    args = [decode(arg, _refuse) for arg in args]
+    try:
+        error = kind(*args)
+    except TypeError:  # UnicodeDecodeError takes nothing but its five arguments
+        error = kind.__new__(kind)
+        error.args = tuple(args)
+    vars(error).update({name: decode(value, _refuse) for name, value in attributes.items()})
+    return error
+
+
+def _plain(value: Any) -> list[Any]:
+    """The message of a value, in a list that is empty where the value is not plain data."""
+    try:
+        return [encode(value, _refuse)]
+    except Exception:
+        return []
+
+
+def _refuse(*_: Any) -> Any:
+    raise TypeError("not plain data")
+
+
+def _is_builtin(kind: type) -> bool:
+    return getattr(builtins, kind.__name__, None) is kind

@@ -7,7 +7,10 @@ sequence had its own copy.
 
 The kernel depends on device and format: FlashAttention over variable lengths on a GPU in half precision, two matrix
 products and a softmax for short sequences in float32 on a CPU (`short_attention.py`), and
-scaled_dot_product_attention otherwise.
+scaled_dot_product_attention otherwise. Soft caps and sinks, which none of these has, take `_eager`.
+
+Windows come from transformers' own masks: instead of a mask, `_describe_mask` returns what the mask of one sequence is,
+so a layer has the window that it has in plain transformers, whatever key of config.json says so.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.kernels.short_attention import ShortAttention
+from rloo_pipeline.training.kernels.short_attention import Local, ShortAttention, mask_of
 from rloo_pipeline.training.layout import HeadIndex, Layout
 
 NAME = "rloo_packed"
@@ -31,16 +34,35 @@ NAME = "rloo_packed"
 SHORT = 128
 """Longest sequence in tokens whose scores are kept for the gradient; they are fewer numbers than its activations."""
 UNSUPPORTED = {
-    "softcap": "soft-capped attention",
-    "s_aux": "attention sinks",
     "position_bias": "a position bias",
     "indices": "sparse attention",
     "block_indices": "sparse attention",
 }
 """Features that a layer may ask for and that this attention does not have, by argument name."""
 
+DESCRIPTION = "rloo_local"
+"""Attribute of what layers get instead of a mask."""
+
 _CALLS: ContextVar[list[str] | None] = ContextVar("calls of attention", default=None)
 """Class names of the layers that have attended in the current forward pass of a pack; None outside of one."""
+
+
+class Scores(NamedTuple):
+    """How attention weights follow from queries and keys."""
+
+    scale: float
+    dropout: float = 0.0
+    local: Local | None = None
+    """The window; None attends to all earlier tokens."""
+    softcap: float | None = None
+    """Scores become softcap · tanh(score / softcap) (Gemma 2)."""
+    sinks: Tensor | None = None
+    """[query heads] a further score in each softmax, whose weight goes nowhere (gpt-oss)."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the kernels of PyTorch compute them."""
+        return self.softcap is None and self.sinks is None
 
 
 @contextmanager
@@ -76,6 +98,8 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     layout: Layout | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "batch tokens heads value_dim"], None]:
     """Causal attention within each sequence.
@@ -85,10 +109,12 @@ def packed_attention(
         query: queries of the row; a pack is a batch of 1.
         key: keys of the row.
         value: values of the row.
-        attention_mask: must be None for a pack.
+        attention_mask: what `_describe_mask` returned.
         dropout: probability of dropping a score.
         scaling: factor of the scores, by default head_dim^-½.
         layout: layout of the pack; None outside of a pack, where each row is one sequence.
+        softcap: of the scores.
+        s_aux: sinks, one per query head.
         options: further arguments of the layer, checked for features that are not supported.
 
     Returns:
@@ -98,86 +124,128 @@ def packed_attention(
         UserError: the layer asks for something other than causal attention within each sequence.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = Scores(scale, dropout, getattr(attention_mask, DESCRIPTION, None), softcap, s_aux)
     calls = _CALLS.get()
     if calls is not None or layout is not None:
         _check_supported(module, attention_mask, layout, options)
     if calls is not None:
         calls.append(type(module).__name__)
     if layout is None:
-        return _sdpa(query, key, value, scale, dropout).transpose(1, 2).contiguous(), None
+        return _of_equal_lengths(query, key, value, scores).transpose(1, 2).contiguous(), None
     heads = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    flash = _supports_flash(query) and query.shape[-1] == value.shape[-1] and not dropout
-    out = _variable_lengths(heads, layout, scale) if flash else _by_block(heads, layout, scale, dropout)
-    return out.unsqueeze(0), None
+    if _supports_flash(query, value, scores):
+        return _variable_lengths(heads, layout, scores).unsqueeze(0), None
+    return _by_block(heads, layout, scores).unsqueeze(0), None
 
 
 def register() -> None:
-    """Registers the attention with transformers as `NAME`, without a mask: transformers then builds none."""
+    """Registers the attention with transformers as `NAME`, with descriptions in place of masks."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    no_mask: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, no_mask)
+    AttentionMaskInterface.register(NAME, _describe_mask)
+
+
+def _describe_mask(
+    *,
+    q_length: int,
+    mask_function: Callable[..., Tensor],
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    **_: Any,
+) -> Tensor | None:
+    """A mask of transformers, described: None for causal attention, else a number with the attribute `DESCRIPTION`.
+
+    Args:
+        q_length: tokens of the row.
+        mask_function: whether a query attends to a key, by their positions.
+        local_size: tokens of the window or chunk.
+        use_vmap: the model adds rules of its own, which have no description; `packed_attention` then refuses.
+    """
+    if local_size is not None and q_length <= local_size and not use_vmap:
+        return None
+    if local_size is None and not use_vmap:
+        return None
+    description = torch.tensor(local_size or 0)
+    if local_size is not None and not use_vmap:
+        first, query, key = torch.tensor([0, local_size, 1])
+        window = bool(mask_function(first, first, query, key))  # query `size` is the first of the second chunk
+        setattr(description, DESCRIPTION, Local(local_size, chunked=not window))
+    return description
 
 
 def _check_supported(
     module: torch.nn.Module, mask: Tensor | None, layout: Layout | None, options: dict[str, Any]
 ) -> None:
-    """Raises if a layer asks for something other than causal attention within each sequence."""
+    """Raises if a layer asks for something that is not here."""
     problems = [feature for name, feature in UNSUPPORTED.items() if options.get(name) is not None]
-    if mask is not None:
+    if mask is not None and not hasattr(mask, DESCRIPTION):
         problems.append("its own attention mask")
     if options.get("is_causal", getattr(module, "is_causal", True)) is False:
         problems.append("attention that is not causal")
     if layout is None:
         problems.append("attention without the layout of the pack, which its model does not pass on")
-    else:
-        window, longest = options.get("sliding_window"), layout.blocks[0].tokens
-        if window is not None and longest > window:
-            problems.append(f"a window of {window} tokens, where a sequence has {longest}")
     if problems:
-        raise UserError(
-            f"{type(module).__name__} asks for {', '.join(problems)}; packed training covers full causal attention only"
-        )
+        raise UserError(f"{type(module).__name__} asks for {', '.join(problems)}")
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
-    """Causal attention of sequences of one length, [sequences, heads, tokens, head_dim]."""
-    if query.is_cuda:  # torch's memory-efficient CUDA kernels need as many key-value heads as query heads
-        group = query.shape[1] // key.shape[1]
+def _of_equal_lengths(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """Attention of sequences of one length, [sequences, heads, tokens, head_dim]."""
+    tokens, group = query.shape[-2], query.shape[1] // key.shape[1]
+    mask = None if scores.local is None or tokens <= scores.local.size else mask_of(tokens, scores.local, query.device)
+    if query.is_cuda or not scores.plain:  # torch's memory-efficient CUDA kernels need as many key-value heads
         key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
+    if not scores.plain:
+        return _eager(query, key, value, scores)
     gqa = query.shape[1] > key.shape[1]
     out: Tensor = scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=gqa
+        query, key, value, mask, scores.dropout, is_causal=mask is None, scale=scores.scale, enable_gqa=gqa
     )
     return out
 
 
-def _supports_flash(query: Tensor) -> bool:
-    """Whether FlashAttention supports the query's format, head size and GPU (Ampere or newer)."""
+def _eager(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """The formula itself, with soft cap and sinks; all weights are held."""
+    products = query @ key.transpose(-1, -2) * scores.scale
+    if scores.softcap is not None:
+        products = (products / scores.softcap).tanh() * scores.softcap
+    products = products.masked_fill(~mask_of(query.shape[-2], scores.local, query.device), -torch.inf)
+    if scores.sinks is not None:
+        sinks = scores.sinks.to(products.dtype).view(1, -1, 1, 1).expand(*products.shape[:-1], 1)
+        products = torch.cat([products, sinks], -1)
+    weights = products.softmax(-1, torch.float64 if query.dtype == torch.float64 else torch.float32).to(query.dtype)
+    return torch.nn.functional.dropout(weights[..., : key.shape[-2]], scores.dropout) @ value
+
+
+def _supports_flash(query: Tensor, value: Tensor, scores: Scores) -> bool:
+    """Whether FlashAttention supports these scores, the query's format and head size, and its GPU (Ampere or newer)."""
+    chunked = scores.local is not None and scores.local.chunked
+    if not query.is_cuda or scores.dropout or chunked or not scores.plain or query.shape[-1] != value.shape[-1]:
+        return False
     fits = query.dtype in {torch.bfloat16, torch.float16} and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
-    return fits and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
-def _variable_lengths(heads: Sequence[Tensor], layout: Layout, scale: float) -> Tensor:
+def _variable_lengths(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor:
     """FlashAttention over all sequences at once; [tokens, heads, head_dim] in and out."""
     from torch.nn.attention import varlen
 
-    index, longest, causal = layout.head_index(1), layout.blocks[0].tokens, (-1, 0)
+    index, longest = layout.head_index(1), layout.blocks[0].tokens
+    earlier = -1 if scores.local is None else scores.local.size - 1
     query, key, value = (
         _Gather.apply(tensor.flatten(1), index).unflatten(1, tensor.shape[1:])  # type: ignore[no-untyped-call]
         for tensor in heads
     )
     out: Any = varlen.varlen_attn(
         query, key, value, layout.starts, layout.starts, longest, longest,
-        scale=scale, window_size=causal, enable_gqa=True,
+        scale=scores.scale, window_size=(earlier, 0), enable_gqa=True,
     )  # fmt: skip
     in_row: Tensor = _Return.apply(out.flatten(1), index)  # type: ignore[no-untyped-call]
     return in_row.view(heads[0].shape)
 
 
-def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: float) -> Tensor:
+def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor:
     """Attention block by block; [tokens, heads, head_dim] in and out. The blocks of short sequences come last."""
     (tokens, query_heads, _), (_, kv_heads, value_dim) = heads[0].shape, heads[2].shape
     query_index, kv_index = layout.head_index(query_heads), layout.head_index(kv_heads)
@@ -185,7 +253,8 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: fl
         _Gather.apply(tensor.reshape(-1, tensor.shape[-1]), index)  # type: ignore[no-untyped-call]
         for tensor, index in zip(heads, (query_index, kv_index, kv_index), strict=True)
     )
-    use_short = query.device.type == "cpu" and query.dtype == torch.float32 and not dropout
+    on_cpu = query.device.type == "cpu" and query.dtype == torch.float32
+    use_short = on_cpu and not scores.dropout and scores.plain
     blocks = [block for block in layout.blocks if not use_short or block.tokens > SHORT]
     lengths = [block.sequences * block.tokens for block in blocks]
     short_tokens = len(layout.sources) - sum(lengths)
@@ -197,11 +266,10 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scale: float, dropout: fl
     outputs = list[Tensor]()
     for (sequences, length), *of_block in zip(blocks, *parts, strict=False):
         q, k, v = (tensor.view(sequences, -1, length, tensor.shape[-1]) for tensor in of_block)
-        outputs.append(_sdpa(q, k, v, scale, dropout).reshape(-1, value_dim))
+        outputs.append(_of_equal_lengths(q, k, v, scores).reshape(-1, value_dim))
     if short_tokens:
-        short = [part[-1] for part in parts]
-        short_blocks = layout.blocks[len(blocks) :]
-        outputs.append(ShortAttention.apply(*short, short_blocks, kv_heads, scale))  # type: ignore[no-untyped-call]
+        short, short_blocks = [part[-1] for part in parts], layout.blocks[len(blocks) :]
+        outputs.append(ShortAttention.apply(*short, short_blocks, kv_heads, scores.scale, scores.local))  # type: ignore[no-untyped-call]
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
     in_row: Tensor = _Return.apply(out, query_index)  # type: ignore[no-untyped-call]
     return in_row.view(tokens, query_heads, value_dim)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -99,11 +100,10 @@ def _is_norm(layer: Any) -> bool:
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or not _is_supported(weight):
         return False
-    hidden = _trial_input(len(weight))
-    try:
-        return _same(_norm(layer, hidden), layer(hidden))
-    except TypeError:  # the layer needs further arguments
+    if len(signature(layer.forward).parameters) != 1:  # Mamba 2: a gate as well
         return False
+    hidden = _trial_input(len(weight))
+    return _same(_norm(layer, hidden), layer(hidden))
 
 
 class _Norm(torch.autograd.Function):

@@ -10,13 +10,22 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rloo_pipeline.training.layout import Block
 
 SCORES = 2**18
 """Scores that are computed at once: 1 MB."""
+
+
+class Local(NamedTuple):
+    """Attention to fewer than all earlier tokens."""
+
+    size: int
+    """Tokens that a token attends to at most, itself included."""
+    chunked: bool
+    """A sequence falls into chunks of `size`, and a token attends within its own (Llama 4); else to the last `size`."""
 
 
 class ShortAttention(torch.autograd.Function):
@@ -35,13 +44,14 @@ class ShortAttention(torch.autograd.Function):
         blocks: Sequence[Block],
         kv_heads: int,
         scale: float,
+        local: Local | None = None,
     ) -> Float[Tensor, "queries value_dim"]:
         """Computes the outputs and keeps the softmax for the gradient."""
         out, probs = value.new_empty(len(query), value.shape[-1]), list[Tensor]()
         ctx.chunks, ctx.scale = list(_chunks(blocks, kv_heads, len(query) // len(key))), scale
         for chunk in ctx.chunks:
             q, k, v, chunk_out = chunk.of(query, key, value, out)
-            mask = _causal_mask(k.shape[1], q.shape[1] // k.shape[1])
+            mask = _additive_mask(k.shape[1], q.shape[1] // k.shape[1], local)
             probs.append(torch.softmax(torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale), -1))
             torch.bmm(probs[-1], v, out=chunk_out)
         ctx.save_for_backward(query, key, value, *probs)
@@ -60,7 +70,7 @@ class ShortAttention(torch.autograd.Function):
             torch.bmm(d_scores, k, out=d_q)
             torch.bmm(d_scores.transpose(1, 2), q, out=d_k)
             torch.bmm(p.transpose(1, 2), d_out, out=d_v)
-        return *d_inputs, None, None, None
+        return *d_inputs, None, None, None, None
 
 
 class _Chunk(NamedTuple):
@@ -96,6 +106,21 @@ def _chunks(blocks: Sequence[Block], kv_heads: int, group: int) -> Iterator[_Chu
 
 
 @lru_cache(64)
-def _causal_mask(tokens: int, group: int) -> Tensor:
-    """[group · tokens, tokens]: −∞ where a key comes after its query."""
-    return torch.full((tokens, tokens), -torch.inf).triu_(1).repeat(group, 1)
+def _additive_mask(tokens: int, group: int, local: Local | None) -> Tensor:
+    """[group · tokens, tokens]: −∞ where a query does not attend to a key, else 0."""
+    return (
+        torch.zeros(tokens, tokens)
+        .masked_fill_(~mask_of(tokens, local, torch.device("cpu")), -torch.inf)
+        .repeat(group, 1)
+    )
+
+
+def mask_of(tokens: int, local: Local | None, device: torch.device) -> Bool[Tensor, "tokens tokens"]:
+    """Where a query (row) attends to a key (column) of its sequence."""
+    query, key = torch.arange(tokens, device=device).unsqueeze(-1), torch.arange(tokens, device=device)
+    causal = key <= query
+    if local is None or tokens <= local.size:
+        return causal
+    if local.chunked:
+        return causal & (key // local.size == query // local.size)
+    return causal & (key > query - local.size)

@@ -1,8 +1,9 @@
-"""Checks, before a model trains or scores, that packed it computes what plain transformers computes.
+"""Chooses, before a model trains or scores, the form of batch in which it computes what plain transformers computes.
 
 The check runs once per model configuration, on a small copy with that configuration (`small`), in float32 on the CPU
-(`packed_vs_plain`). Its result is stored beside the weights as `self_check.json` and copied from policy to policy, so
-that later rounds and stages only read it. It is valid for one configuration, this code and these library versions.
+(`against_plain`), and takes the first form of `batch_forms` that is right. Its result is stored beside the weights as
+`self_check.json` and copied from policy to policy, so that later rounds and stages only read it. It is valid for one
+configuration, this code and these library versions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rloo_pipeline.artifacts.files import digest as digest_of
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -19,6 +20,10 @@ from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import model_support
+
+if TYPE_CHECKING:
+    from rloo_pipeline.training.batch_forms import Packed
+    from rloo_pipeline.training.self_check import against_plain
 
 RECORD = "self_check.json"
 LOGPS, GRADIENT = 1e-3, 1e-2
@@ -44,11 +49,23 @@ class SelfCheck(NamedTuple):
     """Name of that parameter."""
     digest: str
     """Digest of configuration, code and library versions."""
+    form: str = "packed"
+    """Name of the form in `batch_forms`."""
+    why: str = ""
+    """Why not a faster form; empty for the fastest."""
 
     @classmethod
     def from_json(cls, fields: JSON) -> Self:
         """Reads what `write` wrote."""
         return cls(**fields)
+
+    @property
+    def slow(self) -> str:
+        """What a form that is slower than packed is, and why it is needed; empty for packed."""
+        from rloo_pipeline.training.batch_forms import FORMS
+
+        speed = FORMS[self.form].speed
+        return f"{speed} ({self.why})" if speed else ""
 
     def write(self, folder: Path) -> None:
         """Writes the result into a policy's folder."""
@@ -71,6 +88,7 @@ def load_or_run(folder: Path, trust_remote_code: bool) -> SelfCheck:
         raise UserError(
             f"{folder / 'config.json'}: transformers cannot read this configuration ({_summary(error)})"
         ) from error
+    vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
     facts = config.to_dict()
     model_support.check_model(facts)
     digest = _digest(facts, folder)
@@ -89,46 +107,60 @@ def run(config: Any, trust_remote_code: bool) -> SelfCheck:
     Raises:
         UserError: as `load_or_run`.
     """
+    from rloo_pipeline.training.batch_forms import FORMS
     from rloo_pipeline.training.kernels import attention
-    from rloo_pipeline.training.self_check import packed_vs_plain, small
+    from rloo_pipeline.training.self_check import against_plain, small
 
     attention.register()
-    window = model_support.length_limit(config.to_dict())
-    kind, failures = config.model_type, list[str]()
-    for narrow in (True, False):
+    limit = model_support.length_limit(config.to_dict())
+    kind, problems = config.model_type, list[str]()
+    for shrink in small.Shrink:
         try:
-            copy = small.shrink(config, narrow, window is None)
-            difference = packed_vs_plain.compare(copy, trust_remote_code, window.tokens if window else UNLIMITED)
-        except UserError as error:
-            raise UserError(f"{kind}: {error}") from error
+            copy = small.shrink(config, shrink)
+            plain = against_plain.PlainModel(copy, trust_remote_code, limit.tokens if limit else UNLIMITED)
         except small.TooLargeError as error:
-            failures.append(str(error))
+            problems.append(str(error))
             continue
         except Exception as error:
-            failures.append(_summary(error))
+            problems.append(_summary(error))
             continue
-        result = SelfCheck(*difference, digest="")
-        _raise_if_different(kind, result)
-        return result
+        if not plain.causal_within <= LOGPS:
+            raise UserError(
+                f"{kind}: it does not attend causally (a log-prob changes by {plain.causal_within:.2g} nats with the "
+                "tokens after it), so it cannot be sampled from; use another model"
+            )
+        problems = []  # of forms
+        for form in FORMS.values():
+            problem, result = _try(plain, form)
+            if result is not None:
+                return result._replace(why="; ".join(dict.fromkeys(problems)))
+            problems.append(problem)
     raise UserError(
-        f"{kind}: the self-check cannot run on a small copy of this model ({'; '.join(failures)}); use a model whose "
-        "layers call transformers' attention interface"
+        f"{kind}: no form of batch gives what plain transformers gives for a sequence alone "
+        f"({'; '.join(dict.fromkeys(problems))}); use another model"
     )
 
 
-def _raise_if_different(kind: str, result: SelfCheck) -> None:
-    if not (result.logps <= LOGPS and result.gradient <= GRADIENT):  # NaN fails too
-        raise UserError(
-            f"{kind} ({result.model}): packed, it does not compute what plain transformers does (log-probs differ by "
-            f"up to {result.logps:.2g} nats, the gradient of {result.parameter} by {result.gradient:.2g} of itself; "
-            f"float32 explains {LOGPS:g} and {GRADIENT:g}); {model_support.OUTSIDE}, so use another model"
-        )
+def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck | None]:
+    """What is wrong with a form; the result if nothing is."""
+    try:
+        difference = plain.compare(form)
+    except UserError as error:
+        return str(error), None
+    except Exception as error:
+        return _summary(error), None
+    if difference.logps <= LOGPS and difference.gradient <= GRADIENT:  # not NaN
+        return "", SelfCheck(*difference, digest="", form=form.name)
+    return (
+        f"{form.name}, log-probs differ by up to {difference.logps:.2g} nats and the gradient of "
+        f"{difference.parameter} by {difference.gradient:.2g} of itself"
+    ), None
 
 
 def _digest(facts: JSON, folder: Path) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
-    names = ("dropout", "layout", "logprobs", "packing", "model_support", "model_types")
+    names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "model_types")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
     relevant = {key: value for key, value in facts.items() if key not in IGNORED_KEYS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from enum import Enum
 from typing import Any
 
 import torch
@@ -32,21 +33,24 @@ class TooLargeError(Exception):
     """The copy has more than MAX_WEIGHTS weights."""
 
 
-def shrink(config: Any, narrow: bool, window: bool) -> Any:
-    """The configuration of a small copy.
+class Shrink(Enum):
+    """What a copy has less of; not every model supports every kind. The smallest copy comes first."""
 
-    Args:
-        config: transformers configuration of the model.
-        narrow: reduces the width too, not only the number of layers; not every model supports that.
-        window: shortens attention windows too, so that a short sequence is longer than they are.
-    """
+    HEADS = "layers, experts, intermediate widths, heads and hidden size"
+    WIDTHS = "layers, experts and intermediate widths"
+    LAYERS = "layers"
+
+
+def shrink(config: Any, kind: Shrink) -> Any:
+    """The configuration of a small copy, with attention windows that are shorter than its sequences."""
     small = copy.deepcopy(config)
     for part in [small.get_text_config(), *_others(small)]:
         _few_layers(part)
-    if narrow:
+    if kind is Shrink.HEADS:
+        _few_heads(small.get_text_config())
+    if kind is not Shrink.LAYERS:
         _narrow(small.get_text_config())
-    if window:
-        _short_windows(small.get_text_config())
+    _short_windows(small.get_text_config())
     _short_vocabulary(small)
     return small
 
@@ -79,8 +83,8 @@ def _few_layers(config: Any) -> None:
     config.num_hidden_layers = needed
 
 
-def _narrow(config: Any) -> None:
-    """Reduces the number of heads and experts and the width; the size of a head stays."""
+def _few_heads(config: Any) -> None:
+    """Reduces the number of heads and the hidden size; the size of a head stays."""
     heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if isinstance(heads, int) and isinstance(hidden, int):
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -94,6 +98,10 @@ def _narrow(config: Any) -> None:
             for name in ("word_embed_proj_dim", "embedding_size"):
                 if getattr(config, name, None) == hidden:
                     setattr(config, name, config.hidden_size)
+
+
+def _narrow(config: Any) -> None:
+    """Reduces intermediate widths and the number of experts."""
     for name, value in list(vars(config).items()):
         if WIDE.search(name) and type(value) is int and value > WIDTH:
             setattr(config, name, WIDTH)
@@ -134,13 +142,13 @@ def _smallest_factor(number: int) -> int:
     return next((n for n in range(2, number + 1) if number % n == 0), 1)
 
 
-def build(config: Any, trust_remote_code: bool, attention: str) -> Any:
+def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
     """Builds a model in float32 on the CPU; the same arguments give the same weights.
 
     Args:
         config: transformers configuration.
         trust_remote_code: whether the model's own code may run.
-        attention: name of the attention implementation.
+        attention: name of the attention implementation; None for the model's default.
 
     Raises:
         TooLargeError: it has more than MAX_WEIGHTS weights.

@@ -207,6 +207,9 @@ def test_the_gap_between_sampler_and_trainer() -> None:
     assert gap.log_weight.tolist() == [-0.5, 0.0]
     assert gap.kl[0].item() == pytest.approx((torch.e**0.5 - 1.5) + (torch.e**-1 - 0.0))
     assert gap.outside.tolist() == [1, 0]
+    weights = [torch.e**0.5, torch.e**-1]
+    assert gap.weight.tolist() == pytest.approx([sum(weights), TOKENS[1].sum().item()])
+    assert gap.weight_square.tolist() == pytest.approx([sum(w * w for w in weights), TOKENS[1].sum().item()])
     far = mismatch.gap(torch.zeros(1, 1), torch.full((1, 1), -100.0), torch.ones(1, 1, dtype=torch.bool))
     assert far.kl.isfinite().all()
 

@@ -1,11 +1,15 @@
-"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased and has less variance than a lone sample."""
+"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased and has less variance than a lone sample.
+
+The same gradient follows from samples of an older policy (rollout.lag), weighted by `mismatch`.
+"""
 
 from itertools import product
 
 import pytest
 import torch
 
-from rloo_pipeline.algorithm import advantages
+from rloo_pipeline.algorithm import advantages, mismatch
+from rloo_pipeline.algorithm.loss import Bounds, losses
 
 LOGITS = torch.tensor([0.2, -0.3, 0.5, -1.0]).double()
 VALUES = torch.tensor([1.0, 0.0, 3.0, 2.0]).double()
@@ -61,3 +65,30 @@ def test_maxrl_is_the_gradient_of_the_log_of_success_to_the_order_of_its_sibling
     chance = torch.where(outcomes == 1, p, 1 - p).prod(-1)
     estimate = (chance * (advantages.maxrl(outcomes) * (outcomes - p)).mean(-1)).sum()
     assert estimate.item() == pytest.approx(p * (1 - p) * sum((1 - p) ** k for k in range(samples - 1)))
+
+
+def gradient_on_older_samples(correction, low=None, high=None) -> torch.Tensor:
+    """−∇ of the clipped loss at π_old = PROBS, exactly: over all pairs of draws from an older policy."""
+    older = torch.tensor([0.0, 0.4, -0.3, -0.5]).double().log_softmax(0)
+    pairs = torch.tensor(list(product(range(4), repeat=2)))
+    logits = LOGITS.clone().requires_grad_()
+    arms = pairs.flatten().unsqueeze(-1)
+    old, sampling, mask = LOGITS.log_softmax(0)[arms], older[arms], torch.ones_like(arms, dtype=torch.bool)
+    weight, _ = mismatch.weights(old, sampling, mask, correction, low, high)
+    worth = advantages.rloo(VALUES[pairs]).flatten()
+    loss = losses(logits.log_softmax(0)[arms], old, worth, mask, "sequence", "ppo", Bounds(0.2, 0.2)).loss * weight
+    chance = older[pairs].sum(-1).exp().repeat_interleave(2).unsqueeze(-1)
+    (chance * loss / 2).sum().backward()
+    return -logits.grad
+
+
+def test_on_samples_of_an_older_policy_weights_give_the_gradient_of_the_one_before_the_update() -> None:
+    """Decoupled: the weights π_old / π_sampler are far outside of the clip range around π_old, which does not act."""
+    assert gradient_on_older_samples("sequence_tis") == pytest.approx(EXACT)
+    assert gradient_on_older_samples("token_mis", 0.01, 100.0) == pytest.approx(EXACT)
+
+
+def test_without_weights_or_with_some_of_them_cut_it_is_another_gradient() -> None:
+    """It shows that the test above can fail."""
+    for cut in (("none",), ("sequence_tis", None, 1.2), ("token_mis", 0.5, 2.0)):
+        assert gradient_on_older_samples(*cut) != pytest.approx(EXACT, rel=0.05)

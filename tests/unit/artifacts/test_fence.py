@@ -32,15 +32,15 @@ def fill(folder: Path, name: str) -> None:
 
 def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
     turns("later")
-    files.write_json(tmp_path / "metrics.json", "later")
+    files.write_json(tmp_path / "metrics.json", {"is": "later"})
     for end in ("at work", "done"):
         if end == "done":
             fence.release(done=True)
         turns("older")
         with pytest.raises(UserError, match="policies/00001: the same stage was started again"):
-            files.write_json(tmp_path / "metrics.json", "older")
+            files.write_json(tmp_path / "metrics.json", {"is": "older"})
         turns("later")
-    assert files.read_json(tmp_path / "metrics.json") == "later"
+    assert files.read_json(tmp_path / "metrics.json") == {"is": "later"}
 
 
 @pytest.mark.parametrize("first", ["older", "later"])

@@ -40,18 +40,18 @@ def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
     def overtaken() -> None:
         with files.atomic_write(path) as first:
             first.write_text("first")
-            files.write_json(path, "second")
+            files.write_json(path, {"is": "second"})
 
     with pytest.raises(FileNotFoundError):
         overtaken()
-    assert files.read_json(path) == "second"
+    assert files.read_artifact(path) == {"is": "second"}
     assert [file.name for file in tmp_path.iterdir()] == ["table"]
 
 
 def test_a_manifest_detects_every_change(tmp_path) -> None:
     (tmp_path / "a").write_text("content")
     files.write_manifest(tmp_path, round=3)
-    assert files.verify_manifest(tmp_path) == {"round": 3}
+    assert files.verify_manifest(tmp_path).about == {"round": 3}
     for name, text, word in (
         ("a", "conten", "truncated"),
         ("a", "CONTENT", "blake3"),

@@ -3,6 +3,7 @@
 import pytest
 from helpers import mini
 
+from rloo_pipeline.config import STAGES
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
@@ -76,6 +77,17 @@ REFUSED = {
     "a temperature that vLLM raises": ({}, {"rollout": {"temperature": 0.005}}, ["rollout.temperature", "0.01 to 2"]),
     "a temperature that vLLM refuses": ({}, {"rollout": {"temperature": 2.5}}, ["rollout.temperature", "0.01 to 2"]),
     "the same in evaluations": ({}, {"evaluation": {"temperature": 0.005}}, ["evaluation.temperature", "0.01 to 2"]),
+    "a lag that nothing corrects": (
+        {"mismatch": {"correction": "none"}},
+        {"rollout": {"lag": 1}},
+        ["rollout.lag: 1", "correction: none", "leave mismatch.correction out"],
+    ),
+    "a lag without a ratio": (
+        {"clip": "none", "old_logps": "sampler"},
+        {"rollout": {"lag": 2}},
+        ["rollout.lag: 2", "clip: none", "old_logps: trainer"],
+    ),
+    "a lag of a cut distribution": ({}, {"rollout": {"lag": 1, "top_k": 5}}, ["rollout.lag: 1", "rollout.top_k"]),
     "a preset that is none": ({"preset": "grp"}, {}, ["grpo"]),
     "shards over the sampled prompts": ({}, {"rollout": {"oversample": 1.5, "shards": 25}}, ["25", "24 prompts"]),
 }
@@ -89,6 +101,35 @@ def test_contradictory_keys_are_refused(name) -> None:
     message = str(caught.value)
     assert all(part in message for part in ["test.yaml", *parts]), message
     assert "\n" not in message
+
+
+LAGGING = {
+    "completions": ({}, ("sequence_tis", None, 2)),
+    "tokens": (TOKEN, ("token_mis", 0.5, 5)),
+    "tokens of a preset": ({"preset": "grpo"}, ("token_mis", 0.5, 5)),
+    "a threshold of its own": ({"preset": "dapo", "mismatch": {"max": 3}}, ("token_mis", 0.5, 3)),
+    "no ratio": ({"preset": "paper"}, ("sequence_tis", None, 2)),
+    "its own": ({"mismatch": {"correction": "sequence_mis"}}, ("sequence_mis", None, 2)),
+    "the ratio to the sampler": ({"old_logps": "sampler"}, ("none", None, 2)),
+}
+
+
+@pytest.mark.parametrize("name", LAGGING)
+def test_with_a_lag_there_is_a_correction_that_suits_the_actions(name) -> None:
+    algorithm, expected = LAGGING[name]
+    config = validate(mini(algorithm=algorithm, rollout={"lag": 1}), "test.yaml")
+    mismatch = config.algorithm.mismatch
+    assert (mismatch.correction, mismatch.min, mismatch.max) == expected
+    again = validate(config.model_dump(mode="json"), "config.yaml")
+    assert again == config, "as the run's own config.yaml"
+
+
+def test_a_lag_decides_the_policy_and_nothing_else() -> None:
+    config = validate(mini(rollout={"lag": 2}, algorithm={"old_logps": "sampler"}), "test.yaml")
+    assert [config.rollout.policy_of(number) for number in range(1, 7)] == [0, 0, 0, 1, 2, 3]
+    plain = validate(mini(algorithm={"old_logps": "sampler"}), "test.yaml")
+    assert [plain.rollout.policy_of(number) for number in range(1, 4)] == [0, 1, 2]
+    assert all(config.params(stage) == plain.params(stage) for stage in STAGES)
 
 
 def test_consistent_keys_are_accepted() -> None:

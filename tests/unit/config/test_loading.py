@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import MINI, mini
 
-from rloo_pipeline.config.loading import ConfigArguments, load, refuse_bad_files, validate
+from rloo_pipeline.config.loading import ConfigArguments, load, refuse_bad_files, sealed, validate
 from rloo_pipeline.errors import UserError
 
 TEXT = MINI.read_text()
@@ -86,10 +86,37 @@ def test_duplicate_keys_are_found_in_files_that_snakemake_reads(tmp_path) -> Non
 def test_changes_are_merged_as_snakemake_does() -> None:
     arguments = ConfigArguments(MINI, ["rounds=5", "rollout={shards: 4}", "data_dir=my data"])
     assert arguments.config == validate(mini(rounds=5, rollout={"shards": 4}, data_dir="my data"), "test")
-    assert (
-        arguments.snakemake_arguments
-        == f"--configfile {MINI} --config rounds=5 'rollout={{shards: 4}}' 'data_dir=my data'"
-    )
+    assert arguments.run_command == f"rloo run {MINI} --config rounds=5 'rollout={{shards: 4}}' 'data_dir=my data'"
+    assert ConfigArguments(Path("config/config.yaml")).run_command == "rloo run"
     assert ConfigArguments(MINI).config == validate(yaml.safe_load(TEXT), "test")
     with pytest.raises(UserError, match="--config rounds: write it as KEY=VALUE"):
         load(MINI, ["rounds"])
+
+
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [("my run", "my-run"), ("Größe 1", "Groesse-1"), ("été", "ete"), ("-x", "x"), ("a/b", "a-b"), ("日本", "my-run")],
+)
+def test_a_run_name_that_is_refused_comes_with_a_valid_one(name, proposed) -> None:
+    with pytest.raises(UserError, match=f"'{name}' cannot be the name of a run, .* such as '{proposed}'$"):
+        validate(mini(run=name), "test")
+    assert validate(mini(run=proposed), "test").run == proposed
+
+
+def test_a_damaged_configuration_of_a_run_is_refused(tmp_path) -> None:
+    """Every byte counts, so that no stage runs with another number."""
+    file = tmp_path / "config.yaml"
+    whole = sealed(TEXT)
+    file.write_text(whole)
+    assert load(file) == load(MINI)
+    place = whole.index("rounds: 2") + len("rounds: ")
+    first = whole.index("\n") + 1
+    for damaged in (whole[:place] + "6" + whole[place + 1 :], whole[: len(whole) // 2], whole[:first], whole + "\n"):
+        file.write_text(damaged)
+        with pytest.raises(UserError, match=r"config.yaml was changed .*; delete it and run again"):
+            load(file)
+    file.write_text("")
+    with pytest.raises(UserError, match="must be a mapping"):
+        load(file)
+    file.write_text(whole[first:].replace("rounds: 2", "rounds: 6"))
+    assert load(file).rounds == 6, "without the line it is the user's own file"

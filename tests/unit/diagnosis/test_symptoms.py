@@ -61,6 +61,7 @@ LOW = [0.2, 0.07, 0.05, 0.04]
 STILL = [0.0, *[1e-4, -1e-5] * 5, 1e-4]
 MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std"
 GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "sampling/outside_band"
+STALE, ESS = "sampling/staleness", "sampling/token_effective_sample_size"
 MONITOR = "rewards/worked/mean"
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
@@ -89,10 +90,20 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
         ({MEAN: [1.5] * ROUNDS}, {MEAN: [4.0] * ROUNDS}),
     ],
     "cold_start": [({ZERO: [1.0] * ROUNDS}, {ZERO: [1.0, 1.0, 0.85] + [1.0] * 9, "reward_std": [0.0] * ROUNDS})],
+    "stale_rollouts": [
+        ({STALE: [2.0], ESS: [0.4], APART: [0.4]}, {STALE: [2.0], ESS: [0.6], APART: [0.4]}),
+        ({STALE: [1.0], ESS: [0.4]}, {STALE: [0.0], ESS: [0.4]}),
+    ],
     "sampler_mismatch": [
         ({GAP: [0.15]}, {GAP: [0.08]}),
         ({APART: [0.02]}, {APART: [0.005]}),
         ({OUTSIDE: [0.03]}, {OUTSIDE: [0.01]}),
+    ],
+    "expert_collapse": [
+        (
+            {"experts/entropy": [0.9, 0.8, 0.6, 0.3], "experts/largest_share": [0.7] * ROUNDS},
+            {"experts/entropy": [0.9, 0.8, 0.6, 0.5], "experts/largest_share": [0.7] * ROUNDS},
+        )
     ],
     "no_movement": [
         ({"kl": STILL}, {"kl": [*STILL[:-5], 3e-4, 4e-4, 5e-4, 6e-4, 7e-4]}),

@@ -108,9 +108,9 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
 
 
-def printed_for(config: Config, gpu: str | None) -> str:
+def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:
     console = Terminal(width=160, file=io.StringIO())
-    plan_run(config, gpu, console)
+    plan_run(config, gpu, wait, console)
     return console.file.getvalue()
 
 
@@ -140,11 +140,11 @@ def test_an_unknown_model_is_one_line() -> None:
 
 
 def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
-    window = {**QWEN3_4B, "model_type": "mistral", "sliding_window": 512}
-    (tmp_path / "config.json").write_text(json.dumps(window))
+    dynamic = {**QWEN3_4B, "max_position_embeddings": 512, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    (tmp_path / "config.json").write_text(json.dumps(dynamic))
     config = gsm8k(**{"model.name_or_path": str(tmp_path), "model.revision": None})
-    with pytest.raises(UserError, match="mistral has sliding_window: 512, and the longest prompt and completion"):
-        plan_run(config, None, Terminal(file=io.StringIO()))
+    with pytest.raises(UserError, match=r"has a rotary embedding.*that changes beyond 512 tokens"):
+        plan_run(config, None, console=Terminal(file=io.StringIO()))
 
 
 def test_float16_holds_all_logits_at_once(qwen) -> None:

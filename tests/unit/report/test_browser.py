@@ -45,7 +45,16 @@ const choose = (list, kind, word) => {
 const wait = setInterval(() => {
   if (drawn() < document.querySelectorAll(".plot").length) return;
   clearInterval(wait);
+  const tall = document.documentElement.scrollHeight;
+  const open = [...document.querySelectorAll("details:not([open])")];
+  for (const one of open) one.open = true;
+  const cards = [...document.querySelectorAll(".wide")].filter((card) => card.querySelector("table"));
+  const cut = cards.filter((card) => card.scrollWidth > card.clientWidth + 1).length;
+  for (const one of open) one.open = false;
+  scrollTo(0, document.body.scrollHeight / 2);
+  const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
+    tall, tables: cards.length, cut, nav,
     plots: drawn(),
     all: look("cases"), wrong: choose("cases", "wrong", ""), word: choose("cases", "", "14+<b>14</b>"),
     none: choose("cases", "", "no such word"),
@@ -92,6 +101,10 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert (result["errors"], result["requests"]) == ([], [])
     assert result["plots"] == page.count('class="plot"') >= 14
     assert result["wide"] <= 0, "nothing sticks out sideways"
+    assert result["tables"] >= 6
+    assert result["cut"] == 0, "no table loses a column"
+    assert result["tall"] < 8000, "rollouts are folded"
+    assert result["nav"] == 0, "the navigation stays"
     assert (len(result["all"]["shown"]), result["all"]["count"]) == (20, "20 of 20")
     wrong = result["wrong"]["shown"]
     assert 0 < len(wrong) < 20

@@ -76,7 +76,8 @@ def test_the_page_shows_algorithm_and_gain_of_each_run(folders, tmp_path) -> Non
 def test_final_policies_are_compared_with_the_first_one_prompt_by_prompt(folders, tmp_path) -> None:
     _, content = page_of(folders, tmp_path)
     runs = [finished.read(folder) for folder in folders]
-    columns = [tables.read(f / "evaluation/final/completions.parquet", "completions")["answer"] for f in folders]
+    files = [folder / "evaluation" / "final" / "completions.parquet" for folder in folders]
+    columns = [tables.read(file, "completions")["scores/answer"] for file in files]
     shares = [np.array(column.to_pylist()).reshape(PROMPTS, SAMPLES).mean(axis=1) for column in columns]
     second, third = (gain(shares[0], after, 200, derive(3, "comparison"), SAMPLES) for after in shares[1:])
     assert all((run.accuracy == share).all() for run, share in zip(runs, shares, strict=True))
@@ -176,7 +177,8 @@ def test_differences_between_runs_are_named_at_the_top(pair, tmp_path, change, e
 def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> None:
     file = pair[1] / "evaluation" / "final" / "completions.parquet"
     table = tables.read(file, "completions")
-    tables.write(file, table.slice(SAMPLES), table.schema, "completions")
+    facts = {key: tables.footer(table)[key] for key in ("policy", "evaluated")}
+    tables.write(file, table.slice(SAMPLES), table.schema, "completions", **facts)
     page, content = page_of(pair, tmp_path)
     assert content["runs"][1]["difference"] == {
         "value": None,
@@ -265,7 +267,7 @@ def more_rounds(folder: Path) -> None:
         (more_rounds, ["demo-grpo/summary.json: rounds: 40 here, 45 in config.yaml", "snakemake"]),
         (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
         (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),
-        (remove("prompts/train/data.arrow"), ["prompts/train: no prompts"]),
+        (remove("prompts/train/data.arrow"), ["prompts/train/data.arrow is missing"]),
     ],
 )
 def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, expected) -> None:

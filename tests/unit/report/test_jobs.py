@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline.report.jobs import costs, jobs_of, spent
+from rloo_pipeline.report.jobs import costs, jobs_of, side_seconds, spent
 
 
 def write(run: Path, place: str, began: int, seconds: float, before: str = "", cost: str = "") -> None:
@@ -36,3 +36,16 @@ def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
     assert (rollout.stage, rollout.jobs, rollout.seconds, rollout.cpu_hours) == ("rollout", 2, 200.0, 0.15)
     assert rollout.gpu_hours == pytest.approx(400 / 3600)
     assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 2048.5, 0.0)
+
+
+def test_rollouts_beside_an_update_are_counted_and_give_the_sides_of_a_round(tmp_path: Path) -> None:
+    """Rollouts from 0 to 60 and 60 to 120, 10 seconds of scoring after each, updates 70 to 100, 130 to 160."""
+    for number, began in ((1, 0), (2, 60)):
+        write(tmp_path, f"rollout/{number:05d}-000", began, 60)
+        write(tmp_path, f"score/{number:05d}-000", began + 60, 10)
+    assert side_seconds(jobs_of(tmp_path, rounds=2)) is None
+    write(tmp_path, "update/00001", 70, 30)
+    write(tmp_path, "update/00002", 130, 30)
+    jobs = jobs_of(tmp_path, rounds=2)
+    assert spent(jobs).overlapping == 30
+    assert side_seconds(jobs) == (70, 30)

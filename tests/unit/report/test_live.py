@@ -42,8 +42,21 @@ def write_log(run: Path, name: str, text: str, time: float = STARTED) -> None:
 
 def shown(run: Path, stopped: int | None = None) -> str:
     console = Terminal(width=150, file=io.StringIO())
-    console.print(frame(run_files.read(run), stopped))
+    files = run_files.read(run)
+    console.print(frame(files, progress_of(files, STARTED + 310), stopped))
     return console.file.getvalue()
+
+
+def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 2)
+    working = {"update/00003.log": "update", "rollout/00004-000.log": "rollout"}
+    for name in working:
+        write_log(run, name, "2026-01-01 00:00:00,000 INFO rloo: at work")
+    assert [job.job.stage for job in progress_of(run_files.read(run)).working] == ["update"]
+    (run / "config.yaml").write_text(
+        yaml.safe_dump(Config(**mini(rounds=8, rollout={"lag": 1})).model_dump(mode="json"))
+    )
+    assert {job.job.stage for job in progress_of(run_files.read(run)).working} == set(working.values())
 
 
 @pytest.mark.parametrize(
@@ -65,9 +78,13 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
     folder = run / "rounds" / "00004"
     (folder / "rollouts").mkdir(parents=True)
     (folder / "rollouts" / "000.parquet").touch()
-    write_log(run, "rollout/00004-001.log", "x\n2026-01-01 INFO rloo: sampling: 3 of 9, about 4 s left\n")
-    write_log(run, "score/00004-000.log", "2026-01-01 ERROR rloo: rloo score: error: it raised\n")
-    write_log(run, "evaluate/warmstart.log", "2026-01-01 INFO rloo.time: took 4.0 s, 3.00 s of CPU, 90 MB at most\n")
+    write_log(run, "rollout/00004-001.log", "x\n2026-01-01 10:00:00,1 INFO rloo: sampling: 3 of 9, about 4 s left\n")
+    write_log(run, "score/00004-000.log", "2026-01-01 10:00:00,1 ERROR rloo: rloo score: error: it raised\n")
+    write_log(
+        run,
+        "evaluate/warmstart.log",
+        "2026-01-01 10:00:00,1 INFO rloo.time: took 4.0 s, 3.00 s of CPU, 90 MB at most\n",
+    )
     progress = progress_of(run_files.read(run), now=STARTED + 10)
     by_name = {stage.name: stage[1:] for stage in progress.stages}
     assert by_name["rollout"] == (7, 1, 16)
@@ -84,11 +101,45 @@ def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     run = write_run(tmp_path / "run", 3)
     output = shown(run)
     assert "round 3 of 8" in output
-    assert "0:01:40 per round, about 0:08:20 left" in output
+    assert "0:01:40 per round, about 0:08:10 left" in output, "10 s of the round have passed"
     assert "0.125 → 0.375" in output
     assert "KL explosion: KL 0.6 nats per token" in output
     assert "ended by a gate after round 3" in shown(run, stopped=3)
     assert "ended by a gate" not in shown(run, stopped=2), "the run went on"
+
+
+def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path) -> None:
+    run = run_files.read(write_run(tmp_path / "run", 3))
+    left = [progress_of(run, STARTED + 3 * PACE + passed).seconds_left for passed in (0, 40, 99, 5000)]
+    assert left == [500, 460, 401, 400]
+    first = write_run(tmp_path / "first", 1)
+    assert progress_of(run_files.read(first)).seconds_left is None
+    (first / "policies" / "00000").mkdir(parents=True)
+    os.utime(first / "policies" / "00000", (STARTED + 20, STARTED + 20))
+    assert progress_of(run_files.read(first), STARTED + PACE).seconds_left == 7 * 80, (
+        "the first round began with policy 0"
+    )
+
+
+def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 3)
+    assert "held-out accuracy" not in shown(run)
+    for number, accuracy in ((1, 0.25), (2, 0.5), (4, 0.75)):
+        file = run / "rounds" / f"{number:05d}" / "held_out.json"
+        write_json(file, {"policy": number - 1, "accuracy": accuracy})
+    evaluation = {"accuracy": 0.125, "evaluated": "warmstart", "policy": "p"}
+    write_json(run / "evaluation" / "warmstart" / "summary.json", evaluation)
+    [line] = [line for line in shown(run).splitlines() if line.startswith("held-out accuracy")]
+    assert line.split() == ["held-out", "accuracy", "▁▅", "█", "12.5%", "→", "75.0%"]
+
+
+def test_what_an_engine_prints_is_no_action_of_the_stage(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 3)
+    engine = "(EngineCore pid=7) INFO 11-23 [rloo_model.py:9] rloo: compiling\n" * 90
+    write_log(run, "rollout/00004-000.log", engine)
+    write_log(run, "rollout/00004-001.log", f"2026-01-01 10:00:00,1 INFO rloo: sampling: 3 of 9\n{engine}")
+    working = progress_of(run_files.read(run), now=STARTED + 10).working
+    assert [job.last_line for job in working] == ["", "sampling: 3 of 9"]
 
 
 def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
@@ -101,7 +152,7 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
         row = {**keys, "prompt_ids": [1], "completion_ids": [2], "completion": text, "sampling_logps": [-1.0]}
         row |= {"finish_reason": "stop", "seed": 0}
         tables.write(folder / "rollouts" / "000.parquet", [row], tables.ROLLOUTS, "rollouts")
-        score = {**keys, "answer": 1.0, "reward": 0.25, "seconds": 0.0, "error": None}
+        score = {**keys, "scores/answer": 1.0, "reward": 0.25, "seconds": 0.0, "error": None}
         tables.write(folder / "scores" / "000.parquet", [score], tables.scores_schema(["answer"]), "scores")
     output = shown(run)
     assert "a completion of round 2, reward 0.25" in output

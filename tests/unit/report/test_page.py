@@ -2,11 +2,23 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from made_up import CHECKED, NASTY, ROUNDS, SAMPLES, Reader, configuration, make_run, metrics_of, write_completions
+from made_up import (
+    CHECKED,
+    NASTY,
+    ROUNDS,
+    SAMPLES,
+    Reader,
+    configuration,
+    finish_run,
+    make_run,
+    metrics_of,
+    write_completions,
+)
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -19,6 +31,7 @@ from rloo_pipeline.report.frame import chance, duration, figure_of, plain, point
 from rloo_pipeline.report.page import check_figures, parts_of_gain, render, verdict
 from rloo_pipeline.report.summary import summarize
 from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
+from rloo_pipeline.stages.report_so_far import report_so_far
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +123,11 @@ def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -
     for name in ("warmstart", "final"):
         for file, samples in (("completions", SAMPLES), ("greedy", 1)):
             path = run / "evaluation" / name / f"{file}.parquet"
-            table = tables.read(path, "completions")
-            for column, value in (("answer", 0.0), ("worked", 0.5)):
+            table = tables.read(path, path.stem)
+            for column, value in (("scores/answer", 0.0), ("scores/worked", 0.5)):
                 place = table.schema.get_field_index(column)
                 table = table.set_column(place, table.schema.field(column), [[value] * len(table)])
-            tables.write(path, table, table.schema, "completions", evaluated=name)
+            tables.write(path, table, table.schema, path.stem, policy=name * 8, evaluated=name)
             evaluation = summarize_evaluation(config, table, samples)
             assert evaluation["rewards"]["worked"] == {"value": 0.5, "ci95": None}
             assert (evaluation["accuracy"], evaluation["ci95"][0], round(evaluation["ci95"][1], 3)) == (0.0, 0.0, 0.06)
@@ -177,9 +190,17 @@ def test_evaluations_of_different_prompts_are_not_compared(tmp_path: Path, confi
     summary = summarize(config, run)
     file = run / "evaluation" / "final" / "completions.parquet"
     table = tables.read(file, "completions")
-    tables.write(file, table.slice(SAMPLES), table.schema, "completions")
+    tables.write(file, table.slice(SAMPLES), table.schema, "completions", policy="final" * 8, evaluated="final")
     with pytest.raises(UserError, match="final"):
         render(config, run, summary)
+
+
+def test_a_distance_from_another_policy_0_is_refused(tmp_path: Path, config: Config) -> None:
+    run = make_run(tmp_path / "run", config)
+    file = run / "evaluation" / "final" / "distance.json"
+    write_json(file, read_json(file) | {"reference": "of another run"})
+    with pytest.raises(UserError, match=r"distance\.json: its reference is of another run, and warmstart"):
+        summarize(config, run)
 
 
 def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> None:
@@ -242,7 +263,7 @@ def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> No
     for name, value in (("warmstart", 0.125), ("final", 0.625)):
         results = {"gsm8k": {"alias": "gsm8k", "exact_match,strict": value, "exact_match_stderr,strict": 0.03125}}
         counts = {"n-shot": {"gsm8k": 5}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}}}
-        harness_json = {"policy": "p", "lm_eval": "0.4.13", "results": results, **counts}
+        harness_json = {"policy": name * 8, "lm_eval": "0.4.13", "results": results, **counts}
         write_json(run / "evaluation" / name / "harness.json", harness_json)
     text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
     assert "by lm-eval 0.4.13" in text
@@ -259,6 +280,43 @@ def test_mixed_groups_stand_in_the_order_of_their_size() -> None:
     assert (drawn["x"], drawn["y"]) == (["2", "4", "8", "16", "32", "64"], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
 
 
+def test_a_run_in_flight_has_the_same_page_with_what_is_there(tmp_path: Path, config: Config) -> None:
+    run = make_run(tmp_path / "run", config)
+    shutil.rmtree(run / "evaluation" / "final")
+    shutil.rmtree(run / "rounds" / f"{ROUNDS:05d}")
+    (run / "rounds" / f"{ROUNDS:05d}").mkdir()
+    for number in range(1, ROUNDS + 1):
+        summary = {"policy": number - 1, "accuracy": number / 50, "ci95": [0.0, number / 40], "prompts": 76}
+        write_json(run / "rounds" / f"{number:05d}" / "held_out.json", summary)
+    output = run / "pages" / "00039.json"
+    report_so_far(config, run, output)
+    assert read_json(output) == {"round": ROUNDS - 1}
+    page = (run / "report.html").read_text()
+    text = " ".join(Reader(page).text.split())
+    assert "39 of 40 rounds are done. 80.0% of the answers of policy 39 to the first 76 held-out problems" in text
+    assert "it was 2.0% for policy 0" in text
+    assert all(part in text for part in ("Held-out accuracy", "Samples that teach little", "Round 20", "When each job"))
+    assert "Held-out completions, side by side" not in text
+    figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+    band, sampled, greedy, each_round = figures["plot-1"]["data"]
+    assert each_round["y"] == [number / 50 for number in range(1, ROUNDS + 1)]
+    assert [value for value in sampled["y"] if value is not None] == sampled["y"][:1], "only the warm start"
+    assert len(greedy["y"]) == ROUNDS
+    assert max(value for value in band["y"] if value is not None) == 1.0
+
+
+def test_a_page_of_a_run_in_flight_replaces_no_last_page_and_ends_no_run(tmp_path: Path, config: Config) -> None:
+    run = finish_run(tmp_path / "run", configuration())
+    (run / "report.html").write_text("the last page")
+    report_so_far(config, run, run / "pages" / "00001.json")
+    assert (run / "report.html").read_text() == "the last page"
+    (run / "summary.json").unlink()
+    (run / "warmstart" / "checks.json").write_text("{")
+    report_so_far(config, run, run / "pages" / "00002.json")
+    assert (run / "report.html").read_text() == "the last page"
+    assert (run / "pages" / "00002.json").exists()
+
+
 def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page: str) -> None:
     assert "No symptom" in Reader(page).text
     config = configuration(rounds=6).only("report")
@@ -272,3 +330,22 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     symptoms = diagnose([metrics_of(n) | alike for n in range(1, 7)], config.gates, monitors=["worked"])
     assert symptoms
     assert all(symptom.title in text and symptom.cure in text for symptom in symptoms)
+
+
+def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp_path) -> None:
+    source = {"path": "rows.jsonl"}
+    evaluation = {"num_generations": 2, "bootstrap_samples": 200, "every": 20}
+    dataset = {"train": source, "dev": source, "eval": source}
+    config = configuration(dataset=dataset, evaluation=evaluation, select={})
+    run = make_run(tmp_path / "run", config)
+    final = read_json(run / "evaluation" / "final" / "summary.json")
+    best = {"run": ".", "seed": config.seed, "round": 20, "value": 0.7125, "policy": final["policy"]}
+    write_json(run / "selection.json", {"chosen": [best]})
+    write_json(run / "test" / str(config.seed) / "summary.json", final | {"evaluated": "test"})
+    only = config.only("report")
+    text = " ".join(Reader(render(only, run, summarize(only, run))).text.split())
+    assert "Of 2 policies, that of round 20 has the best pass@1 on dataset.dev: 71.2%" in text
+    assert f"It alone was evaluated on dataset.eval: {final['accuracy']:.1%} of its answers" in text
+    write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})
+    with pytest.raises(UserError, match="its policy is"):
+        summarize(only, run)

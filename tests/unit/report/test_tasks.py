@@ -8,6 +8,7 @@ from helpers import mini
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import write_json, write_manifest
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.tasks import Cell, of_run
@@ -26,16 +27,19 @@ def run(tmp_path) -> Path:
     file = str(tmp_path / "prompts" / "eval" / "data.arrow")
     with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
+    write_manifest(tmp_path / "prompts")
     for name, scores in (("warmstart", BEFORE), ("final", AFTER)):
         rows = []
         for place in range(6):
             row = {"prompt_id": f"p{place // 2}", "sample": place % 2, "prompt_ids": [1], "completion_ids": [2]}
             row |= {"completion": "x", "sampling_logps": [0.0], "finish_reason": "stop", "seed": 0}
-            values = {function: column[place] for function, column in scores.items()}
+            values = {tables.score_column(function): column[place] for function, column in scores.items()}
             scored = [value for value in values.values() if value is not None]
             rows.append(row | values | {"reward": sum(scored) if scored else None, "seconds": 0.0, "error": None})
+        about = {"policy": name, "evaluated": name}
+        write_json(tmp_path / "evaluation" / name / "summary.json", about)
         file = tmp_path / "evaluation" / name / "completions.parquet"
-        tables.write(file, rows, tables.completions_schema(["math", "code"]), "completions")
+        tables.write(file, rows, tables.completions_schema(["math", "code"]), "completions", **about)
     return tmp_path
 
 

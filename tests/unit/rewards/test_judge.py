@@ -1,6 +1,11 @@
 """judge_reward against a local server that implements OpenAI's API."""
 
 import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -8,6 +13,7 @@ from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.judge import judge_reward
+from rloo_pipeline.rewards.remote import remote_reward
 from rloo_pipeline.scoring import reward_call
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
@@ -131,3 +137,59 @@ def test_a_reply_without_a_choice_has_no_score() -> None:
 def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ask("http://127.0.0.1:9", ["7"], **options)
+
+
+DEEP = b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+
+def test_json_that_is_nested_too_deeply_is_an_error() -> None:
+    with serving(lambda r, n: (200, DEEP)) as server:
+        with pytest.raises(UserError, match="did not answer with a chat completion"):
+            ask(server.address, ["7"])
+        with pytest.raises(UserError, match="did not answer with JSON"):
+            asyncio.run(remote_reward(["p"], ["7"], server.address, attempts=1))
+
+
+@contextmanager
+def answering(answer: bytes, drip: bytes = b"") -> Iterator[str]:
+    """A server that sends the same bytes to everybody, then `drip` again and again; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):  # the test has ended
+                while True:
+                    threading.Thread(target=talk, args=[listener.accept()[0]], daemon=True).start()
+
+        def talk(connection: socket.socket) -> None:
+            with connection, suppress(OSError):  # the client has had enough
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                while drip:
+                    connection.sendall(drip)
+                    time.sleep(0.02)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_a_server_that_drips_ends_at_the_timeout(answer: bytes) -> None:
+    began = time.monotonic()
+    with answering(answer, b" ") as address, pytest.raises(UserError, match=r"failed 1 times.*within 0\.5 s"):
+        ask(address, ["7"], timeout=0.5)
+    assert time.monotonic() - began < 300, "and not when the answer would end"
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_completions_are_sent_to_no_other_host(status: int) -> None:
+    with serving(saying("Score: 10")) as other:
+        redirect = (
+            f"HTTP/1.1 {status} Moved\r\nLocation: {other.address}/v1/chat/completions\r\nContent-Length: 0\r\n\r\n"
+        )
+        with answering(redirect.encode()) as address:
+            with pytest.raises(UserError, match=f"refused with status {status}"):
+                ask(address, ["secret"])
+            with pytest.raises(UserError, match=f"refused with status {status}"):
+                asyncio.run(remote_reward(["p"], ["secret"], address, attempts=1))
+        assert other.requests == []

@@ -82,7 +82,9 @@ def driver(folder: Path, says: str) -> dict[str, str]:
 def test_a_stage_whose_reward_function_has_the_gpus_counts_them(statement, driver_output, gpus, gpu, tmp_path) -> None:
     log = tmp_path / "run" / "logs" / "score" / "00001-000-judge.log"
     code = STAGE.format(log=str(log), statement=statement)
-    subprocess.run([sys.executable, "-c", code], env=driver(tmp_path / "bin", driver_output), check=True)
+    environment = driver(tmp_path / "bin", driver_output)
+    outcome = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+    assert outcome.stdout + outcome.stderr == b"", "the log is enough"
     [job] = jobs_of(tmp_path / "run", 1)
     assert (job.stage, job.gpus, job.gpu) == ("score", gpus, gpu)
 

@@ -47,3 +47,19 @@ def test_a_stage_uses_the_folder_of_its_snakemake(folder) -> None:
     process, own = start(f"import subprocess; subprocess.run([sys.executable, '-c', {USE + SHOW!r}])")
     assert process.stdout.read().strip() == str(own)
     assert process.wait() == 0
+
+
+def test_a_claimed_folder_is_removed_after_a_kill_and_tmpdir_stays_as_it_was(folder) -> None:
+    """Jobs that Snakemake submits get its environment, and other machines do not have the folder."""
+    own = folder / "snakemakeown"
+    own.mkdir()
+    code = f"import pathlib; scratch.claim(pathlib.Path({str(own)!r})); {SHOW}time.sleep(600)"
+    command = [sys.executable, "-c", USE.replace("scratch.use(); ", code)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert Path(process.stdout.readline().strip()) == folder
+    assert start("")[0].wait() == 0
+    assert own.exists()
+    process.kill()
+    process.wait()
+    assert start("")[0].wait() == 0
+    assert not own.exists()

@@ -1,12 +1,15 @@
 """Programs cannot exceed their limits of time, memory, processes, output and files."""
 
+import errno
+import os
 import time
 
 import pytest
 from helpers import until
 from programs import IMAGE, LIMITS, alive
 
-from rloo_pipeline.sandbox.command_line import OWN_PROCESSES
+from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.sandbox.command_line import FILES_PER_MB, OWN_PROCESSES
 
 
 def test_a_fork_bomb_stops_at_the_limit_and_is_killed(run_confined, confinement):
@@ -106,3 +109,53 @@ for n in range(20):
     ).split()
     assert output[:2] == ["written", "refused"]
     assert IMAGE or output[2:].count("written") <= 1
+
+
+@pytest.mark.parametrize(
+    "make", ["open(str(n), 'w').close()", "os.mkdir(str(n))", "os.symlink('x', str(n))", "os.link('0', str(n))"]
+)
+def test_the_number_of_files_is_limited(run_confined, confinement, make):
+    """Empty ones, which a limit of size does not count; 400,000 took 576 MB of the kernel's memory."""
+    if not confinement.counted:
+        pytest.skip(f"{confinement.kind} cannot limit the number of files here")
+    program = f"""
+import os
+open("0", "w").close()
+n = 1
+try:
+    while n < 5000:
+        {make}
+        n += 1
+except OSError as error:
+    print(n, error.errno)
+"""
+    count, number = map(int, run_confined(program).split())
+    assert LIMITS.file_mb * FILES_PER_MB - 10 < count <= LIMITS.file_mb * FILES_PER_MB
+    assert number == errno.ENOSPC
+
+
+def test_where_tmp_cannot_be_remounted_the_sandbox_works_without_that_limit(confinement, tmp_path, monkeypatch):
+    """The bwrap on PATH is one that does not give the capability for it."""
+    if confinement.kind != "bubblewrap":
+        pytest.skip("the limit is bubblewrap's")
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text(f'#!/bin/bash\nexec {confinement.command} "${{@/CAP_SYS_ADMIN/CAP_SETUID}}"\n')
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    sandbox.find.cache_clear()
+    try:
+        assert sandbox.find() == confinement._replace(command=str(bwrap), counted=False)
+    finally:
+        sandbox.find.cache_clear()
+
+
+CAPABILITIES = """
+import ctypes, struct
+libc, data = ctypes.CDLL(None), ctypes.create_string_buffer(24)
+print(libc.capget(struct.pack("Ii", 0x20080522, 0), data), any(data.raw), libc.prctl(39, 0, 0, 0, 0), flush=True)
+"""
+
+
+def test_a_program_has_no_capability_and_gets_none_by_starting_another(run_confined):
+    start = f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', {CAPABILITIES!r}])"
+    assert run_confined(CAPABILITIES + start).splitlines() == ["0 False 1"] * 2

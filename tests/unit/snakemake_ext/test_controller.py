@@ -13,14 +13,16 @@ from rloo_pipeline.snakemake_ext.controller import Controller
 
 def controller(is_module: bool = False, executor: str = "local", **settings: Any) -> Controller:
     """One whose workflow has two rules."""
-    made = object.__new__(Controller)
-    made._main, made._is_module, made.several_nodes = True, is_module, False
-    made._workflow = SimpleNamespace(
-        rules=[SimpleNamespace(name="update"), SimpleNamespace(name="update_transient")],
+    controller = object.__new__(Controller)
+    controller._main, controller._is_module, controller.several_nodes = True, is_module, False
+    controller._workflow = SimpleNamespace(
+        rules=[
+            SimpleNamespace(name=name, input=[], params=[], resources={}) for name in ("update", "update_transient")
+        ],
         resource_settings=SimpleNamespace(**({"overwrite_resources": {}, "overwrite_threads": {}} | settings)),
         executor_plugin=SimpleNamespace(name=executor),
     )
-    return made
+    return controller
 
 
 def test_resources_of_a_rule_that_is_not_here_are_refused() -> None:
@@ -54,6 +56,7 @@ def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch) -> None:
     monkeypatch.setattr(module.scratch, "use", lambda _: pytest.fail("TMPDIR was set"))
     monkeypatch.delenv(module.controller_watch.VARIABLE, raising=False)
     slurm = controller(executor="rloo-slurm")
-    slurm._config, slurm._held, slurm._workflow.local_exec = None, module.locks.Hold(False), False
+    slurm.runs, slurm._held, slurm._workflow.local_exec = module.RunSet({}), module.locks.Hold(False), False
+    slurm._workflow.dag = SimpleNamespace(needrun_jobs=list)
     slurm.start()
     assert module.controller_watch.VARIABLE not in os.environ

@@ -91,6 +91,24 @@ def test_a_run_without_a_terminal_is_a_line_an_event(tmp_path, capfd) -> None:
     assert "round 1 of 3: reward 0.500, KL 0.0100, length 12, tokens/s 30, seconds 10.0; about 0:00:20 until" in text
 
 
+def test_runs_of_an_experiment_are_counted_and_named(tmp_path, capfd) -> None:
+    folder = tmp_path / "results" / "study"
+    call = Call(folder / "a" / "0")
+    for seed in (1, 2):
+        call.handler.add_run(Config(**mini(run=f"study-a-{seed}", rounds=3)), folder / "a" / str(seed), [])
+    call.event("Workflow has started!", event=LogEvent.WORKFLOW_STARTED)
+    call.outputs = {"update_last": [str(folder / "a" / "2" / "rounds/00001/metrics.json")]}
+    call.planned(1)
+    write_json(folder / "a" / "2" / "rounds" / "00001" / "metrics.json", {"round": 1, "reward": 0.5})
+    call.job(5, "update_last", run="study/a/2", round="00001")
+    call.done(5, 1, 1)
+    call.handler.close()
+    output = capfd.readouterr()
+    text = output.out + output.err
+    assert f"and 2 more runs in {folder}" in text
+    assert "study-a-2: round 1 of 3: reward 0.500" in text
+
+
 def test_known_chatter_is_left_out_and_everything_else_is_not(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     capfd.readouterr()

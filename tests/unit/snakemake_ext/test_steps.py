@@ -53,9 +53,9 @@ def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
     (tmp_path / "mkdir").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert Path(shells["score"]).name == "bash"
-    said = subprocess.run([shells["score"], "-c", 'echo "it\'s $RLOO_STEP"'], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.splitlines()[-2:] == ["/node's disk/hf", "it's 1"]
+    outcome = subprocess.run([shells["score"], "-c", 'echo "it\'s $RLOO_STEP"'], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.splitlines()[-2:] == ["/node's disk/hf", "it's 1"]
 
 
 @pytest.mark.parametrize("given", [{}, {"SLURM_JOB_NUM_NODES": "1"}, {"SLURM_STEP_ID": "0"}])

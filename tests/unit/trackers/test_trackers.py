@@ -44,13 +44,13 @@ def write_run(run: Path, rounds: int, variant: str = "", **changes: object) -> H
 
 
 def numbers_of(run: Path) -> Curves:
-    """The numbers in metrics.json of all rounds, by name and round."""
+    """The numbers in metrics.json of all rounds, by TRL's name and by round."""
     curves: Curves = {}
     for file in sorted(run.glob("rounds/*/metrics.json")):
         metrics = read_json(file)
         for name, value in metrics.items():
             if value is not None:
-                curves.setdefault(name, {})[metrics["round"]] = value
+                curves.setdefault(f"train/{'global_step' if name == 'step' else name}", {})[metrics["round"]] = value
     return curves
 
 
@@ -100,7 +100,7 @@ def mlflow_curves(run: Path) -> Curves:
     for name in stored.data.metrics:
         points = client.get_metric_history(stored.info.run_id, name)
         assert len({point.step for point in points}) == len(points), "a point exists twice"
-        curves[name] = {point.step: point.value for point in points}
+        curves[f"train/{name}"] = {point.step: point.value for point in points}
     assert stored.data.params["algorithm.beta"] == "0.05"
     return curves
 
@@ -118,7 +118,7 @@ def test_every_number_is_stored_once(send, read, tmp_path) -> None:
     shutil.rmtree(run / "rounds" / "00005")
     send(write_run(run, 4, "repeated"), run)
     assert read(run) == numbers_of(run)
-    assert read(run)["reward"].keys() == {1, 2, 3, 4}
+    assert read(run)["train/reward"].keys() == {1, 2, 3, 4}
 
 
 def test_rounds_that_wandb_has_sent_are_in_no_folder_to_be_sent(tmp_path) -> None:
@@ -179,6 +179,22 @@ def test_the_id_depends_on_everything_that_decides_the_numbers(tmp_path) -> None
     assert write_run(tmp_path / "c", 1, update={"learning_rate": 0.5}).id != first
 
 
+def test_held_out_accuracy_comes_with_its_round_under_trls_names(tmp_path) -> None:
+    run = tmp_path / "run"
+    write_run(run, 3)
+    summary = {"prompts": 9, "accuracy": 0.5, "rewards": {"answer": {"value": 0.5}, "reward": {"value": 0.25}}}
+    for number in (1, 2):
+        write_json(trackers.held_out_of(run, number), summary | {"completions/mean_length": 20.0})
+    assert trackers.with_accuracy(run, 1, 3) == 2, "the third round is sent when its accuracy is there"
+    history = write_run(run, 3)
+    expected = {"eval/accuracy": 0.5, "eval/rewards/answer/mean": 0.5, "eval/reward": 0.25}
+    for point in history.points:
+        of_eval = {name: value for name, value in point.values.items() if name.startswith("eval/")}
+        assert of_eval == ({**expected, "eval/completions/mean_length": 20.0} if point.round < 3 else {})
+    mlflow_store.send(history, run)
+    assert mlflow_curves(run)["train/eval_reward"] == {1: 0.25, 2: 0.25}
+
+
 def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:
     write_run(tmp_path, 5)
     assert trackers.in_order_of_time(tmp_path, 2, 8) == 5
@@ -196,7 +212,7 @@ def test_a_missing_library_is_one_sentence(monkeypatch) -> None:
 
 def test_a_job_sends_new_rounds_and_an_unreachable_tracker_ends_no_run(tmp_path, monkeypatch) -> None:
     run, outputs = tmp_path / "run", [tmp_path / f"run/tracking/0000{number}.json" for number in (1, 2, 3)]
-    write_run(run, 2, report_to="mlflow")
+    write_run(run, 2, report_to="mlflow", evaluation={"each_round": 0})
     unreachable = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = rloo("track", run, "--round", 1, "--output", outputs[0], **unreachable)
     assert done.returncode == 0, done.stderr

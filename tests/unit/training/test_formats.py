@@ -36,7 +36,8 @@ def test_what_deepspeed_does_not_train_in_is_refused(dtype) -> None:
 def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
     config = Config(**mini(model={"dtype": "float16"}))
     monkeypatch.setattr(groups.devices, "has_gpu", lambda: False)
-    monkeypatch.setattr(groups.policy, "check", lambda _: None)
+    for name in ("digest", "check"):
+        monkeypatch.setattr(groups.policy, name, lambda _: "")
     monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
     monkeypatch.setattr(groups, "compatibility_key", lambda *_: "")
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
@@ -52,6 +53,6 @@ def test_doctor_says_so(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError):
         doctor.doctor(ConfigArguments(MINI, ["model={dtype: float16}"]), tmp_path, None, False, Terminal(width=200))
-    said = capsys.readouterr().out
-    assert "float16 cannot be trained on this machine, says DeepSpeed" in said
-    assert "set model.dtype to bfloat16 or float32" in said
+    output = capsys.readouterr().out
+    assert "float16 cannot be trained on this machine, says DeepSpeed" in output
+    assert "set model.dtype to bfloat16 or float32" in output

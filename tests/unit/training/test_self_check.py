@@ -1,6 +1,7 @@
 """The self-check runs once per configuration, and its result is copied with the policies."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers.models.llama import modeling_llama
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import dropout, policy_model, self_check
 from rloo_pipeline.training.kernels import attention
-from rloo_pipeline.training.self_check import packed_vs_plain, small
+from rloo_pipeline.training.self_check import against_plain, small
 
 LARGE = {
     "hidden_size": 8192,
@@ -33,13 +34,13 @@ def no_results(monkeypatch) -> None:
 def times(monkeypatch, no_results) -> list[str]:
     """Model types of the comparisons so far."""
     model_types = []
-    plain = packed_vs_plain.compare
+    plain = against_plain.PlainModel
 
     def counted(config, *rest):
         model_types.append(config.model_type)
         return plain(config, *rest)
 
-    monkeypatch.setattr(packed_vs_plain, "compare", counted)
+    monkeypatch.setattr(against_plain, "PlainModel", counted)
     return model_types
 
 
@@ -61,7 +62,7 @@ def test_it_is_made_once_and_read_from_beside_the_weights_afterwards(tiny_model,
 
 def test_a_large_model_is_tried_on_a_small_copy(tmp_path, no_results) -> None:
     config = LlamaConfig(**LARGE)
-    copy = small.shrink(config, narrow=True, window=True)
+    copy = small.shrink(config, small.Shrink.HEADS)
     assert sum(weight.numel() for weight in small.build(copy, False, "eager").parameters()) < 4e6
     config.save_pretrained(tmp_path)
     assert self_check.load_or_run(tmp_path, False).logps < self_check.LOGPS / 10
@@ -70,25 +71,23 @@ def test_a_large_model_is_tried_on_a_small_copy(tmp_path, no_results) -> None:
 def test_each_kind_of_layer_is_in_the_copy() -> None:
     config = LlamaConfig(num_hidden_layers=9)
     config.layer_types = ["full_attention"] * 4 + ["chunked_attention"] * 5
-    copy = small.shrink(config, narrow=True, window=True)
+    copy = small.shrink(config, small.Shrink.HEADS)
     assert (copy.num_hidden_layers, copy.layer_types) == (5, config.layer_types[:5])
     assert config.num_hidden_layers == 9
 
 
+LLAMA = {key: value for key, value in SIZES.items() if key != "attn_implementation"}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("attention", "asks for its own attention mask"),
-        ("rotation", r"log-probs differ by up to \d.*the gradient of"),
-    ],
+    [("attention", "asks for its own attention mask"), ("rotation", r"packed, log-probs differ by up to \d.*gradient")],
 )
-def test_a_model_that_does_something_else_when_packed_is_an_error_with_its_class(
+def test_a_model_that_does_something_else_when_packed_is_trained_in_padded_batches(
     name, message, tmp_path, no_results, monkeypatch
 ) -> None:
     """Attention that makes a mask, and positions that are those in the row."""
-    LlamaConfig(**{key: value for key, value in SIZES.items() if key != "attn_implementation"}).save_pretrained(
-        tmp_path
-    )
+    LlamaConfig(**LLAMA).save_pretrained(tmp_path)
     if name == "attention":
         plain = attention.packed_attention
 
@@ -97,13 +96,45 @@ def test_a_model_that_does_something_else_when_packed_is_an_error_with_its_class
 
         monkeypatch.setattr(attention, "packed_attention", masked)
     else:
-        plain = modeling_llama.LlamaRotaryEmbedding.forward
+        _rotate_by_place(monkeypatch)
+    checked = self_check.load_or_run(tmp_path, False)
+    assert checked.form == "padded"
+    assert re.search(message, checked.slow)
+    assert "slower" in checked.slow
 
-        def by_place(self, x, position_ids):
-            return plain(self, x, torch.arange(x.shape[1])[None])
 
-        monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
-    with pytest.raises(UserError, match=f"llama.*LlamaForCausalLM.*{message}" if name == "rotation" else message):
+def _rotate_by_place(monkeypatch) -> None:
+    plain = modeling_llama.LlamaRotaryEmbedding.forward
+
+    def by_place(self, x, position_ids):
+        return plain(self, x, torch.arange(x.shape[1])[None])
+
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
+
+
+def _see_the_batch(monkeypatch) -> None:
+    plain = modeling_llama.LlamaMLP.forward
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: plain(self, x) * (1 + len(x)))
+
+
+def _see_the_end(monkeypatch) -> None:
+    plain = modeling_llama.LlamaMLP.forward
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: plain(self, x + x.mean(1, keepdim=True)))
+
+
+def test_one_whose_sequences_see_each_other_in_a_batch_is_trained_one_at_a_time(
+    tmp_path, no_results, monkeypatch
+) -> None:
+    LlamaConfig(**LLAMA).save_pretrained(tmp_path)
+    _rotate_by_place(monkeypatch)
+    _see_the_batch(monkeypatch)
+    assert self_check.load_or_run(tmp_path, False).form == "single"
+
+
+def test_one_that_sees_what_comes_later_is_refused(tmp_path, no_results, monkeypatch) -> None:
+    LlamaConfig(**LLAMA).save_pretrained(tmp_path)
+    _see_the_end(monkeypatch)
+    with pytest.raises(UserError, match="llama: it does not attend causally"):
         self_check.load_or_run(tmp_path, False)
 
 

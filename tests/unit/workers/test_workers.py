@@ -183,6 +183,7 @@ def test_only_the_user_can_enter_the_folder_of_the_sockets(tmp_path, monkeypatch
     assert sorted(Path(command[5]).name for command in started if "worker" in command) == [
         "logprobs-0.sock",
         "logprobs-1.sock",
+        "observer-0.sock",
         "sampler-0.sock",
         "sampler-1.sock",
         "scorer-0.sock",

@@ -7,6 +7,14 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
+from transformers.masking_utils import (
+    create_causal_mask,
+    create_chunked_causal_mask,
+    create_sliding_window_causal_mask,
+)
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.kernels import attention, short_attention
@@ -21,6 +29,7 @@ SEQUENCES = [
     [*range(first, first + prompt), *range(own, own + completion)]
     for first, prompt, own, completion in zip(FIRST, PROMPTS, OWN, COMPLETIONS, strict=True)
 ]
+attention.register()
 LAYOUT = lay_out(*(torch.tensor(values) for values in (FIRST, PROMPTS, OWN, COMPLETIONS)))
 
 
@@ -34,19 +43,22 @@ def weighted(out: torch.Tensor) -> torch.Tensor:
     return (out * torch.linspace(-1, 2, out.numel()).view_as(out)).sum()
 
 
-def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options) -> tuple[torch.Tensor, ...]:
     """Output and gradients."""
-    out, _ = attention.packed_attention(torch.nn.Module(), query, key, value, None, layout=LAYOUT)
+    arguments = {"attention_mask": None, "layout": LAYOUT, **options}
+    out, _ = attention.packed_attention(torch.nn.Module(), query, key, value, **arguments)
     return out, *torch.autograd.grad(weighted(out), (query, key, value))
 
 
-def one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def causal(*sequence: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(*sequence, is_causal=True, enable_gqa=True)
+
+
+def one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attend=causal) -> tuple[torch.Tensor, ...]:
     """The same, one sequence at a time; the output of a shared token is that of its first sequence."""
     out: dict[int, torch.Tensor] = {}
     for places in SEQUENCES:
-        alone = scaled_dot_product_attention(
-            *(tensor[:, :, places] for tensor in (query, key, value)), is_causal=True, enable_gqa=True
-        )
+        alone = attend(*(tensor[:, :, places] for tensor in (query, key, value)))
         for number, place in enumerate(places):
             out.setdefault(place, alone[0, :, number])
     all_of_it = torch.stack([out[place] for place in range(TOKENS)]).unsqueeze(0)
@@ -84,27 +96,81 @@ def test_values_may_have_heads_of_another_size(short, monkeypatch) -> None:
     assert equal(packed(*heads(12)), one_by_one(*heads(12)))
 
 
+def described(size: int, chunked: bool = False, length: int = 60) -> torch.Tensor | None:
+    """What layers get for a mask of transformers."""
+    config = LlamaConfig(sliding_window=size, attention_chunk_size=size, attn_implementation=attention.NAME)
+    create = create_chunked_causal_mask if chunked else create_sliding_window_causal_mask
+    return create(
+        config, torch.zeros(1, length, 8), torch.ones(1, length), None, position_ids=torch.arange(length)[None]
+    )
+
+
+def eager_with(size: int | None = None, chunked: bool = False, softcap: float | None = None, s_aux=None):
+    """Attention of one sequence by transformers' own functions."""
+    config = LlamaConfig(sliding_window=size, attention_chunk_size=size, attn_implementation="eager")
+    create = create_chunked_causal_mask if chunked else create_sliding_window_causal_mask
+
+    def attend(query, key, value):
+        length, module = query.shape[2], torch.nn.Module()
+        mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
+        if size is not None:
+            mask = create(config, torch.zeros(1, length, 8), None, None)
+        module.num_key_value_groups, module.training, module.sinks = 2, False, s_aux
+        if s_aux is not None:
+            out, _ = modeling_gpt_oss.eager_attention_forward(module, query, key, value, mask, 8**-0.5)
+        else:
+            out, _ = modeling_gemma2.eager_attention_forward(module, query, key, value, mask, 0.0, 8**-0.5, softcap)
+        return out.transpose(1, 2)
+
+    return attend
+
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("short", [128, 10, 0])
+@pytest.mark.parametrize("size", [2, 5, 38])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_window_or_chunk_is_that_of_each_sequence_alone(chunked, size, short, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "SHORT", short)
+    expected = one_by_one(*heads(), eager_with(size, chunked))
+    assert not equal(packed(*heads()), expected)
+    assert equal(packed(*heads(), attention_mask=described(size, chunked)), expected)
+
+
+@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize("scores", [{"softcap": 0.7}, {"s_aux": SINKS}], ids=["soft cap", "sinks"])
+def test_soft_caps_and_sinks_are_those_of_transformers(scores, size) -> None:
+    mask = None if size is None else described(size)
+    assert not equal(packed(*heads(), attention_mask=mask), one_by_one(*heads(), eager_with(size, **scores)))
+    assert equal(packed(*heads(), attention_mask=mask, **scores), one_by_one(*heads(), eager_with(size, **scores)))
+
+
+def test_a_window_that_no_row_exceeds_is_none() -> None:
+    assert described(60) is None
+    assert described(59) is not None
+
+
 UNSUPPORTED = {
-    "soft-capped": {"softcap": 50.0},
-    "sinks": {"s_aux": torch.zeros(4)},
     "bias": {"position_bias": torch.zeros(1)},
     "not causal": {"is_causal": False},
-    "a window of 38 tokens, where a sequence has 39": {"sliding_window": 38},
     "its own attention mask": {"attention_mask": torch.zeros(1)},
 }
 
 
 @pytest.mark.parametrize("feature", UNSUPPORTED)
-def test_anything_but_causal_attention_raises(feature) -> None:
+def test_anything_else_raises(feature) -> None:
     arguments = {"attention_mask": None, "layout": LAYOUT, **UNSUPPORTED[feature]}
     with pytest.raises(UserError, match=f"Module asks for .*{feature}"):
         attention.packed_attention(torch.nn.Module(), *heads(), **arguments)
 
 
-def test_a_window_that_no_sequence_exceeds_changes_nothing() -> None:
-    plain, _ = attention.packed_attention(torch.nn.Module(), *heads(), None, layout=LAYOUT)
-    windowed, _ = attention.packed_attention(torch.nn.Module(), *heads(), None, layout=LAYOUT, sliding_window=39)
-    assert torch.equal(plain, windowed)
+def test_a_rule_of_the_models_own_has_no_description() -> None:
+    config = LlamaConfig(attn_implementation=attention.NAME)
+    rule = lambda batch, head, query, key: key != 3  # noqa: E731
+    mask = create_causal_mask(config, torch.zeros(1, 60, 8), torch.ones(1, 60), None, and_mask_function=rule)
+    with pytest.raises(UserError, match="its own attention mask"):
+        packed(*heads(), attention_mask=mask)
 
 
 def test_every_layer_of_a_checked_forward_attends_with_the_layout() -> None:
@@ -122,26 +188,25 @@ def test_every_layer_of_a_checked_forward_attends_with_the_layout() -> None:
     attend(None)
 
 
-def test_varlen_attention_is_called_by_its_signature(monkeypatch) -> None:
+@pytest.mark.parametrize("window", [None, 5])
+def test_varlen_attention_is_called_by_its_signature(window, monkeypatch) -> None:
     """Without a GPU: a stand-in does what varlen_attn is documented to do, with arguments bound to its signature."""
-    signature = inspect.signature(varlen.varlen_attn)
+    signature, attend = inspect.signature(varlen.varlen_attn), causal if window is None else eager_with(window)
 
     def stand_in(*args, **keywords):
         bound = signature.bind(*args, **keywords).arguments
         assert bound["enable_gqa"]
-        assert bound["window_size"] == (-1, 0), "which is causal"
+        assert bound["window_size"] == (-1 if window is None else window - 1, 0), "which is causal"
         assert bound["cu_seq_q"].dtype == bound["cu_seq_k"].dtype == torch.int32
         ends = bound["cu_seq_q"].tolist()
         assert max(b - a for a, b in pairwise(ends)) == bound["max_q"] == bound["max_k"]
         parts = [
-            scaled_dot_product_attention(
-                *(bound[name][a:b].transpose(0, 1) for name in ("query", "key", "value")),
-                is_causal=True, scale=bound["scale"], enable_gqa=True,
-            ).transpose(0, 1)
+            attend(*(bound[name][a:b].transpose(0, 1)[None] for name in ("query", "key", "value")))[0].transpose(0, 1)
             for a, b in pairwise(ends)
-        ]  # fmt: skip
+        ]
         return torch.cat(parts)
 
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    monkeypatch.setattr(attention, "_supports_flash", lambda _: True)
-    assert equal(packed(*heads()), one_by_one(*heads()))
+    monkeypatch.setattr(attention, "_supports_flash", lambda *_: True)
+    mask = None if window is None else described(window)
+    assert equal(packed(*heads(), attention_mask=mask), one_by_one(*heads(), attend))

@@ -1,0 +1,88 @@
+"""assets.json: where the model and the datasets of a run are, as the stage `stage-assets` wrote it.
+
+Files that lie elsewhere, such as a model of the user, have their digests in it, which readers check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts.files import (
+    check_entries,
+    entries,
+    folder_files,
+    read_artifact,
+    verify_manifest,
+    write_json,
+    write_manifest,
+)
+from rloo_pipeline.artifacts.policy import PICKLES
+
+ASSETS = "assets.json"
+
+
+def write(folder: Path, places: Mapping[str, Mapping[str, str | None]], output: Path | None = None) -> None:
+    """Writes path, revision and digests of each source, and the manifest of the folder, which a built model is in.
+
+    Args:
+        folder: to write to.
+        places: path and revision of each source.
+        output: where the folder will be, if it is moved.
+    """
+    described = {}
+    for key, place in places.items():
+        path = Path(str(place["path"]))
+        top, names = (path, []) if path.is_relative_to(output or folder) else _files(path)
+        described[key] = {**place, "files": entries(top, names)}
+    write_json(folder / ASSETS, described)
+    write_manifest(folder)
+
+
+def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
+    """Path and revision of each source.
+
+    Args:
+        folder: of the assets.
+        keys: sources that the caller reads, whose files are checked.
+        weights: whether it reads weights.
+
+    Raises:
+        UserError: a file of the folder or of one of these sources is missing or damaged.
+    """
+    verify_manifest(folder)
+    places = read_artifact(folder / ASSETS)
+    for key in keys:
+        recorded = {name: entry for name, entry in places[key]["files"].items() if weights or not _is_weights(name)}
+        if recorded:
+            top, names = _files(Path(places[key]["path"]))
+            again = f"put it back as it was, or delete {folder} and run again"
+            names = [name for name in names if weights or not _is_weights(name)]
+            check_entries(top, recorded, names, again, "is new since the run began")
+    return places
+
+
+def model_of(folder: Path) -> Path:
+    """The folder of the model that the run starts from.
+
+    Raises:
+        UserError: as `read`.
+    """
+    return Path(read(folder, "model")["model"]["path"])
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def _files(path: Path) -> tuple[Path, list[str]]:
+    """The folder of a source and the names of the files in it that a run may read; a generator has none."""
+    if path.is_file():
+        return path.parent, [path.name]
+    names = (file.relative_to(path) for file in folder_files(path))
+    return path, [
+        str(name)
+        for name in names
+        if name.suffix not in {*PICKLES, ".md"} and not any(part.startswith(".") for part in name.parts)
+    ]

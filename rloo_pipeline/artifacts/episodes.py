@@ -1,0 +1,73 @@
+"""What the columns of an episode must say of each other: a completion of several turns in one row of rollouts.
+
+`completion_ids` are all tokens after the prompt: those that the model sampled, and those of answers of tools, of users
+and of the chat template between them. `loss_mask` is true on the sampled ones, and only they have a value in
+`sampling_logps`. A turn with the role `assistant` is exactly the tokens that were sampled in it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rloo_pipeline.artifacts.files import AGAIN
+from rloo_pipeline.errors import UserError
+
+FINISHED = ("stop", "length", "abort")
+"""How an episode ends. `stop`: the model's turn ended without a call, or no further turn was allowed. `length`: no room
+for a token more, or for the answer of a tool, in max_completion_length or the context."""
+ROLES = ("assistant", "tool", "user")
+CHECKED = {"completion_ids", "loss_mask", "sampling_logps", "turns", "finish_reason"}
+
+
+def check(path: Path, table: pa.Table) -> None:
+    """Checks the columns of episodes, if the table has them all.
+
+    Raises:
+        UserError: the columns of a row do not fit each other.
+    """
+    if not set(table.column_names) >= CHECKED or not len(table):
+        return
+    tokens, masked, values = (_lengths(table[name]) for name in ("completion_ids", "loss_mask", "sampling_logps"))
+    _compare(path, masked, tokens, "values of loss_mask for {} tokens")
+    mask = table["loss_mask"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    bounds = np.concatenate([[0], masked.cumsum()])
+    sampled = np.diff(np.concatenate([[0], mask.cumsum()])[bounds])
+    _compare(path, values, sampled, "sampling_logps for {} tokens that the model sampled")
+    if not sampled.all():
+        raise UserError(f"{path}: row {int((sampled == 0).argmax())} has no token that the model sampled; {AGAIN}")
+    others = sorted({*table["finish_reason"].unique().to_pylist()} - {*FINISHED})
+    if others:
+        raise UserError(f"{path}: finish_reason '{others[0]}' is none of {', '.join(FINISHED)}; {AGAIN}")
+    for row, turns in enumerate(table["turns"].to_pylist()):
+        begin, end = int(bounds[row]), int(bounds[row + 1])
+        if not _right(turns, mask[begin:end]):
+            raise UserError(f"{path}: row {row} has turns that do not fit its tokens and its loss_mask; {AGAIN}")
+
+
+def _right(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
+    """Whether turns follow each other within the completion, and those of the model are the tokens of the mask."""
+    places = [place for turn in turns for place in (turn["start"], turn["end"])]
+    if any(before > after for before, after in pairwise([0, *places, len(mask)])):  # type: ignore[operator]
+        return False
+    expected = np.zeros_like(mask)
+    for turn in turns:
+        expected[turn["start"] : turn["end"]] = turn["role"] == "assistant"
+    return {turn["role"] for turn in turns} <= {*ROLES} and bool((expected == mask).all())
+
+
+def _lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Length of the list in each row."""
+    return np.asarray(column.combine_chunks().value_lengths(), dtype=np.int64)
+
+
+def _compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], what: str) -> None:
+    """Raises if a row has another number of values than expected."""
+    wrong = actual != expected
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UserError(f"{path}: row {row} has {actual[row]} {what.format(expected[row])}; {AGAIN}")

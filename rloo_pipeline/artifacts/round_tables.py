@@ -1,0 +1,90 @@
+"""The tables of one round, read together: row i of each is about the same completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import AGAIN, check_belongs
+from rloo_pipeline.errors import UserError
+
+
+class RoundFiles(NamedTuple):
+    """Parquet files of one round, shards in order."""
+
+    rollouts: Sequence[Path]
+    scores: Sequence[Path]
+    reference: Sequence[Path] = ()
+
+
+class RoundTables(NamedTuple):
+    """The tables of a round; row i of each is about the same completion."""
+
+    rollouts: pa.Table
+    scores: pa.Table
+    reference: pa.Table | None = None
+
+    def take(self, rows: list[int]) -> RoundTables:
+        """The given rows of every table."""
+        if rows == list(range(len(self.rollouts))):
+            return self
+        reference = None if self.reference is None else self.reference.take(rows)
+        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference)
+
+
+def read(files: RoundFiles, vocabulary: int | None = None, **belongs: object) -> RoundTables:
+    """Reads the tables of a round and checks that they belong together.
+
+    Args:
+        files: of the round, with reference log-probs or without.
+        vocabulary: number of tokens of the policy.
+        belongs: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
+
+    Raises:
+        UserError: a file is missing or damaged, is about other completions, or its values do not fit the completions.
+    """
+    for name, others in (("scores", files.scores), ("reference", files.reference or files.rollouts)):
+        if len(others) != len(files.rollouts):
+            raise UserError(f"--{name}: {len(others)} tables for {len(files.rollouts)} of rollouts; name one for each")
+    rollouts = [read_rollouts(path, vocabulary, shard=shard, **belongs) for shard, path in enumerate(files.rollouts)]
+    scores = [_read_about(rolled, path, "scores") for rolled, path in zip(rollouts, files.scores, strict=True)]
+    reference = [_read_about(*pair, "reference") for pair in zip(rollouts, files.reference, strict=False)]
+    for rolled, table, path in zip(rollouts, reference, files.reference, strict=False):
+        check_belongs(path, tables.footer(table), {"policy": tables.footer(reference[0]).get("policy")})
+        _check_lengths(path, rolled, table["reference_logps"], "reference_logps")
+    return RoundTables(
+        pa.concat_tables(rollouts), pa.concat_tables(scores), pa.concat_tables(reference) if reference else None
+    )
+
+
+def read_rollouts(path: Path, vocabulary: int | None = None, **belongs: object) -> pa.Table:
+    """One shard of rollouts; the arguments and errors are those of `read`."""
+    table = tables.read(path, "rollouts", None, **belongs)
+    _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
+    for name in ("prompt_ids", "completion_ids"):
+        limits = pc.min_max(pc.list_flatten(table[name])).as_py()
+        if vocabulary and limits["max"] is not None and not 0 <= limits["min"] <= limits["max"] < vocabulary:
+            raise UserError(
+                f"{path}: {name} from {limits['min']} to {limits['max']}, and the policy's vocabulary has {vocabulary} "
+                f"tokens; {AGAIN}"
+            )
+    return table
+
+
+def _read_about(rolled: pa.Table, path: Path, kind: str) -> pa.Table:
+    table = tables.read(path, kind, rollouts=tables.footer(rolled)[tables.DIGEST])
+    tables.check_aligned(rolled, table, path)
+    return table
+
+
+def _check_lengths(path: Path, rolled: pa.Table, logps: pa.ChunkedArray, name: str) -> None:
+    """Checks that there is a log-prob for each token that the model sampled."""
+    tokens, values = tables.sampled_lengths(rolled), tables.lengths(logps)
+    for row, (expected, actual) in enumerate(zip(tokens, values, strict=True)):
+        if actual != expected:
+            raise UserError(f"{path}: row {row} has {actual} {name} for {expected} tokens; {AGAIN}")

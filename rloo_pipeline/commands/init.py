@@ -1,0 +1,203 @@
+"""init: a model, data and a reward → the folder of a project, on which `rloo check` and `rloo run` work.
+
+It holds config/config.yaml, a reward function with its test, a Snakefile with the workflow as a module, profiles and a
+README. Data in one file are split into training and held-out rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.files import atomic_write, read_json
+from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
+from rloo_pipeline.config import import_string
+from rloo_pipeline.config.run import valid_run_name
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.report.frame import templates_of
+from rloo_pipeline.runtime import installation
+from rloo_pipeline.runtime.console import Terminal
+
+TEMPLATES = ("config/config.yaml", "Snakefile", "rewards.py", "test_rewards.py", "README.md", ".gitignore")
+PROFILES = ("default", "slurm")
+"""Those that a user edits, or that Snakemake looks for in the project; the others are taken from the package."""
+QUESTIONS = {
+    "model": "Model (a folder, or an id on the Hub): ",
+    "data": "Data (a .jsonl, .json or .parquet file, a folder with train and test files, or an id on the Hub): ",
+    "reward": "Reward function (FILE.py:FUNCTION; empty for one that compares with the column of answers): ",
+}
+GPU = Path("/dev/nvidiactl")
+COMPLETION, PROMPT = 256, 512
+"""Tokens, if the model's context has room for them."""
+GENERATIONS, PROMPTS = 8, 32
+"""Completions per prompt, and prompts of a round."""
+
+
+class ProjectChoices(NamedTuple):
+    """What a user has said; None is found out or asked."""
+
+    model: str | None
+    data: str | None
+    reward: str | None
+    held_out: str | None = None
+    prompt: str | None = None
+    answer: str | None = None
+    """Columns of the data."""
+
+
+def init(folder: Path, choices: ProjectChoices, force: bool, console: Terminal | None = None) -> None:
+    """Writes a project and prints what to do next.
+
+    Args:
+        folder: of the project.
+        choices: model, data and reward.
+        force: whether files that are there are replaced.
+        console: where to print; by default standard output.
+
+    Raises:
+        UserError: something is missing or cannot be used, or a file is there already; nothing is written then.
+    """
+    console = console or Terminal()
+    choices = _asked(choices)
+    model = _model(choices.model or "", folder)
+    data = project_data(choices.data or "", choices.held_out, choices.prompt, choices.answer, folder)
+    texts = dict(_texts(_context(folder, model, data, _reward(choices.reward, data, folder))))
+    there = [name for name in texts if (folder / name).exists()]
+    if there and not force:
+        raise UserError(
+            f"{folder}: {', '.join(there)} exist already; name another folder, or add --force to replace them"
+        )
+    for name, text in texts.items():
+        with atomic_write(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        console.print(f"{'replaced' if name in there else 'wrote'} {folder / name}", soft_wrap=True)
+    _next_steps(folder, data, console)
+
+
+def _asked(choices: ProjectChoices) -> ProjectChoices:
+    """The choices, with what is missing asked for on a terminal.
+
+    Raises:
+        UserError: model or data is missing, and there is no terminal.
+    """
+    missing = [name for name in QUESTIONS if getattr(choices, name) is None]
+    if "model" in missing or "data" in missing:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            needed = " and ".join(f"--{name}" for name in missing if name != "reward")
+            raise UserError(f"{needed} missing; on a terminal, `rloo init` asks for what is not given")
+        choices = choices._replace(**{name: input(QUESTIONS[name]).strip() or None for name in missing})
+    return choices
+
+
+class ProjectModel(NamedTuple):
+    """The model of a project."""
+
+    entry: dict[str, Any]
+    """The section `model` of the configuration."""
+    has_template: bool
+    """Whether its tokenizer has a chat template, as far as its files are here."""
+    context: int | None
+    """Its context in tokens, if it is known."""
+
+
+def _model(name: str, folder: Path) -> ProjectModel:
+    """The model by its folder, or its id on the Hub.
+
+    Raises:
+        UserError: it is neither.
+    """
+    # bfloat16 is slow on CPUs
+    dtype = {} if GPU.exists() else {"dtype": "float32"}
+    path = Path(name).expanduser()
+    if not name or not path.is_dir():
+        if HUB_ID.fullmatch(name):
+            return ProjectModel({"name_or_path": name, **dtype}, True, None)
+        raise UserError(f"--model {name}: no such folder, and no id on the Hub such as Qwen/Qwen3-0.6B")
+    if not (path / "config.json").is_file():
+        raise UserError(f"--model {name}: no config.json, so this is not the folder of a model")
+    tokenizer = path / "tokenizer_config.json"
+    has_template = any(path.glob("chat_template*")) or (tokenizer.is_file() and "chat_template" in read_json(tokenizer))
+    context = model_dims.context(read_json(path / "config.json"))
+    return ProjectModel({"name_or_path": place_in(folder, path), **dtype}, has_template, context)
+
+
+def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | None:
+    """The user's reward function as the configuration names it; None for the one that is written.
+
+    Raises:
+        UserError: there is no such function, or there is none and the data have no column of answers.
+    """
+    if reference is None:
+        if data.answer is None:
+            raise UserError(
+                f"{data.name}: none of its columns ({', '.join(data.columns)}) is known as one of answers: name it "
+                "with --answer COLUMN, or a reward function with --reward FILE.py:FUNCTION"
+            )
+        return None
+    import_string.check(reference)
+    module, _, function = reference.rpartition(":")
+    return f"{place_in(folder, Path(module))}:{function}" if module.endswith(".py") else reference
+
+
+def _context(folder: Path, model: ProjectModel, data: ProjectData, reward: str | None) -> dict[str, Any]:
+    """Variables of the templates."""
+    room = model.context or COMPLETION + PROMPT
+    completion = min(COMPLETION, room // 2)
+    prompt = {"user_prompt": f"{{{data.prompt}}}"} if model.has_template and not data.is_conversation else None
+    return {
+        "run": valid_run_name(folder.resolve().name),
+        "model": model.entry,
+        "data": data,
+        "prompt": prompt or {"prompt_column": data.prompt},
+        "max_completion_length": completion,
+        "max_prompt_length": min(PROMPT, room - completion),
+        "num_generations": GENERATIONS,
+        "generation_batch_size": GENERATIONS * min(PROMPTS, data.train_rows or PROMPTS),
+        "reward": reward,
+        "function": reward or "rewards.py:right",
+        "is_text": prompt is None and not data.is_conversation,
+        "examples": [json.loads(json.dumps(row, default=str)) for row in data.examples],
+    }
+
+
+def _texts(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files of the project, relative to its folder, and their texts."""
+    environment = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
+    environment.filters["flow"] = _flow
+    environment.filters["python"] = repr
+    for name in TEMPLATES:
+        template = "test_own_reward.py" if context["reward"] and name == "test_rewards.py" else Path(name).name
+        if (context["reward"] and name == "rewards.py") or (template.startswith("test") and not context["examples"]):
+            continue
+        yield name, environment.get_template(f"init.{template}.j2").render(context)
+    data: ProjectData = context["data"]
+    for name, rows in data.splits.items():
+        yield name, dump_rows(rows, name)
+    for profile in PROFILES:
+        for file in sorted((installation.root() / "profiles" / profile).glob("*.yaml")):
+            yield f"profiles/{profile}/{file.name}", file.read_text(encoding="utf-8")
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000)
+    return re.sub(r"\n\.\.\.\n$", "", text).strip()
+
+
+def _next_steps(folder: Path, data: ProjectData, console: Terminal) -> None:
+    if data.splits:
+        console.print(f"{data.name}: {', '.join(f'{len(rows)} rows in {name}' for name, rows in data.splits.items())}")
+    enter = "" if folder.resolve() == Path.cwd() else f"  cd {folder}\n"
+    console.print(
+        f"\nNext:\n{enter}  rloo check    # model, data and reward, in seconds\n"
+        "  rloo run      # on this machine; `rloo why` says before what it would run\n"
+        "README.md has the way to a cluster.",
+        soft_wrap=True,
+    )

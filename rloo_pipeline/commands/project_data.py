@@ -1,0 +1,163 @@
+"""What `rloo init` finds out about data: where training and held-out rows are, which columns are prompt and answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rloo_pipeline.config import Source
+from rloo_pipeline.data.rows import FORMATS, Row, read_rows
+from rloo_pipeline.errors import UserError, did_you_mean
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
+ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "label", "output")
+"""Names that these columns often have, the first one first."""
+HELD_OUT_NAMES = ("test", "eval", "validation", "valid", "dev")
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
+"""Rows of one file that are held out."""
+EXAMPLES = 3
+
+
+class ProjectData(NamedTuple):
+    """The data of a project."""
+
+    name: str
+    """As the user named them."""
+    train: dict[str, str]
+    """Source of the training rows, as a section of the configuration."""
+    eval: dict[str, str]
+    """Source of the held-out rows."""
+    columns: tuple[str, ...]
+    prompt: str
+    """Column with the prompt."""
+    answer: str | None
+    """Column with the right answer; None if there is none."""
+    is_conversation: bool
+    """Whether the prompts are lists of messages."""
+    train_rows: int | None
+    """Their number; None if they are not on this machine."""
+    examples: Sequence[Row]
+    splits: Mapping[str, Sequence[Row]]
+    """Files to write, and their rows, where one file is split."""
+
+
+def project_data(name: str, held_out: str | None, prompt: str | None, answer: str | None, folder: Path) -> ProjectData:
+    """Training and held-out rows of a project.
+
+    Args:
+        name: a file, a folder with train and test files, or an id on the Hub.
+        held_out: a file with held-out rows.
+        prompt: column with the prompt, if it is not to be guessed.
+        answer: column with the right answer, likewise.
+        folder: of the project, in which paths of the configuration start.
+
+    Raises:
+        UserError: there are no such data or columns, or too few rows.
+    """
+    path = Path(name).expanduser()
+    if not path.exists() and path.suffix not in FORMATS and HUB_ID.fullmatch(name):
+        if prompt is None:
+            raise UserError(
+                f"--data {name}: no such file or folder; if it is an id on the Hub, name its columns with --prompt and "
+                "--answer"
+            )
+        known = tuple(column for column in (prompt, answer) if column)
+        train, test = ({"name": name, "split": split} for split in ("train", "test"))
+        return ProjectData(name, train, test, known, prompt, answer, False, None, (), {})
+    files = _files(name, path, held_out)
+    rows = read_rows(Source(path=str(files[0])), str(files[0]))
+    splits: dict[str, Sequence[Row]] = {}
+    if len(files) == 1:
+        splits = _split(rows, files[0])
+        rows = list(splits["data/train.jsonl"])
+        places = list(splits)
+    else:
+        places = [place_in(folder, file) for file in files]
+    columns = tuple(rows[0])
+    column = _column("--prompt", prompt, PROMPT_COLUMNS, columns, name)
+    if column is None:
+        raise UserError(
+            f"{name}: none of its columns ({', '.join(columns)}) is known as one of prompts: name it with "
+            "--prompt COLUMN"
+        )
+    return ProjectData(
+        name=name,
+        train={"path": places[0]},
+        eval={"path": places[1]},
+        columns=columns,
+        prompt=column,
+        answer=_column("--answer", answer, ANSWER_COLUMNS, tuple(set(columns) - {column}), name),
+        is_conversation=isinstance(rows[0][column], list),
+        train_rows=len(rows),
+        examples=rows[:EXAMPLES],
+        splits=splits,
+    )
+
+
+def place_in(folder: Path, path: Path) -> str:
+    """A path as the configuration of a project names it: relative inside of its folder, else absolute."""
+    real, inside = path.resolve(), folder.resolve()
+    return str(real.relative_to(inside)) if real.is_relative_to(inside) else str(real)
+
+
+def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
+    """The file of training rows and, unless that is to be split, the one of held-out rows.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if path.is_dir():
+        found = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
+        test = next((found[stem] for stem in HELD_OUT_NAMES if stem in found), None)
+        if "train" not in found or not (test or held_out):
+            raise UserError(
+                f"--data {name}: no file train and test ({', '.join(FORMATS)}) in this folder; name the files with "
+                "--data FILE and --held-out FILE"
+            )
+        files = [found["train"], Path(held_out) if held_out else test]
+    else:
+        files = [path, Path(held_out) if held_out else None]
+    for file in filter(None, files):
+        if not file.is_file() or file.suffix not in FORMATS:
+            there = (other.name for other in file.parent.glob("*") if other.suffix in FORMATS)
+            raise UserError(f"{file}: no such file of rows ({', '.join(FORMATS)}){did_you_mean(file.name, there)}")
+    return [file for file in files if file]
+
+
+def _split(rows: Sequence[Row], file: Path) -> dict[str, Sequence[Row]]:
+    """Files of a project and their rows: a fifth, drawn at random but always the same, is held out."""
+    if len(rows) < 2:
+        raise UserError(f"{file}: one row cannot be split into training and held-out rows; give --held-out FILE")
+    count = min(MOST_HELD_OUT, max(1, round(len(rows) * HELD_OUT_SHARE)))
+    chosen = set(random.Random(0).sample(range(len(rows)), count))
+    train = [row for place, row in enumerate(rows) if place not in chosen]
+    return {"data/train.jsonl": train, "data/eval.jsonl": [rows[place] for place in sorted(chosen)]}
+
+
+def dump_rows(rows: Sequence[Row], file: str) -> str:
+    """Rows as JSON Lines.
+
+    Raises:
+        UserError: a value has no form in JSON, such as a date of Parquet.
+    """
+    try:
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    except TypeError as error:
+        raise UserError(f"{file}: {error}; split the data yourself and give --data FILE and --held-out FILE") from None
+
+
+def _column(option: str, given: str | None, usual: Sequence[str], columns: Sequence[str], name: str) -> str | None:
+    """The column that was named, else the first with a usual name.
+
+    Raises:
+        UserError: there is no column of the name that was given.
+    """
+    if given is not None and given not in columns:
+        suggestion = did_you_mean(given, columns) or f" ({', '.join(columns)})"
+        raise UserError(f"{option} {given}: {name} has no such column{suggestion}")
+    return given or next((column for column in usual if column in columns), None)

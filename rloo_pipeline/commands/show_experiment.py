@@ -1,0 +1,45 @@
+"""experiment: the folder of an experiment → a page, tables as CSV, and a LaTeX table of its arms."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from rloo_pipeline.artifacts.files import atomic_write, write_json
+from rloo_pipeline.report import experiment_page, experiment_summary
+from rloo_pipeline.runtime.progress import say
+
+
+def experiment(folder: Path) -> None:
+    """Writes experiment.html, .json, .csv and .tex and runs.csv into the folder, from the runs that are finished.
+
+    Args:
+        folder: of the experiment, results/<experiment>.
+
+    Raises:
+        UserError: the folder has no experiment, no run of it is finished, or a file is damaged.
+    """
+    read = experiment_summary.read(folder)
+    summary = experiment_summary.summary_of(read)
+    write_json(folder / "experiment.json", summary)
+    for name, table in (
+        ("experiment.csv", experiment_summary.arms_table(summary)),
+        ("runs.csv", experiment_summary.runs_table(summary)),
+    ):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(table)
+        _write(folder / name, text.getvalue())
+    _write(folder / "experiment.tex", experiment_summary.latex_table(summary))
+    _write(folder / "experiment.html", experiment_page.render(summary, read))
+    for row in summary["arms"]:
+        interval = row["mean"]["ci95"]
+        shown = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
+        say(f"{row['arm']}: held-out pass@1 {row['mean']['value']:.1%}{shown} over {len(row['seeds'])} seeds")
+    missing = sum(not run["finished"] for run in summary["runs"])
+    say(f"{f'{missing} runs are not finished; ' if missing else ''}see {folder / 'experiment.html'}")
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

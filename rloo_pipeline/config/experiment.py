@@ -1,0 +1,145 @@
+"""An experiment: a base configuration, arms that change keys of it, and seeds. Each arm × seed is an ordinary run.
+
+The runs of an experiment are in results/<experiment>/<arm>/<seed>/. What several of them have in common is made once,
+in results/<experiment>/shared/, and each of them uses the same file (`run_set`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from rloo_pipeline.config.error_messages import first_problem
+from rloo_pipeline.config.loading import read_mapping, validate
+from rloo_pipeline.config.run import Config
+from rloo_pipeline.config.sampling import Select
+from rloo_pipeline.config.section import JSON, Section, merge
+from rloo_pipeline.errors import UserError
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+RESERVED = ("shared", "logs", "benchmarks", "test")
+"""Folders of an experiment, so no names of arms."""
+OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds under `seeds`"}
+"""Keys that no arm can change, and why."""
+
+
+class Experiment(Section):
+    """Configuration of an experiment."""
+
+    experiment: str = Field(pattern=NAME)
+    """Name of the experiment. Its files are in results/<experiment>/. Default: the name of its file without suffix."""
+    base: str
+    """Configuration of a run that all arms start from; a relative path is looked up in the folder of this file."""
+    vary: dict[str, list[Any]] = {}
+    """Keys of the configuration, with dots, and the values of each; every combination is an arm."""
+    arms: dict[str, dict[str, Any]] = {}
+    """Names of arms and the keys that each changes, instead of `vary`. The first arm is the baseline in both."""
+    seeds: list[int] = Field([0, 1, 2, 3, 4], min_length=1)
+    """Random seeds; every arm is run with each of them."""
+    select: Select | None = None
+    """Choice of an arm and of a round of each of its runs, as the key of the same name of a run. Default: that of the
+    base.
+    """
+
+    @field_validator("seeds")
+    @classmethod
+    def _check_seeds(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is there twice, which would be the same run")
+        return seeds
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> Self:
+        if self.vary and self.arms:
+            raise ValueError("`vary` and `arms` both name arms; leave one of the two out")
+        if empty := next((key for key, values in self.vary.items() if not values), None):
+            raise ValueError(f"vary.{empty}: the list is empty; give it a value")
+        names = [name for name, _ in self._named()]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"vary: two arms would be named '{twice}'; name them under `arms` instead")
+        for name, changes in self._named():
+            if not re.fullmatch(NAME, name) or name in RESERVED:
+                raise ValueError(
+                    f"arms: '{name}' cannot be the name of an arm; use letters, digits, '.', '_' and '-', "
+                    f"and none of {', '.join(RESERVED)}"
+                )
+            if own := next((key for key in changes if key in OWN), None):
+                raise ValueError(f"{own}: an arm cannot change it; {OWN[own]}")
+        return self
+
+    def arm_changes(self) -> dict[str, JSON]:
+        """The arms in order: name → the keys that it changes, with dots."""
+        return dict(self._named())
+
+    def _named(self) -> Iterator[tuple[str, JSON]]:
+        if self.arms or not self.vary:
+            yield from (self.arms or {"base": {}}).items()
+            return
+        for values in itertools.product(*self.vary.values()):
+            changes = dict(zip(self.vary, values, strict=True))
+            yield "_".join(itertools.starmap(_label, changes.items())), changes
+
+
+def _label(key: str, value: Any) -> str:
+    """A value as a part of an arm's name; with its key where the value says little by itself."""
+    text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
+        "-"
+    )
+    says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
+    return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
+
+
+def is_experiment(raw: object) -> bool:
+    """Whether a mapping is meant as an experiment and not as the configuration of one run."""
+    return isinstance(raw, Mapping) and "base" in raw
+
+
+def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
+    """The experiment in a mapping.
+
+    Args:
+        raw: as YAML or Snakemake gives it.
+        file: where it was read from, whose name is the default name; None if not known.
+        origin: the same for messages.
+
+    Raises:
+        UserError: a key is unknown, missing or out of range.
+    """
+    named = {"experiment": file.stem} if file else {}
+    try:
+        return Experiment.model_validate({**named, **raw})
+    except ValidationError as error:
+        raise UserError(f"{origin}: {first_problem(error, Experiment)}") from None
+
+
+def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, Config]:
+    """The runs: <arm>/<seed> → configuration, whose `run` is <experiment>-<arm>-<seed>.
+
+    Args:
+        experiment: its arms and seeds.
+        folder: in which the base is looked up.
+        origin: the experiment's file, for messages.
+
+    Raises:
+        UserError: the base is missing, or the configuration of an arm is not valid.
+    """
+    base = read_mapping(folder / experiment.base)
+    if experiment.select:
+        base["select"] = experiment.select.model_dump()
+    configs = {}
+    for arm, changes in experiment.arm_changes().items():
+        raw = base
+        for key, value in changes.items():
+            for part in reversed(key.split(".")[1:]):
+                value = {part: value}
+            raw = merge(raw, {key.partition(".")[0]: value})
+        first = validate({**raw, "run": experiment.experiment, "seed": experiment.seeds[0]}, f"{origin}, arm {arm}")
+        for seed in experiment.seeds:
+            name = f"{experiment.experiment}-{arm}-{seed}"
+            configs[f"{arm}/{seed}"] = first.model_copy(update={"run": name, "seed": seed})
+    return configs

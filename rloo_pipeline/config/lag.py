@@ -1,0 +1,66 @@
+"""What `rollout.lag` needs of the section `algorithm`: a correction by default, and the combinations that are refused.
+
+With a lag, the completions of a round come from an older policy than the one that its update starts from. The update
+computes the log-probs of that policy, π_old, clips around it, and weights losses by w = π_old / π_sampler: the
+decoupled objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
+al. 2025, arXiv 2505.24298).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rloo_pipeline.config import presets
+from rloo_pipeline.config.algorithm import Algorithm
+from rloo_pipeline.config.sampling import Rollout
+from rloo_pipeline.config.section import JSON
+
+OF_TOKENS: JSON = {"correction": "token_mis", "min": 0.5, "max": 5.0}
+"""IcePop's mask with its thresholds (arXiv 2510.18855); AReaL drops tokens above 5 too (`behav_imp_weight_cap`)."""
+OF_COMPLETIONS: JSON = {"correction": "sequence_tis", "max": 2.0}
+"""The weight of the whole action, truncated at the 2 of Yao et al. 2025 and TRL: it drops no completion."""
+
+
+def fill(values: Any) -> Any:
+    """The configuration as it was written, with a correction if it has a lag and names none.
+
+    A preset's `correction: none` is the choice of a system that samples without a lag, so it gives way too.
+    """
+    rollout, algorithm = (values.get(name, {}) for name in ("rollout", "algorithm"))
+    if not isinstance(rollout, dict) or not isinstance(algorithm, dict):
+        return values
+    mismatch = algorithm.get("mismatch", {})
+    if rollout.get("lag", 0) in (0, None) or not isinstance(mismatch, dict) or "correction" in mismatch:
+        return values
+    chosen = {**presets.PRESETS.get(str(algorithm.get("preset")), {}), **algorithm}
+    if chosen.get("old_logps") == "sampler":
+        return values
+    default = OF_TOKENS if chosen.get("importance_sampling_level") == "token" else OF_COMPLETIONS
+    return {**values, "algorithm": {**algorithm, "mismatch": {**default, **mismatch}}}
+
+
+def check(rollout: Rollout, algorithm: Algorithm) -> None:
+    """Checks that completions of an older policy are weighted.
+
+    Raises:
+        ValueError: they cannot be, or are not.
+    """
+    lag = f"rollout.lag: {rollout.lag}"
+    if not rollout.lag:
+        return
+    if cut := rollout.cut_by:
+        raise ValueError(
+            f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "
+            "are of the cut distribution; leave one of the two out"
+        )
+    if algorithm.old_logps == "sampler" and algorithm.clip == "none":
+        raise ValueError(
+            f"{lag} trains on completions of an older policy, and with algorithm.clip: none no ratio weights them; set "
+            "algorithm.old_logps: trainer, or clip: ppo"
+        )
+    if algorithm.old_logps == "trainer" and algorithm.mismatch.correction == "none":
+        raise ValueError(
+            f"{lag} trains on completions of an older policy, and with algorithm.mismatch.correction: none and "
+            "old_logps: trainer nothing weights them; leave mismatch.correction out, which sets "
+            f"{OF_TOKENS['correction']} for tokens and {OF_COMPLETIONS['correction']} for completions"
+        )

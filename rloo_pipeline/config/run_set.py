@@ -1,0 +1,234 @@
+"""The runs of one Snakemake call: a single run, or those of an experiment with the files that they share.
+
+A file is shared where all that decides it is equal: the parameters of its stage (`Config.params`) and the files before
+it. Its folder, results/<experiment>/shared/<group>-<digest>/, is named after both, so neither another arm nor another
+order of the arms moves it. A folder of a group is like that of a run with one stage: it has a config.yaml, logs and
+benchmarks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rloo_pipeline.config import experiment
+from rloo_pipeline.config.experiment import Experiment
+from rloo_pipeline.config.loading import read_mapping, validate
+from rloo_pipeline.config.run import Config
+from rloo_pipeline.config.section import JSON
+from rloo_pipeline.errors import UserError
+
+RESULTS = "results"
+T = TypeVar("T")
+
+
+class Group(NamedTuple):
+    """Files that are shared together."""
+
+    stages: tuple[str, ...]
+    """Stages that make them."""
+    after: tuple[str, ...]
+    """Groups whose files these stages read."""
+    files: tuple[str, ...]
+    """Files and folders, relative to the folder of a run."""
+
+
+GROUPS: Mapping[str, Group] = {
+    "assets": Group(("stage-assets",), (), ("assets",)),
+    "prompts": Group(("prompts",), ("assets",), ("prompts",)),
+    "trial": Group(("probe", "checks"), ("prompts",), ("warmstart/trial",)),
+    "warmstart": Group(("warmstart",), ("prompts", "trial"), ("policies/00000",)),
+    "checks": Group(
+        ("probe", "checks"),
+        ("warmstart",),
+        ("warmstart/probe.parquet", "warmstart/checks.json", "warmstart/checks.failed.json"),
+    ),
+    "rollout": Group(("rollout",), ("warmstart",), ("rounds/00001/rollouts", "rounds/00001/held_out")),
+    "score": Group(("score",), ("rollout",), ("rounds/00001/scores",)),
+    "reference": Group(("reference",), ("rollout",), ("rounds/00001/reference",)),
+    "evaluate": Group(
+        ("evaluate", "stage-harness", "harness"), ("warmstart",), ("evaluation/warmstart", "harness/tasks.json")
+    ),
+}
+"""What runs can share: all of the warm start, and the first round until its update."""
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """The runs of a Snakemake call, by their folders below results/."""
+
+    configs: Mapping[str, Config]
+    experiment: Experiment | None = None
+    homes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Folder of a run or of shared files → group → the folder of the group's files."""
+    shared: Mapping[str, Config] = field(default_factory=dict)
+    """Folders of shared files, and a configuration that decides them."""
+
+    @cached_property
+    def first(self) -> Config:
+        """The configuration of the first run."""
+        return next(iter(self.configs.values()))
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the experiment or of the run; the folder below results/."""
+        return self.experiment.experiment if self.experiment else self.first.run
+
+    @cached_property
+    def pattern(self) -> str:
+        """Path of a run's folder for a rule; that of an experiment has a wildcard `run`."""
+        return f"{RESULTS}/{{run}}" if self.experiment else f"{RESULTS}/{self.name}"
+
+    @cached_property
+    def by_folder(self) -> dict[str, Config]:
+        """All configurations: of runs and of shared files."""
+        return {**self.configs, **self.shared}
+
+    def of(self, wildcards: Any) -> Config:
+        """The configuration that a job belongs to."""
+        return self.by_folder[wildcards.run] if self.experiment else self.first
+
+    def folder_of(self, wildcards: Any) -> str:
+        """The folder below results/ of a job's run, or of shared files."""
+        return str(wildcards.run) if self.experiment else self.name
+
+    def by_run(self, value: Callable[[Config], T]) -> T | Callable[[Any], T]:
+        """A value for a rule: a constant in a single run, in an experiment a function of the wildcards."""
+        if not self.experiment:
+            return value(self.first)
+        values: dict[str, T] = {}
+
+        def of_run(wildcards: Any) -> T:
+            if wildcards.run not in values:
+                values[wildcards.run] = value(self.by_folder[wildcards.run])
+            return values[wildcards.run]
+
+        return of_run
+
+    def path(self, wildcards: Any, file: str) -> str:
+        """Where a file of a job's run lies: in the folder of the run, or where runs share it.
+
+        Args:
+            wildcards: of the job.
+            file: relative to the folder of the run.
+        """
+        if not self.experiment:
+            return f"{RESULTS}/{self.name}/{file}"
+        run = wildcards.run
+        group = _group_of(file)
+        return f"{RESULTS}/{self.homes[run][group] if group else run}/{file}"
+
+    def file(self, pattern: str) -> str | Callable[[Any], str]:
+        """An input of a rule: `path` of a pattern, which may have other wildcards."""
+        if not self.experiment:
+            return f"{self.pattern}/{pattern}"
+        return lambda wildcards: self.path(wildcards, pattern.format(**wildcards) if "{" in pattern else pattern)
+
+
+_GROUP_BY_FILE = {file: group for group, (_, _, files) in GROUPS.items() for file in files}
+_DEPTHS = sorted({file.count("/") for file in _GROUP_BY_FILE}, reverse=True)
+
+
+def _group_of(file: str) -> str | None:
+    """The group of a file, by the longest folder of it that a group has; None if no group has it."""
+    parts = file.split("/")
+    for depth in _DEPTHS:
+        if group := _GROUP_BY_FILE.get("/".join(parts[: depth + 1])):
+            return group
+    return None
+
+
+def read_runs(file: Path, changes: tuple[str, ...] = ()) -> RunSet:
+    """The runs of a configuration file: of an experiment, or one run.
+
+    Raises:
+        UserError: as `runs_of`, or the file is missing or not YAML.
+    """
+    return runs_of(read_mapping(file, changes), file, str(file))
+
+
+def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
+    """The runs of a configuration.
+
+    Args:
+        raw: the mapping, as YAML or Snakemake gives it.
+        file: where it was read from; None if not known.
+        origin: the same for messages.
+
+    Raises:
+        UserError: a key is unknown, missing or out of range.
+    """
+    if not experiment.is_experiment(raw):
+        config = validate(raw, origin)
+        _require_choice([config], origin)
+        return RunSet({config.run: config})
+    plan = experiment.parse(raw, file, origin)
+    below = experiment.configs_of(plan, file.parent if file else Path(), origin)
+    configs = {f"{plan.experiment}/{name}": config for name, config in below.items()}
+    _require_alike(configs, origin)
+    _require_choice(list(configs.values()), origin)
+    homes: dict[str, Mapping[str, str]] = {}
+    shared: dict[str, Config] = {}
+    for folder, config in configs.items():
+        homes[folder] = _homes_of(plan.experiment, config)
+        for home in homes[folder].values():
+            shared.setdefault(home, config)
+            homes.setdefault(home, homes[folder])
+    return RunSet(configs, plan, homes, shared)
+
+
+def _require_choice(configs: Sequence[Config], origin: str) -> None:
+    """Something to choose from, where there is `select`: several rounds, or several arms."""
+    arms = {config.model_copy(update={"run": "", "seed": 0}).model_dump_json() for config in configs}
+    if configs[0].select and len(arms) == 1 and len(configs[0].candidates) == 1:
+        raise UserError(
+            f"{origin}: select: there is one arm with one evaluated round, so there is nothing to choose from; set "
+            "evaluation.every, or name more arms"
+        )
+
+
+def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
+    """Keys that rules of the workflow take once for all runs."""
+    needs: dict[str, Callable[[Config], Any]] = {
+        "container": lambda config: config.container,
+        "deepspeed.nodes": lambda config: config.deepspeed.nodes,
+        "workers": lambda config: config.workers,
+        "select": lambda config: config.select,
+    }
+    if next(iter(configs.values())).select:  # what arms are compared by has to be the same measure
+        needs |= {
+            "dataset.dev": lambda config: config.dataset.dev,
+            "dataset.eval": lambda config: config.dataset.eval,
+            "correct.reward": lambda config: config.deciding,
+            "correct.threshold": lambda config: config.correct.threshold,
+            "evaluation.num_prompts": lambda config: config.evaluation.num_prompts,
+            "evaluation.num_generations": lambda config: config.evaluation.num_generations,
+            "evaluation.temperature": lambda config: config.evaluation.temperature,
+        }
+    for key, value in needs.items():
+        values = [value(config) for config in configs.values()]
+        if any(other != values[0] for other in values):
+            raise UserError(f"{origin}: {key}: all arms of an experiment need the same value; set it in the base")
+
+
+def _homes_of(name: str, config: Config) -> dict[str, str]:
+    """Group → the folder below results/ of its files, for one run."""
+    homes: dict[str, str] = {}
+    for group, (stages, after, _) in GROUPS.items():
+        if group == "trial" and not config.tries_model:
+            continue
+        decides = [[_params(config, stage) for stage in stages], [homes[other] for other in after if other in homes]]
+        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
+        homes[group] = f"{name}/shared/{group}-{digest}"
+    return homes
+
+
+def _params(config: Config, stage: str) -> JSON:
+    """What decides a stage of the warm start or of round 1, in which `rollout.lag` does not act."""
+    params = config.params(stage)
+    return params | {"rollout": {**params["rollout"], "lag": 0}} if "rollout" in params else params

@@ -1,0 +1,121 @@
+"""The model's chat template in a conversation with tools: what follows a call, as token ids.
+
+What the model sampled is never tokenized again. The tokens between the end of a turn and the next one (the answers of
+the tools, and the start of the next turn) are the difference of two renderings of a short conversation, as ids: with
+the answers and without. Such a continuation does not depend on what came before, so the template must render a
+conversation as the beginning of every longer one; `ToolTemplate.check` refuses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.config import Dataset
+from rloo_pipeline.data.prompting import render
+from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+ASKED: Message = {"role": "user", "content": "1"}
+
+
+def call_message(calls: Sequence[tuple[str, dict[str, Any]]], content: str = "") -> Message:
+    """The assistant's message with calls of tools, each a name and its arguments, in TRL's form."""
+    functions = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    return {"role": "assistant", "content": content, "tool_calls": functions}
+
+
+def answer_messages(names: Sequence[str], texts: Sequence[str]) -> list[Message]:
+    """The messages with the answers of tools."""
+    return [{"role": "tool", "name": name, "content": text} for name, text in zip(names, texts, strict=True)]
+
+
+class ToolTemplate:
+    """The chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, stop_ids: Sequence[int]) -> None:
+        """Keeps what renderings need.
+
+        Args:
+            tokenizer: of the model.
+            dataset: section of the configuration, for `chat_template_kwargs`.
+            stop_ids: tokens that end a turn.
+        """
+        self.tokenizer = tokenizer
+        self.dataset = dataset
+        self.stop_ids = frozenset(stop_ids)
+        self.name = str(tokenizer.name_or_path)
+
+    def render(self, messages: Sequence[Message], next_turn: bool = False, tools: Sequence[Any] = ()) -> str:
+        """The text of messages, with the start of the model's next turn if `next_turn`."""
+        return render(list(messages), self.dataset, self.tokenizer, self.name, next_turn, tools)
+
+    def continuation(self, names: Sequence[str], texts: Sequence[str]) -> list[int]:
+        """The token ids that follow the end token of a turn with calls: the answers, and the start of the next turn.
+
+        Args:
+            names: of the tools that were called, in the order of the calls.
+            texts: their answers.
+        """
+        before = [ASKED, call_message([(name, {}) for name in names])]
+        return self._difference(before, answer_messages(names, texts))
+
+    def turn_text(self, message: Message) -> str:
+        """The text of the model's turn with a message, as the template writes it, without the end of the turn."""
+        whole = self.render([ASKED, message])
+        starts = (self.render([ASKED], next_turn) for next_turn in (True, False))
+        start = next((start for start in starts if whole.startswith(start)), None)
+        if start is None:
+            raise UserError(self._refusal("changes the first message of a conversation when another follows"))
+        text = whole[len(start) :]
+        ends = [text.rfind(end) for end in self.tokenizer.convert_ids_to_tokens(sorted(self.stop_ids))]
+        return text[: max(ends)] if max(ends, default=-1) >= 0 else text
+
+    def check(self, schemas: Sequence[Any]) -> None:
+        """Checks that the template writes tools, calls and answers, and changes nothing that came before them.
+
+        Args:
+            schemas: of the tools.
+
+        Raises:
+            UserError: it does not.
+        """
+        name, key, value, text = "name123", "key456", "value789", "answer147"
+        call, answer = (
+            call_message([(name, {key: value})], "<think>thought258</think>"),
+            answer_messages([name], [text]),
+        )
+        whole = self.render([ASKED, call, *answer])
+        shown = {"the call of a tool": (name, key, value), "the answer of a tool": (text,)}
+        lacking = next((what for what, parts in shown.items() if any(part not in whole for part in parts)), None)
+        listed = self.render([ASKED], True, schemas)
+        if any(schema["function"]["name"] not in listed for schema in schemas):
+            lacking = "the list of tools"
+        if lacking is not None:
+            raise UserError(self._refusal(f"leaves out {lacking}"))
+        self._difference([ASKED, call], answer)
+        self._difference([ASKED, call, *answer, call], answer)
+
+    def _difference(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
+        """Ids of `after` and the start of the next turn, behind the last end token of `before`."""
+        start, whole = (self._ids(self.render(before)), self._ids(self.render([*before, *after], True)))
+        ends = [place for place, token in enumerate(start) if token in self.stop_ids]
+        start = start[: ends[-1] + 1] if ends else start
+        if whole[: len(start)] != start:
+            raise UserError(
+                self._refusal("writes earlier turns in another way once a tool has answered, as with thinking dropped")
+            )
+        return whole[len(start) :]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _refusal(self, what: str) -> str:
+        return (
+            f"{self.name}: the chat template {what}, so it cannot be used with rollout.tools or rollout.environment; "
+            "name a model with another template, or give its folder a chat_template.jinja that appends each message "
+            "and leaves what came before as it was"
+        )

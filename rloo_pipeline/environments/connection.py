@@ -1,0 +1,166 @@
+"""The pool's end of the socket to the process of one episode: the request under way, and its answer."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pickle
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from rloo_pipeline.environments.episode import CallTools, RequestDone, ToolText, error_text
+from rloo_pipeline.scoring.messages import BadMessageError, MessageSocket
+from rloo_pipeline.scoring.worker_process import CLOSED, EXIT_SECONDS, NO_MESSAGE
+
+MESSAGE_BYTES = 1 << 23
+"""Most bytes of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
+
+
+class Answer(NamedTuple):
+    """The answer to one request."""
+
+    episode: int
+    request: str
+    """`reset`, `call` or `finish`."""
+    texts: tuple[str, ...] = ()
+    """What each call returned; of `reset`, the observation if there is one."""
+    errors: tuple[bool, ...] = ()
+    """Whether each text is an error."""
+    reward: float | None = None
+    """What `get_reward` returned, in the answer to `finish`."""
+    state: str | None = None
+    """The public attributes of the environment as JSON, in the answer to `finish`."""
+    lost: str | None = None
+    """Why the episode cannot go on: its process was killed at its deadline, died, or reset or get_reward raised."""
+    seconds: float = 0.0
+    """From the request to its answer, without the time for which it waited for a process."""
+
+
+class Connection:
+    """One process as the pool sees it."""
+
+    def __init__(self, episode: int, serial: int, file: int) -> None:
+        self.episode, self.serial = episode, serial
+        self.channel = MessageSocket(file)
+        self.request: str | None = None
+        """The request under way."""
+        self.done: RequestDone | None = None
+        """The last message about it."""
+        self.deadline = math.inf
+        self.closed = False
+        """Whether the other end is closed or disturbed."""
+        self.fault: str | None = None
+        """What the code wrote to the socket, phrased to follow its name."""
+        self._late = ""
+        self._calls: list[tuple[str, Any]] = []
+        self._texts: dict[int, ToolText] = {}
+        self._began, self._timeout = 0.0, math.inf
+
+    def send(self, kind: str, request: Any, timeout: float) -> None:
+        """Sends a request; its deadline is `timeout` seconds from now, and from each answer of a tool."""
+        self.request, self.done, self._texts = kind, None, {}
+        self._calls = request.calls if isinstance(request, CallTools) else []
+        self._began, self._timeout = time.monotonic(), timeout
+        if not self.closed:
+            self.deadline = self._began + timeout
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will be told
+            self.channel.send(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
+
+    def restart_clock(self, timeout: float) -> None:
+        """Begins the time of a request anew, which waited for imports."""
+        if self.request in ("reset", "call"):
+            self._began, self._timeout = time.monotonic(), timeout
+            self.deadline = self._began + timeout
+
+    def read(self) -> bool:
+        """Reads messages. Returns whether the request is answered."""
+        if not self.closed:
+            try:
+                for data in self.channel.arrived(MESSAGE_BYTES):
+                    self._record(*_decoded(data))
+            except BadMessageError:
+                self._disturb(NO_MESSAGE)
+            except EOFError:
+                self._disturb(CLOSED)
+        return self.done is not None
+
+    def _disturb(self, fault: str) -> None:
+        """Notes a fault. If the process ended, the pool is told so at once; else it ends after EXIT_SECONDS."""
+        self.closed = True
+        self.fault = fault if fault is NO_MESSAGE else None
+        self._late = fault
+        self.deadline = time.monotonic() + (0.0 if fault is NO_MESSAGE else EXIT_SECONDS)
+
+    def _record(self, name: str, fields: list[Any]) -> None:
+        if self.request is None or self.done is not None:
+            raise BadMessageError
+        if name == "ToolText":
+            text = ToolText(*fields)
+            if text.place in self._texts or not 0 <= text.place < max(1, len(self._calls)):
+                raise BadMessageError
+            self._texts[text.place] = text
+            self.deadline = time.monotonic() + self._timeout
+        else:
+            self.done = RequestDone(*fields)
+            self.deadline = math.inf
+
+    def take(self) -> RequestDone:
+        """The last message about the request, which is then over."""
+        done, self.done = self.done, None
+        assert done is not None
+        return done
+
+    def answer(self, done: RequestDone) -> Answer:
+        """The answer to the request that `done` ended."""
+        texts = [self._texts[place] for place in sorted(self._texts)]
+        values = tuple(text.text for text in texts), tuple(text.error for text in texts)
+        kind, self.request = str(self.request), None
+        return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
+
+    def place_of_fault(self) -> str:
+        """What was called when the process died: a tool, reset, or get_reward."""
+        if self.request == "call":
+            place = next((place for place in range(len(self._calls)) if place not in self._texts), 0)
+            return str(self._calls[place][0])
+        return {"finish": "get_reward"}.get(str(self.request), str(self.request))
+
+    def late(self) -> str:
+        """How the process failed whose deadline is over, phrased to follow the name of what was called."""
+        return self._late if self.closed else f"took over {self._timeout:g} s"
+
+    def failed(self, what: str, lost: str | None) -> Answer:
+        """The answer to a request whose process is gone: the texts that came, and `what` for the others."""
+        texts, errors = [], []
+        for place in range(len(self._calls)):
+            text = self._texts.get(place, ToolText(place, error_text(what), True))
+            texts.append(text.text)
+            errors.append(text.error)
+        seconds = time.monotonic() - self._began
+        return Answer(self.episode, str(self.request), tuple(texts), tuple(errors), None, None, lost, seconds)
+
+    def close(self) -> None:
+        """Closes this end."""
+        self.closed = True
+        self.channel.close()
+
+
+def _decoded(data: bytearray) -> tuple[str, list[Any]]:
+    """A message of an episode, checked, since its code may write anything.
+
+    Raises:
+        BadMessageError: it is none.
+    """
+    try:
+        name, fields = json.loads(data)
+        return name, list(_validator(name).validate_python(fields))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadMessageError from None
+
+
+@functools.cache
+def _validator(name: str) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter({kind.__name__: kind for kind in (ToolText, RequestDone)}[name])

@@ -1,0 +1,52 @@
+"""`deepspeed.gradient_checkpointing: auto`: on where training would not fit into memory without it.
+
+Recomputed activations have the bits of stored ones, so the decision changes no result.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.planning import memory
+from rloo_pipeline.runtime import devices
+
+
+def resolve(config: Config, folder: Path, sft: bool = False) -> Config:
+    """`resolve_for` the model in a folder and the memory of this process; off where config.json has no known sizes."""
+    if config.deepspeed.gradient_checkpointing != "auto":
+        return config
+    try:
+        shape = model_dims.read(folder)
+    except UserError:
+        return _with(config, gradient_checkpointing=False)
+    return resolve_for(config, shape, devices.device_type(), devices.memory_bytes(), sft)
+
+
+def resolve_for(config: Config, shape: ModelDims, chip: str, room: float, sft: bool = False) -> Config:
+    """The configuration with true or false in place of `auto`.
+
+    Args:
+        config: of the run, or of a stage that trains.
+        shape: of the model.
+        chip: cpu or cuda.
+        room: bytes that a process may use.
+        sft: the training is that of `warmstart.sft`, of all weights and with full micro-batches.
+    """
+    if config.deepspeed.gradient_checkpointing != "auto":
+        return config
+    without, batch = _with(config, gradient_checkpointing=False), None
+    if sft:
+        tokens = config.deepspeed.max_tokens_per_micro_batch
+        batch = memory.MicroBatch(tokens, tokens, several=True)
+        without = without.model_copy(update={"update": config.update.model_copy(update={"lora": None})})
+    needed = memory.total(memory.update(without, shape, chip, batch)) > room * memory.ROOM
+    return _with(config, gradient_checkpointing=needed)
+
+
+def _with(config: Config, **keys: bool) -> Config:
+    """The configuration with other values in its section `deepspeed`."""
+    return config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update=keys)})

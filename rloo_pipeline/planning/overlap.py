@@ -1,0 +1,52 @@
+"""How long a round takes with `rollout.lag`, from the time of each side (docs/overlap.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from rloo_pipeline.config import Config
+
+
+class SideSeconds(NamedTuple):
+    """Wall seconds of the two sides of a round."""
+
+    sampling: float
+    """Rollouts, scores and reference log-probs."""
+    training: float
+    """The update."""
+
+    def round_seconds(self, lag: int) -> float:
+        """Seconds of a round, once the first ones are through: an update waits for rollouts that its lag + 1 allows."""
+        both = self.sampling + self.training
+        return max(self.sampling, self.training, both / (lag + 1)) if lag else both
+
+
+def reckoned(config: Config, hours: Mapping[str, float]) -> SideSeconds:
+    """From an estimate of GPU-hours over all rounds, with one sampler and without the time of scoring."""
+    seconds = {stage: 3600 * value / config.rounds for stage, value in hours.items()}
+    sampling = seconds["rollout"] / config.vllm.tensor_parallel_size + seconds.get("reference", 0.0)
+    return SideSeconds(sampling, seconds["update"] / config.deepspeed.processes)
+
+
+def lines(config: Config, sides: SideSeconds, how: str, unit: str) -> Iterator[str]:
+    """What a lag gives, for the plan.
+
+    Args:
+        config: of the run.
+        sides: seconds of a round.
+        how: where they come from.
+        unit: `GPU` or `core`.
+    """
+    lag = config.rollout.lag or 1
+    alone, beside = sides.round_seconds(0), sides.round_seconds(lag)
+    of_gpus = (config.vllm.tensor_parallel_size, config.deepspeed.processes)
+    of_cores = (config.vllm.threads, config.deepspeed.threads * config.deepspeed.processes)
+    sampler, trainer = of_gpus if unit == "GPU" else of_cores
+    key = f"rollout.lag: {lag}" + ("" if config.rollout.lag else " (not set)")
+    units = unit if sampler == 1 else f"{unit}s"
+    yield f"{key}: {sampler} {units} to sample beside {trainer} to train, {sampler + trainer} at once"
+    yield (
+        f"  {how}: {sides.sampling:,.1f} s to sample and {sides.training:,.1f} s to train a round: {beside:,.1f} s "
+        f"instead of {alone:,.1f} s, {alone / beside:.2f} times as fast"
+    )

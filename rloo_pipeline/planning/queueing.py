@@ -1,0 +1,88 @@
+"""Wall-clock time of a run, and what SLURM's queue adds in each of the ways to run there.
+
+A round is a chain of three jobs: rollout, then score (and reference beside it), then update; shards run side by side.
+Before the first round come prompts and warm start, after the last one evaluation, distance and report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.planning import estimate
+
+SUBMISSION = 20.0
+"""Seconds that a stage as a SLURM job takes besides its wait and its work (docs/cluster.md): submission, polling."""
+ON_SNAKEMAKES_MACHINE = {"stage-assets", "stage-harness", "gate"}
+"""Stages that are no SLURM jobs."""
+MUCH = 0.2
+"""Share of the whole time from which waiting in the queue is a reason for one job."""
+
+
+class Mode(NamedTuple):
+    """One way to run on SLURM."""
+
+    command: str
+    jobs: int
+    """SLURM jobs of the run; the shards of a round are one array job of that many tasks."""
+    waits: int
+    """Waits in the queue, one after the other."""
+    queue: float
+    """Seconds in the queue and between jobs."""
+    gpus: int
+    """GPUs held at once, at most."""
+
+
+def wall_seconds(config: Config, hours: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each stage one after the other, with all shards side by side.
+
+    Args:
+        config: of the run.
+        hours: GPU-hours of each stage.
+    """
+    return {stage: 3600 * value / gpus_of(config)[stage] for stage, value in hours.items()}
+
+
+def gpus_of(config: Config) -> dict[str, int]:
+    """GPUs that a stage of a round uses at once."""
+    shards = config.rollout.shards
+    return {
+        "rollout": shards * config.vllm.tensor_parallel_size,
+        "reference": shards,
+        "update": config.deepspeed.processes,
+    }
+
+
+def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
+    """Each stage as a job, and the whole run as one job.
+
+    Args:
+        config: of the run.
+        wait: seconds that a job waits in the queue.
+    """
+    counts = {stage: count for stage, count in estimate.jobs(config).items() if stage not in ON_SNAKEMAKES_MACHINE}
+    waits = 2 + (2 if config.tries_model else 0) + 3 * config.rounds + 3
+    gpus = max(gpus_of(config).values())
+    jobs = sum(counts.values())
+    return (
+        Mode("snakemake --profile slurm", jobs, waits, waits * (wait + SUBMISSION), gpus),
+        Mode("rloo submit", 1, 1, wait, gpus),
+    )
+
+
+def advice(config: Config, wait: float, work: float | None) -> str:
+    """The mode to take, and why, in one sentence.
+
+    Args:
+        config: of the run.
+        wait: seconds that a job waits in the queue.
+        work: seconds that the stages take; None if not known.
+    """
+    stages, one = modes(config, wait)
+    if work is None:
+        return f"{one.command}, unless a stage takes much longer than {estimate.minutes(wait + SUBMISSION)}"
+    share = stages.queue / (stages.queue + work)
+    if share < MUCH:
+        return f"{stages.command}: the queue is {share:.0%} of the time, and no GPU is held while it has nothing to do"
+    return f"{one.command}: as jobs of their own, stages would be in the queue for {share:.0%} of the time"

@@ -1,0 +1,90 @@
+"""experiment.html: one self-contained page of an experiment, arm by arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rloo_pipeline.config import JSON
+from rloo_pipeline.evaluation.across_seeds import FEWEST
+from rloo_pipeline.report import frame
+from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart, ChartLine
+from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
+from rloo_pipeline.report.experiment_summary import FinishedExperiment
+from rloo_pipeline.report.figures import DASHES, Rounds, Style, figure_of_arms
+from rloo_pipeline.report.finished import Finished
+
+HELD_OUT = Chart(
+    "Held-out accuracy by round",
+    "Mean over seeds of pass@1 on the held-out problems. Shaded: from the lowest to the highest seed.",
+    (ChartLine("accuracy", "accuracy"),),
+    tickformat=".0%",
+    from_zero=False,
+)
+REWARD_OF_ARMS = REWARD_OF_RUNS._replace(
+    caption="Mean over seeds of the round’s mean reward. Shaded: from the lowest to the highest seed."
+)
+
+
+def render(summary: JSON, experiment: FinishedExperiment) -> str:
+    """The page as HTML.
+
+    Args:
+        summary: the result of `experiment_summary.summary_of`.
+        experiment: the same experiment.
+    """
+    arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
+    styles = [Style.at(place) for place in range(len(arms))]
+    held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
+    rewards: dict[str, list[Rounds]] = {arm: [run.rounds for run in runs] for arm, runs in arms.items()}
+    return frame.fill(
+        "experiment_page.html.j2",
+        summary=summary,
+        headline=headline(summary),
+        by_pair={(row["arm"], row["less"]): row for row in summary["comparisons"]},
+        marks={arm: (style.colour, DASHES[style.dash]) for arm, style in zip(arms, styles, strict=True)},
+        span=span([_estimate(row) for row in summary["arms"]]),
+        fewest=FEWEST,
+        charts=[
+            (HELD_OUT, figure_of_arms(HELD_OUT, held_out, HEIGHT_OF_REWARD)),
+            (REWARD_OF_ARMS, figure_of_arms(REWARD_OF_ARMS, rewards)),
+        ],
+    )
+
+
+def _estimate(row: JSON) -> JSON:
+    """An arm's interval, or the range of its seeds where there is none."""
+    values = row["accuracies"]
+    return {"ci95": row["mean"]["ci95"] or (min(values), max(values))}
+
+
+def _evaluations(run: Finished) -> list[Mapping[str, float | None]]:
+    """The accuracies of a run as rounds of a chart."""
+    names = run.config.evaluated
+    between = {names[name]: evaluation["accuracy"] for name, evaluation in run.summary["between"].items()}
+    ends = {names[name]: run.summary[name]["accuracy"] for name in ("warmstart", "final")}
+    return [{"round": number, "accuracy": value} for number, value in sorted({**between, **ends}.items())]
+
+
+def headline(summary: JSON) -> str:
+    """Which arm ends best, and which differ from the baseline by more than seeds and prompts explain."""
+    rows: list[JSON] = summary["arms"]
+    best = max(rows, key=lambda row: row["mean"]["value"])
+    seeds = int(np.median([len(row["seeds"]) for row in rows]))
+    begin = (
+        f"Of {len(rows)} arms with {seeds} seed{'s' if seeds > 1 else ''} each, {best['arm']} ends best on average: "
+        f"{frame.percent(best['mean']['value'])} of its answers to held-out problems are right."
+    )
+    if not summary["enough_seeds"]:
+        return (
+            f"{begin} With fewer than {FEWEST} seeds, nothing can be said about training: another seed could order the "
+            "arms differently."
+        )
+    against = [row for row in summary["comparisons"] if row["less"] == summary["baseline"] and row["value"] is not None]
+    beyond = [f"{row['arm']} ({frame.points(row['value'])} points)" for row in against if row["p_holm"] <= ALPHA]
+    if not against:
+        return begin
+    if not beyond:
+        return f"{begin} No arm differs from {summary['baseline']} by more than seeds and problems explain."
+    return f"{begin} From {summary['baseline']} differ by more than seeds and problems explain: {', '.join(beyond)}."

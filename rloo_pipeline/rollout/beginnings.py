@@ -1,0 +1,68 @@
+"""How episodes begin: the tools that a prompt lists, and what `reset` of its environment said.
+
+The seed of a `reset` is that of the row, so all episodes of a prompt begin alike, in every round and in every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.config import Rollout
+from rloo_pipeline.environments.pool import EnvironmentPool
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.seeds import derive
+
+if TYPE_CHECKING:
+    from rloo_pipeline.environments.connection import Answer
+
+OWN = ("prompt_id", "prompt", "prompt_ids")
+"""Columns of the prompt sets that `reset` does not get: the prompt ends with what it says."""
+POLL_SECONDS = 1.0
+"""Longest wait for an answer before dead processes are looked for."""
+
+
+def pool_of(settings: Rollout) -> EnvironmentPool:
+    """The processes for tools and environments of a configuration; a context manager."""
+    return EnvironmentPool(
+        settings.environment, settings.tools, settings.environment_workers, settings.environment_timeout
+    )
+
+
+def reset(pool: EnvironmentPool, episode: int, row: dict[str, Any]) -> None:
+    """Asks for the beginning of an episode."""
+    columns = {name: value for name, value in row.items() if name not in OWN}
+    pool.reset(episode, columns, derive(0, "environment", row["prompt_id"]))
+
+
+def observation(answer: Answer, prompt_id: str) -> str:
+    """What a `reset` said; empty if it returned None.
+
+    Raises:
+        UserError: it failed.
+    """
+    text = "".join(answer.texts)
+    if any(answer.errors) or answer.lost:
+        raise UserError(f"rollout.environment: reset failed for prompt {prompt_id}: {answer.lost or text}")
+    return text
+
+
+def observations(pool: EnvironmentPool, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What `reset` says for each row.
+
+    Args:
+        pool: the processes.
+        rows: with all columns and a prompt_id.
+
+    Raises:
+        UserError: a reset failed.
+    """
+    texts: dict[int, str] = {}
+    for episode, row in enumerate(rows):
+        reset(pool, episode, row)
+    while len(texts) < len(rows):
+        for answer in pool.ready(POLL_SECONDS):
+            if answer.request == "reset":
+                texts[answer.episode] = observation(answer, rows[answer.episode]["prompt_id"])
+                pool.finish(answer.episode)
+    return [texts[episode] for episode in range(len(rows))]

@@ -1,0 +1,205 @@
+"""Episodes: completions of several turns, between which tools and environments answer.
+
+An episode is one request after the other: the prompt of a turn is the prompt of the first one and all tokens since, as
+ids. What the model sampled is appended as it came, answers as the template continues (`data.tool_template`). Each
+episode advances by itself, so the engine goes on with the others while a tool works. The seed of a turn depends on its
+episode and its number only, so that the result is the same in whatever order answers arrive.
+
+An episode ends when the model calls no tool (`stop`), when a call would be one too many for `max_turns` or
+`max_tool_calling_iterations` and is not made (`stop`), or when the next answer or the model itself needs more than
+`max_completion_length` tokens, and the answer is left out (`length`). So its last message is always the model's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.config import Rollout
+from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messages, call_message
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
+from rloo_pipeline.rollout.tool_calls import MALFORMED, CallReader
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.seeds import derive
+
+if TYPE_CHECKING:
+    from rloo_pipeline.environments.connection import Answer
+    from rloo_pipeline.environments.pool import EnvironmentPool
+
+UNREADABLE = "call"
+"""Name of the tool in the answer to a malformed call."""
+
+
+class Player(NamedTuple):
+    """What all episodes of a job share."""
+
+    settings: Rollout
+    pool: EnvironmentPool
+    template: ToolTemplate
+    reader: CallReader
+
+
+@dataclass
+class EpisodeRecord:
+    """One episode; `ids`, `mask` and `turns` are of all tokens after the prompt, `logps` of those that were sampled."""
+
+    row: dict[str, Any]
+    request: Request
+    """The first turn."""
+    sampling: SamplingConfig
+    ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    text: str = ""
+    called: tuple[str, ...] = ()
+    """Names of the tools that were called last."""
+    finish_reason: str = ""
+    reward: float | None = None
+    state: str | None = None
+
+    @property
+    def model_turns(self) -> int:
+        """Number of turns of the model."""
+        return sum(turn["role"] == "assistant" for turn in self.turns)
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that are left."""
+        return self.sampling.max_completion_length - len(self.ids)
+
+    def extend(self, role: str, ids: Sequence[int]) -> None:
+        """Appends the tokens of one side."""
+        self.turns.append({"start": len(self.ids), "end": len(self.ids) + len(ids), "role": role})
+        self.ids += ids
+        self.mask += [role == "assistant"] * len(ids)
+
+    def next_request(self) -> Request:
+        """The request for the model's next turn."""
+        number, seed = self.model_turns, self.request.seed
+        return Request(
+            [*self.request.prompt_ids, *self.ids],
+            seed if number == 0 else derive(seed, "turn", number),
+            self.sampling._replace(max_completion_length=self.room),
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns in the table, but for the keys and the prompt."""
+        return {
+            "completion_ids": self.ids,
+            "completion": self.text,
+            "sampling_logps": self.logps,
+            "finish_reason": self.finish_reason,
+            "loss_mask": self.mask,
+            "turns": self.turns,
+            "messages": json.dumps(self.messages, ensure_ascii=False),
+            "environment_reward": self.reward,
+            "environment_state": self.state,
+        }
+
+
+class Episodes:
+    """Episodes that are sampled together; `requests.Turns` of the sampler."""
+
+    def __init__(
+        self, player: Player, rows: Sequence[dict[str, Any]], requests: Sequence[Request], sampling: SamplingConfig
+    ) -> None:
+        """Prepares the episodes.
+
+        Args:
+            player: what they share.
+            rows: for each one, the row of its prompt with all columns.
+            requests: for each one, the first turn.
+            sampling: parameters of those that have none of their own.
+        """
+        self.player = player
+        self.episodes = [
+            EpisodeRecord(row, request, request.sampling or sampling)
+            for row, request in zip(rows, requests, strict=True)
+        ]
+        self.total = len(self.episodes)
+        self.next: list[int] = []
+        """Episodes whose next turn can be sampled."""
+        for place, episode in enumerate(self.episodes):
+            beginnings.reset(player.pool, place, episode.row)
+
+    def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
+        """The turns that can be sampled now, each with its episode; with `wait` at least one, if there will be any."""
+        self._read_answers(0.0)
+        while self.player.pool.waiting and wait and not self.next:
+            self._read_answers(beginnings.POLL_SECONDS)
+        places, self.next = self.next, []
+        return [(place, self.episodes[place].next_request()) for place in places]
+
+    def take(self, place: int, completion: Completion) -> bool:
+        """Takes the turn that was sampled for an episode; returns whether it was the last one."""
+        episode = self.episodes[place]
+        episode.extend("assistant", completion.ids)
+        episode.text += completion.text
+        episode.logps += completion.logps
+        if completion.finish_reason != "stop":
+            episode.messages.append({"role": "assistant", "content": completion.text})
+            return self._end(place, completion.finish_reason)
+        template, settings = self.player.template, self.player.settings
+        text = template.tokenizer.decode(completion.ids[:-1], skip_special_tokens=False)
+        turn = self.player.reader.read(str(text), self.player.pool.schemas(episode.row))
+        plain = {"role": "assistant", "content": completion.text}
+        episode.messages.append(call_message(turn.calls, turn.content) if turn.calls else plain)
+        limits = (settings.max_turns, settings.max_tool_calling_iterations and settings.max_tool_calling_iterations + 1)
+        if not (turn.calls or turn.malformed) or any(limit and episode.model_turns >= limit for limit in limits):
+            return self._end(place, "stop")
+        if turn.malformed:
+            episode.called = (UNREADABLE,)
+            return self._continue(place, [MALFORMED])
+        episode.called = tuple(name for name, _ in turn.calls)
+        self.player.pool.call(place, turn.calls)
+        return False
+
+    def _continue(self, place: int, texts: Sequence[str]) -> bool:
+        """Appends the answers to the calls of an episode; returns whether there is no room for them."""
+        episode = self.episodes[place]
+        ids = self.player.template.continuation(episode.called, texts)
+        if len(ids) >= episode.room:
+            return self._end(place, "length")
+        episode.extend("tool", ids)
+        episode.text += str(self.player.template.tokenizer.decode(ids, skip_special_tokens=True))
+        episode.messages += answer_messages(episode.called, texts)
+        self.next.append(place)
+        return False
+
+    def _end(self, place: int, finish_reason: str) -> bool:
+        self.episodes[place].finish_reason = finish_reason
+        self.player.pool.finish(place)
+        return True
+
+    def _read_answers(self, timeout: float) -> None:
+        for answer in self.player.pool.ready(timeout):
+            episode = self.episodes[answer.episode]
+            if answer.lost:
+                say(f"episode {answer.episode} ({episode.row['prompt_id']}): {answer.lost}")
+            if answer.request == "finish":
+                episode.reward, episode.state = answer.reward, answer.state
+            elif answer.request == "call":
+                self._continue(answer.episode, answer.texts)
+            else:
+                check_reset(episode.row, answer)
+                self.next.append(answer.episode)
+
+
+def check_reset(row: dict[str, Any], answer: Answer) -> None:
+    """Checks that a `reset` gave the text that the prompt ends with.
+
+    Raises:
+        UserError: it failed, or gave another text than in the stage `prompts`.
+    """
+    text = beginnings.observation(answer, row["prompt_id"])
+    if not str(row["prompt"][-1]["content"]).endswith(text):
+        raise UserError(
+            f"rollout.environment: reset gave {text!r:.80} for prompt {row['prompt_id']}, and another text in the "
+            "stage `prompts`; let it depend on the row and on `random` alone, which is seeded for each row"
+        )

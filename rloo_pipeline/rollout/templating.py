@@ -1,0 +1,106 @@
+"""Rows of a dataset → rows of a prompt set: prompt, prompt_ids and prompt_id, with tools where a run has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
+from rloo_pipeline.data.prompting import encode, prompt_of
+from rloo_pipeline.data.rows import Row
+from rloo_pipeline.data.tool_template import ToolTemplate
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import beginnings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rloo_pipeline.environments.pool import EnvironmentPool
+
+
+class Templater:
+    """Makes the rows of prompt sets."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Sequence[int],
+        pool: EnvironmentPool | None,
+        several: bool = False,
+    ) -> None:
+        """Keeps what all rows need.
+
+        Args:
+            dataset: section of the configuration.
+            tokenizer: of the model.
+            stop_ids: tokens that end a turn.
+            pool: processes for tools and environments; None in a run without tools.
+            several: the column `environment` says which environment a row has.
+        """
+        self.dataset, self.tokenizer, self.pool, self.several = dataset, tokenizer, pool, several
+        self.template = ToolTemplate(tokenizer, dataset, stop_ids)
+        self.tools: dict[str, list[JSON]] = {}
+        """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""
+
+    def prompt_rows(self, rows: Sequence[Row], path: str) -> Iterator[Row]:
+        """The rows with all their columns and prompt, prompt_ids and prompt_id.
+
+        Args:
+            rows: of the dataset.
+            path: of their file, for messages.
+
+        Raises:
+            UserError: a prompt cannot be made, or the chat template cannot be used with tools.
+        """
+        places = [f"{path}, row {number}" for number in range(len(rows))]
+        if self.pool is None:
+            for row, place in zip(rows, places, strict=True):
+                begun = self._begin(row, place)
+                yield {**begun, "prompt_ids": encode(begun["prompt"], self.dataset, self.tokenizer, place)}
+            return
+        begun_rows = [self._begin(row, place) for row, place in zip(rows, places, strict=True)]
+        texts = beginnings.observations(self.pool, _as_stored(begun_rows))
+        for row, text, place in zip(begun_rows, texts, places, strict=True):
+            prompt = _with_observation(row["prompt"], text, place)
+            ids = encode(prompt, self.dataset, self.tokenizer, place, self._tools(self.pool, row))
+            yield {**row, "prompt": prompt, "prompt_ids": ids}
+
+    def _begin(self, row: Row, place: str) -> Row:
+        """A row with its prompt and prompt_id, a hash of its content."""
+        prompt = prompt_of(row, self.dataset, place)
+        columns = {
+            key: value for key, value in row.items() if key != self.dataset.prompt_column or key not in TABLE_COLUMNS
+        }
+        identity = hashlib.sha256(
+            json.dumps([row, prompt], sort_keys=True, default=str, ensure_ascii=False).encode()
+        ).hexdigest()
+        return {**columns, "prompt_id": identity[:16], "prompt": prompt}
+
+    def _tools(self, pool: EnvironmentPool, row: Row) -> list[JSON]:
+        """The schemas of the tools that a row's prompt lists; checks the template for each environment once."""
+        name = str(row["environment"]) if self.several else ""
+        if name not in self.tools:
+            self.tools[name] = pool.schemas(row)
+            self.template.check(self.tools[name])
+        return self.tools[name]
+
+
+def _with_observation(prompt: Any, text: str, place: str) -> Any:
+    """A prompt of messages whose last one ends with what `reset` said."""
+    if isinstance(prompt, str) or not isinstance(prompt[-1].get("content"), str):
+        raise UserError(
+            f"{place}: rollout.tools and rollout.environment need a prompt of messages with a text at the end; set "
+            "dataset.user_prompt, or name a column of messages in dataset.prompt_column"
+        )
+    return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + text}]
+
+
+def _as_stored(rows: list[Row]) -> list[Row]:
+    """Rows as they are read from a prompt set, where a key that a row lacks is None."""
+    import datasets
+
+    stored: list[Row] = datasets.Dataset.from_list(rows).to_list()
+    return stored

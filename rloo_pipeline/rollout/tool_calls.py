@@ -1,0 +1,130 @@
+"""Reads the calls of tools in a turn of the model, with vLLM's parsers.
+
+vLLM's parsers take a call that they cannot read for text. Here the model gets an error as its answer instead: a turn
+has a malformed call if the word with which the chat template begins every call is in the turn, and no call is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.data.tool_template import ToolTemplate, call_message
+from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.scoring.completion_text import after_thinking
+
+if TYPE_CHECKING:
+    from vllm.tool_parsers import ToolParser
+
+AUTO = ("hermes", "qwen3_coder", "llama3_json", "mistral", "glm45", "deepseek_v3", "granite", "pythonic")
+"""Parsers that `rollout.tool_parser: auto` tries, in this order."""
+EXAMPLES = (("first", {"key": "value"}), ("other", {"word": "text"}))
+"""Calls that a parser must read as the template writes them."""
+MALFORMED = "error: this call cannot be read"
+
+
+class ToolCalls(NamedTuple):
+    """What a turn of the model calls."""
+
+    content: str
+    """Text before the calls; all of it where there are none."""
+    calls: tuple[tuple[str, dict[str, Any]], ...]
+    """Name and arguments of each."""
+    malformed: bool = False
+    """The turn has a call that cannot be read."""
+
+
+class CallReader:
+    """Reads calls of one model, with one of vLLM's parsers."""
+
+    def __init__(self, template: ToolTemplate, parser: str) -> None:
+        """Chooses the parser.
+
+        Args:
+            template: of the model.
+            parser: a name of vLLM, or `auto`.
+
+        Raises:
+            UserError: there is no such parser, or it does not read calls as the template writes them.
+        """
+        import_shims.import_vllm()
+        from vllm.tool_parsers import ToolParserManager
+
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # a malformed call is no error of the program
+        self.template = template
+        self.readers: dict[str, tuple[ToolParser, Any]] = {}
+        known = sorted(ToolParserManager.list_registered())
+        if parser != "auto" and parser not in known:
+            raise UserError(
+                f"rollout.tool_parser: vLLM has no parser '{parser}'{did_you_mean(parser, known)}; set auto, or one of "
+                f"{', '.join(known)}"
+            )
+        self.texts = [template.turn_text(call_message([example])) for example in EXAMPLES]
+        candidates = AUTO if parser == "auto" else (parser,)
+        self.name = next((name for name in candidates if self._reads(name)), "")
+        if not self.name:
+            what = "none of these parsers" if parser == "auto" else "it"
+            raise UserError(
+                f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {what} reads a call as the chat template of "
+                f"{template.name} writes it ({self.texts[0].strip()!r:.120}); name another of vLLM's parsers"
+            )
+        first, other = (after_thinking(text).split() for text in self.texts)
+        self.mark = (first[0].partition("{")[0] or first[0]) if first[0] == other[0] else ""
+        """What every call begins with."""
+
+    def read(self, text: str, schemas: Sequence[dict[str, Any]]) -> ToolCalls:
+        """Reads a turn.
+
+        Args:
+            text: of the turn, with special tokens, without its end token.
+            schemas: of the tools that the model may call.
+        """
+        answer = after_thinking(text)
+        thinking = text[: len(text) - len(answer)]
+        parser, request = self._parser(self.name, schemas)
+        extracted = parser.extract_tool_calls(answer, request)
+        try:
+            calls = tuple((call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls)
+        except ValueError:
+            return ToolCalls(text, (), True)
+        if not calls:
+            return ToolCalls(text, (), bool(self.mark) and self.mark in answer)
+        if not all(isinstance(arguments, dict) for _, arguments in calls):
+            return ToolCalls(text, (), True)
+        return ToolCalls(thinking + (extracted.content or ""), calls)
+
+    def _parser(self, name: str, schemas: Sequence[dict[str, Any]]) -> tuple[ToolParser, Any]:
+        """vLLM's parser and request for these tools."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers import ToolParserManager
+
+        key = name + json.dumps(schemas)
+        if key not in self.readers:
+            messages: Any = [{"role": "user", "content": ""}]
+            tools: Any = list(schemas) or None
+            request = ChatCompletionRequest(model="", messages=messages, tools=tools)
+            make = ToolParserManager.get_tool_parser(name)
+            tokenizer: Any = self.template.tokenizer
+            tools = request.tools or None
+            self.readers[key] = make(tokenizer, tools), request
+        return self.readers[key]
+
+    def _reads(self, name: str) -> bool:
+        """Whether a parser reads the examples as the template writes them."""
+        properties = {key: {"type": "string"} for _, arguments in EXAMPLES for key in arguments}
+        parameters = {"type": "object", "properties": properties}
+        schemas = [
+            {"type": "function", "function": {"name": example, "description": "", "parameters": parameters}}
+            for example, _ in EXAMPLES
+        ]
+        self.name = name
+        self.mark = ""
+        try:
+            return all(
+                self.read(text, schemas).calls == (example,) for text, example in zip(self.texts, EXAMPLES, strict=True)
+            )
+        except Exception:  # of any kind: parsers refuse tokenizers without their tokens
+            return False

@@ -1,0 +1,79 @@
+"""Which GPUs of a machine a stage takes, so that stages that run at once have different ones.
+
+Snakemake counts the stages that run (`gpu_stages` in a profile), but does not say which GPUs are whose, and left alone
+each would take the first. So a stage takes a name for each GPU, that of an abstract Unix socket, and puts these GPUs in
+CUDA_VISIBLE_DEVICES. The kernel releases the names, however the stage ends, and they leave no file. A job of SLURM sees
+only its own GPUs and has nothing to choose.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import time
+
+from rloo_pipeline.runtime import devices
+
+_taken: list[str] = []
+"""GPUs of this process: a worker whose CUDA has started cannot change them."""
+_sockets: list[socket.socket] = []
+
+
+def claim(needed: int, from_the_end: bool = False) -> None:
+    """Takes GPUs for this process, and waits until so many are free. Does nothing if no more are visible than needed.
+
+    Args:
+        needed: number of GPUs.
+        from_the_end: take the last ones rather than the first: trainers, so that a warm sampler has others for good.
+    """
+    global _taken
+    if not needed or (not _taken and len(_visible()) <= needed):
+        return
+    while True:
+        candidates = _taken or (_visible()[::-1] if from_the_end else _visible())
+        if free := _take(candidates, needed):
+            _taken = free
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for name in _visible() if name in free)
+            return
+        time.sleep(0.1)
+
+
+def release() -> None:
+    """Gives the GPUs to other stages until the next `claim`, for workers; other processes end."""
+    while _sockets:
+        _sockets.pop().close()
+
+
+def _take(candidates: list[str], needed: int) -> list[str]:
+    """Takes the first free ones; none at all where too few are free."""
+    free: list[str] = []
+    for name in candidates:
+        claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claimed.bind(f"\0rloo-gpu-{os.getuid()}-{name}")
+        except OSError as error:
+            claimed.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        _sockets.append(claimed)
+        free.append(name)
+        if len(free) >= needed:
+            return free
+    release()
+    return []
+
+
+def _visible() -> list[str]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in names.split(",") if name.strip()]
+    if not devices.has_gpu():
+        return []
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return []

@@ -1,0 +1,50 @@
+"""Where the workflow lies that belongs to this package: Snakefile, workflow/, profiles/, containers/, config/ and
+requirements/. `python -m rloo_pipeline.runtime.installation` prints it.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+DEFAULT_CONFIG = Path("config/config.yaml")
+"""The configuration of a project, relative to its folder, where none is named: Snakemake's usual place."""
+PACKAGE = Path(str(files("rloo_pipeline")))
+
+
+def clone() -> Path | None:
+    """The clone that this package is used from; None where it was installed from a wheel."""
+    return None if (PACKAGE / "project").is_dir() else PACKAGE.parent
+
+
+def root() -> Path:
+    """The folder of the workflow: the clone, or rloo_pipeline/project/ of a wheel, which setup.py puts there."""
+    return clone() or PACKAGE / "project"
+
+
+def snakefile(project: Path) -> Path:
+    """The Snakefile that a project runs: its own, else that of the workflow.
+
+    Args:
+        project: the working folder.
+    """
+    own = (project / name for name in ("Snakefile", "workflow/Snakefile"))
+    return next((file for file in own if file.is_file()), root() / "Snakefile")
+
+
+def snakefile_option(project: Path) -> list[str]:
+    """Arguments that tell Snakemake the Snakefile of a project; none where it finds the project's own."""
+    file = snakefile(project)
+    return [] if file.is_relative_to(project) else ["--snakefile", str(file)]
+
+
+def profile(name: str, project: Path = Path()) -> str:
+    """The folder of a profile: in profiles/ of the project, in the project, else of the workflow. Any other name stays
+    as it is: Snakemake looks for it among the user's profiles.
+    """
+    folders = (project / "profiles" / name, project / name, root() / "profiles" / name)
+    return next((str(folder) for folder in folders if folder.is_dir()), name)
+
+
+if __name__ == "__main__":
+    print(root())

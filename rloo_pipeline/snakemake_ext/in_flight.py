@@ -1,0 +1,49 @@
+"""What is measured and shown of a run in flight: for which rounds Snakemake makes these files.
+
+A finished round has no reason to run again for them: what a finished run lacks, since it was made without them, is not
+made afterwards. What a killed run lacks is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of
+
+
+def held_out_rounds(config: Config, run: Path) -> list[int]:
+    """Rounds with held-out accuracy: where it is there, or where the round's held-out completions are or will be."""
+    finished = is_finished(config, run)
+    return [
+        number
+        for number in range(1, config.rounds + 1)
+        if held_out_of(run, number).exists()
+        or (config.held_out_each_round and not finished and _samples_held_out(run, number))
+    ]
+
+
+def page_rounds(config: Config, run: Path) -> list[int]:
+    """Rounds after which a page is written; the last page is that of the finished run."""
+    return [
+        number
+        for number in range(1, config.rounds)
+        if page_of(run, number).exists() or (config.page_is_due(number) and not metrics_of(run, number).exists())
+    ]
+
+
+def page_of(run: Path, number: int) -> Path:
+    """The record that a page was written after a round."""
+    return run / "pages" / f"{number:05d}.json"
+
+
+def is_finished(config: Config, run: Path) -> bool:
+    """Whether the report of all rounds, as they are now, is there."""
+    summary, metrics = run / "summary.json", metrics_of(run, config.rounds)
+    return summary.exists() and metrics.exists() and summary.stat().st_mtime >= metrics.stat().st_mtime
+
+
+def _samples_held_out(run: Path, number: int) -> bool:
+    """Whether the round's rollouts come with held-out completions; those of earlier versions do not."""
+    folder = metrics_of(run, number).parent
+    return (folder / "held_out").exists() or not (folder / "rollouts").exists()

@@ -1,0 +1,85 @@
+"""What Snakemake's process writes into the folders of runs before the first job: configurations, and links.
+
+In the folder of each run of an experiment, links stand where an ordinary run has the files that runs of the experiment
+share, so that whatever reads a run finds them. The rules themselves use the shared files by their own paths.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import sealed
+from rloo_pipeline.config.run_set import GROUPS, RunSet
+
+LOGS = {
+    "assets": ("stage_assets",),
+    "prompts": ("prompts",),
+    "trial": ("trial_probe", "trial_checks"),
+    "warmstart": ("warmstart",),
+    "checks": ("probe", "checks"),
+    "evaluate": ("evaluate/warmstart", "harness/warmstart", "stage_harness"),
+}
+"""Logs and benchmarks of the groups, relative to their folders, without suffix. Groups of round 1 have one a shard."""
+EXPERIMENT = "experiment.yaml"
+"""File in the folder of an experiment: its name, base, arms and seeds."""
+
+
+def write_config(folder: Path, config: Config, **changes: Any) -> None:
+    """Writes the configuration as the stages read it, with every default filled in; touched only when it changes."""
+    _write_yaml(folder / "config.yaml", config.model_dump(mode="json") | changes)
+
+
+def write_experiment(runs: RunSet, results: Path) -> None:
+    """Writes what an experiment is, and the links of its runs.
+
+    Args:
+        runs: of the experiment.
+        results: the folder that theirs are in.
+    """
+    if runs.experiment is None:
+        return
+    arms = runs.experiment.arm_changes()
+    about = runs.experiment.model_dump(mode="json", include={"experiment", "base", "vary", "seeds"}) | {"arms": arms}
+    _write_yaml(results / runs.name / EXPERIMENT, about)
+    for run, config in runs.configs.items():
+        for group, home in runs.homes[run].items():
+            for file in _files(group, config):
+                _link(results / run / file, results / home / file)
+
+
+def _files(group: str, config: Config) -> Iterator[str]:
+    """Files and folders of a group, with its logs and benchmarks, relative to the folder of a run."""
+    yield from GROUPS[group].files
+    shards = [f"{group}/00001-{shard:03d}" for shard in range(config.rollout.shards)]
+    names = LOGS.get(group, shards)
+    for name in names if config.evaluation.harness else [name for name in names if "harness" not in name]:
+        yield from (f"logs/{name}.log", f"benchmarks/{name}.tsv")
+
+
+def _link(link: Path, target: Path) -> None:
+    """Makes a relative link, in place of whatever is there from before."""
+    path = os.path.relpath(target, link.parent)
+    if link.is_symlink() and link.readlink() == Path(path):
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_dir() and not link.is_symlink():
+        shutil.rmtree(link)
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.symlink_to(path)
+    temporary.replace(link)
+
+
+def _write_yaml(path: Path, content: Any) -> None:
+    text = sealed(yaml.safe_dump(content, sort_keys=False))
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text)
+        temporary.replace(path)

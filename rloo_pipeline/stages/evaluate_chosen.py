@@ -1,0 +1,48 @@
+"""evaluate-chosen: selection.json → an evaluation of a chosen policy on the test rows, `dataset.eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
+
+
+class Chosen(NamedTuple):
+    """A policy that `select` chose."""
+
+    run: Path
+    """Folder of its run."""
+    policy: Path
+    digest: str
+
+
+def chosen_of(selection: Path, seed: int) -> Chosen:
+    """The chosen policy of a seed.
+
+    Raises:
+        UserError: the file is missing or damaged, or nothing of this seed was chosen.
+    """
+    for one in read_artifact(selection)["chosen"]:
+        if one["seed"] == seed:
+            run = selection.parent / one["run"]
+            return Chosen(run, run / "policies" / f"{one['round']:05d}", one["policy"])
+    raise UserError(f"{selection}: nothing of seed {seed} was chosen; delete it and run again")
+
+
+def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) -> None:
+    """Evaluates it.
+
+    Raises:
+        UserError: the policy is not the one that was evaluated on `dataset.dev`.
+    """
+    if policy.digest(chosen.policy) != chosen.digest:
+        raise UserError(
+            f"{chosen.policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
+            f"{chosen.run} and run again"
+        )
+    evaluate(config, chosen.run / "prompts" / "eval", chosen.policy, "test", outputs)

@@ -1,0 +1,38 @@
+"""report-so-far: the files of a run in flight → report.html with what is there, and a record of it.
+
+It only reads files of the run and works while the run goes on; no stage waits for it, and an error in it ends no run.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from rloo_pipeline.artifacts.files import atomic_write, write_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import explain
+from rloo_pipeline.report.page import render
+from rloo_pipeline.report.summary import so_far
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.snakemake_ext.in_flight import is_finished
+
+
+def report_so_far(config: Config, run: Path, output: Path) -> None:
+    """Writes report.html of the run in folder `run`, unless its last one is there.
+
+    Args:
+        config: of the report.
+        run: folder of the run.
+        output: pages/<round>.json, a record that the page was written after this round.
+    """
+    facts = so_far(config, run)
+    try:
+        page = render(config, run, facts)
+    except Exception as error:
+        logging.getLogger("traceback").warning("what led to it:", exc_info=error)
+        say(f"warn: no page after round {facts['rounds']}: {explain(error)}")
+    else:
+        if not is_finished(config, run):
+            with atomic_write(run / "report.html") as temporary:
+                temporary.write_text(page, encoding="utf-8")
+    write_json(output, {"round": int(output.stem)})  # the page may show later rounds, which the clock decides

@@ -1,0 +1,81 @@
+"""select: the evaluations of runs on `dataset.dev` → selection.json: the best round of each run, and the best arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.run_files import read_config, read_evaluation
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.progress import say
+
+DIGITS = 12
+"""Values that agree to so many digits are equal: sums of the same shares in another order can differ in the last."""
+
+
+class Best(NamedTuple):
+    """The best policy of a run."""
+
+    run: str
+    """Its folder, relative to that of the experiment; `.` for a single run."""
+    seed: int
+    round: int
+    value: float
+    policy: str
+    """Digest."""
+
+
+def select(runs: Sequence[Path], output: Path) -> None:
+    """Chooses; `Select` in the configuration says how.
+
+    Args:
+        runs: folders of the runs, of an experiment <experiment>/<arm>/<seed>, in the order of the arms.
+        output: selection.json, in the folder of the experiment or of the single run.
+
+    Raises:
+        UserError: an evaluation is missing or damaged, or evaluations are of different numbers of prompts.
+    """
+    arms: dict[str, list[Best]] = {}
+    prompts: dict[int, str] = {}
+    for run in runs:
+        place = str(run.relative_to(output.parent))
+        config = read_config(run)
+        best, count = best_of(config, run, place)
+        prompts.setdefault(count, place)
+        arms.setdefault(place.partition("/")[0], []).append(best)
+    if len(prompts) > 1:
+        (few, one), (many, other), *_ = sorted(prompts.items())
+        raise UserError(
+            f"{output.parent}: {one} was evaluated on {few} prompts of dataset.dev and {other} on {many}; give all "
+            "arms the same rows"
+        )
+    means = {arm: round(sum(best.value for best in bests) / len(bests), DIGITS) for arm, bests in arms.items()}
+    chosen = max(means, key=means.__getitem__)  # the first of equal ones
+    facts: dict[str, Any] = {
+        "by": config.select.by if config.select else None,
+        "prompts": next(iter(prompts)),
+        "arm": chosen if chosen != "." else None,
+        "value": means[chosen],
+        "arms": means if chosen != "." else {},
+        "tied": [arm for arm, mean in means.items() if mean == means[chosen] and arm != chosen],
+        "best": {arm: [best._asdict() for best in bests] for arm, bests in arms.items()},
+        "chosen": [best._asdict() for best in arms[chosen]],
+    }
+    write_json(output, facts)
+    which = f"{chosen}, " if facts["arm"] else ""
+    rounds = ", ".join(str(best.round) for best in arms[chosen])
+    say(f"chosen by {facts['by']}: {which}round {rounds}; {means[chosen]:.1%} on {facts['prompts']} prompts of dev")
+
+
+def best_of(config: Config, run: Path, place: str) -> tuple[Best, int]:
+    """The best round of a run, the earlier of equal ones, and the number of prompts that it was evaluated on."""
+    evaluations = {number: read_evaluation(run, name) for name, number in config.candidates.items()}
+    if config.select is None:
+        raise UserError(f"{run / 'config.yaml'}: select: not set, so there is nothing to choose by")
+    values = {number: round(config.select.value(one), DIGITS) for number, one in evaluations.items()}
+    first = max(sorted(values), key=values.__getitem__)
+    best = Best(place, config.seed, first, values[first], evaluations[first]["policy"])
+    return best, evaluations[first]["prompts"]

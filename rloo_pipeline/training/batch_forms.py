@@ -1,0 +1,114 @@
+"""The forms in which sequences go through a model. The self-check chooses the first that is right for the model.
+
+`packed` is the fastest: one row without padding, in which completions share their prompt. It needs layers that attend
+through transformers' attention interface and mix tokens nowhere else. `padded` and `single` are plain transformers: a
+batch padded on the right, or one sequence after the other. They compute a shared prompt once per completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rloo_pipeline.training.kernels import attention
+from rloo_pipeline.training.packing import Pack, Sequences
+
+
+class ModelInputs(NamedTuple):
+    """What a model is called with, and where its outputs for the completions are."""
+
+    arguments: dict[str, Any]
+    """Arguments of the model's forward."""
+    predicting: Int[Tensor, " completion_tokens"]
+    """Index of the output that predicts each completion token, with rows one after the other."""
+
+
+class Packed:
+    """One row of all sequences."""
+
+    name = "packed"
+    attention: str | None = attention.NAME
+    """Attention implementation in transformers; None for the model's default."""
+    speed = ""
+    """What the log says of a form that is slower than the first."""
+
+    def micro_batches(
+        self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
+    ) -> list[list[int]]:
+        """Splits rows into micro-batches of at most `max_tokens`, in at least `shares` of them."""
+        return sequences.micro_batches(rows, max_tokens, shares)
+
+    def inputs(self, pack: Pack) -> ModelInputs:
+        """What the model is called with."""
+        return ModelInputs(pack.inputs(), pack.predicting)
+
+    def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
+        """The logits that predict the completion tokens."""
+        out: Tensor = model(**pack.inputs(), logits_to_keep=pack.predicting, use_cache=False).logits[0]
+        return out
+
+
+class Padded(Packed):
+    """Sequences of similar length in a batch, padded on the right."""
+
+    name = "padded"
+    attention = None
+    speed = "padded batches in plain transformers, in which completions do not share their prompt: slower than packed"
+    most_sequences: int | None = None
+    """Most sequences of a micro-batch; None without a limit."""
+
+    def micro_batches(
+        self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
+    ) -> list[list[int]]:
+        """As in `Packed`, with the padding counted."""
+        lengths = {row: len(sequences.prompts[row]) + len(sequences.completions[row]) for row in rows}
+        limit = min(max_tokens, -(-sum(lengths.values()) // shares))
+        most = self.most_sequences or len(lengths)
+        batches: list[list[int]] = []
+        for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+            if batches and len(batches[-1]) < most and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= limit:
+                batches[-1].append(row)
+            else:
+                batches.append([row])
+        return batches
+
+    def inputs(self, pack: Pack) -> ModelInputs:
+        """What the model is called with; the mask only where there is padding."""
+        layout, starts = pack.layout, pack.layout.starts.long()
+        lengths, step = starts.diff().unsqueeze(-1), torch.arange(layout.blocks[0].tokens, device=starts.device)
+        laid_out = (starts[:-1].unsqueeze(-1) + step).where(step < lengths, 0)
+        real = layout.real[laid_out] & (step < lengths)
+        arguments = {"input_ids": pack.input_ids[0, layout.sources[laid_out]].where(real, 0)}
+        if not bool(real.all()):
+            arguments["attention_mask"] = real.long()
+        first_copy = layout.first_copy[pack.predicting]
+        sequence = torch.searchsorted(starts, first_copy, right=True) - 1
+        return ModelInputs(arguments, sequence * len(step) + first_copy - starts[sequence])
+
+    def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
+        """As in `Packed`; not every model can leave logits out."""
+        arguments, predicting = self.inputs(pack)
+        out: Tensor = model(**arguments, use_cache=False).logits.flatten(0, 1).index_select(0, predicting)
+        return out
+
+
+class Single(Padded):
+    """One sequence after the other."""
+
+    name = "single"
+    speed = "one sequence at a time in plain transformers: much slower than packed"
+    most_sequences = 1
+
+
+FORMS = {form.name: form for form in (Packed(), Padded(), Single())}
+"""By name, the fastest first."""
+
+
+def form_of(model: Any) -> Packed:
+    """The form that the self-check has chosen for a policy's model; packed for other models."""
+    checked = getattr(model, "self_check", None)
+    return FORMS[checked.form if checked is not None else Packed.name]

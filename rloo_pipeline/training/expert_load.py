@@ -1,0 +1,66 @@
+"""How a mixture of experts spreads its tokens, counted while the optimizer steps of a round run.
+
+With n_e tokens that a layer sends to expert e, the share of an expert is p_e = n_e / Σ n, and the entropy of the layer
+is −Σ p_e·log p_e / log E: 1 where all E experts get the same, 0 where one gets everything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from math import log
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rloo_pipeline.training.metrics import Metrics
+
+CHOSEN = {"top_k_index", "router_indices"}
+"""Arguments of transformers' expert layers with the experts of each token."""
+
+
+class ExpertLoad:
+    """Counts the tokens of each expert of each layer of a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Hooks the layers of experts; a model without them has no metrics."""
+        self.counts: list[Tensor] = []
+        for layer in model.modules():
+            names = CHOSEN & inspect.signature(layer.forward).parameters.keys()
+            if names and hasattr(layer, "num_experts"):
+                self._watch(layer, names.pop())
+
+    def _watch(self, layer: Any, name: str) -> None:
+        import torch
+
+        place, parameters = len(self.counts), inspect.signature(layer.forward)
+        self.counts.append(torch.zeros(int(layer.num_experts), dtype=torch.float64))
+
+        def count(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            chosen = parameters.bind(*args, **named).arguments[name]
+            most = len(self.counts[place])
+            self.counts[place] += chosen.flatten().bincount(minlength=most)[:most].cpu()
+
+        layer.register_forward_pre_hook(count, with_kwargs=True)
+
+    def reset(self) -> None:
+        """Begins to count anew."""
+        for counts in self.counts:
+            counts.zero_()
+
+    def metrics(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> Metrics:
+        """The metrics of the layer that is spread worst; every rank takes part.
+
+        Args:
+            sum_over_ranks: adds a tensor up over the ranks.
+
+        Returns:
+            `experts/largest_share` and `experts/entropy`; nothing for a model without experts.
+        """
+        shares = [total / total.sum() for counts in self.counts if (total := sum_over_ranks(counts)).sum() > 0]
+        if not shares:
+            return {}
+        entropies = [float(-(share * share.clamp(min=1e-30).log()).sum()) / log(max(2, len(share))) for share in shares]
+        return {"experts/largest_share": max(float(share.max()) for share in shares), "experts/entropy": min(entropies)}

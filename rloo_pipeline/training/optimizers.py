@@ -1,0 +1,112 @@
+"""The optimizers of `update.optimizer`. The mathematics is in torch, bitsandbytes and transformers.
+
+ZeRO flattens each parameter group and gives every process a slice of it. AdamW does not care. The others get one group
+per parameter, so that bitsandbytes keeps the moments of small ones in 32 bits and needs little memory at a time.
+Adafactor and Muon need whole matrices: hooks give a flat group its shape for the step, which one process can do that
+holds all of it (`Config` refuses the rest).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+if TYPE_CHECKING:
+    from rloo_pipeline.training.settings import TrainerSettings
+
+Group = dict[str, Any]
+HEADS = {"lm_head", "embed_out"}
+"""Names of output layers."""
+
+
+def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
+    """The optimizer of the settings over the trainable parameters of a module, for `deepspeed.initialize`."""
+    rate, decay = settings.learning_rate.peak, settings.weight_decay
+    adam: dict[str, Any] = {"betas": settings.adam_betas, "eps": settings.adam_epsilon}
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups: list[Group] = [{"params": [parameter], "shape": tuple(parameter.shape)} for parameter in trained]
+    if settings.optimizer == "adamw":
+        return AdamW(trained, lr=rate, weight_decay=decay, fused=True, **adam)
+    if settings.optimizer == "adamw_8bit":
+        from bitsandbytes.optim.adamw import AdamW8bit
+
+        return AdamW8bit(groups, lr=rate, weight_decay=decay, **adam)  # type: ignore[no-untyped-call]
+    if settings.optimizer == "adafactor":  # with the options of transformers' and TRL's `optim: adafactor`
+        from transformers.optimization import Adafactor
+
+        options: dict[str, Any] = {"scale_parameter": False, "relative_step": False}
+        return _on_whole_matrices(Adafactor(groups, lr=rate, weight_decay=decay, **options))
+    apart = _embeddings(module)
+    for group in groups:
+        group["use_muon"] = len(group["shape"]) == 2 and id(group["params"][0]) not in apart
+    return _on_whole_matrices(MuonWithAdamW(groups, rate, decay, adam))
+
+
+def _embeddings(module: nn.Module) -> set[int]:
+    """Ids of the weights of embeddings and output layers, which Muon leaves to AdamW."""
+    layers = [
+        layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Embedding) or name.rpartition(".")[2] in HEADS
+    ]
+    return {id(parameter) for layer in layers for parameter in layer.parameters()}
+
+
+def _on_whole_matrices(optimizer: Optimizer) -> Optimizer:
+    """Has an optimizer step on parameters in the shape that their group names; they are flat again afterwards."""
+    flat: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def shape(*_: object) -> None:
+        for group in optimizer.param_groups:
+            [parameter], size = group["params"], torch.Size(group["shape"])
+            if parameter.grad is not None and parameter.shape != size:
+                flat.append((parameter, parameter.data, parameter.grad))
+                _set(parameter, *(values[: size.numel()].view(size) for values in (parameter.data, parameter.grad)))
+
+    def flatten(*_: object) -> None:
+        while flat:
+            _set(*flat.pop())
+
+    optimizer.register_step_pre_hook(shape)
+    optimizer.register_step_post_hook(flatten)
+    return optimizer
+
+
+def _set(parameter: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Gives a parameter and its gradient other tensors; torch wants both to have one shape."""
+    parameter.grad = None
+    parameter.data = data
+    parameter.grad = gradient
+
+
+class MuonWithAdamW(Optimizer):
+    """torch's Muon for groups with `use_muon`, AdamW for the others.
+
+    Muon's step has the root mean square of an AdamW step (`match_rms_adamw`), so that both take one learning rate. Its
+    momentum is torch's default, 0.95.
+    """
+
+    def __init__(self, groups: list[Group], rate: float, decay: float, adam: dict[str, Any]) -> None:
+        """Both optimizers over `groups`, with a peak learning rate, weight decay and AdamW's options."""
+        muon, others = _of(groups, use_muon=True), _of(groups, use_muon=False)
+        self._parts: list[tuple[bool, Optimizer]] = []
+        if muon:
+            self._parts.append((True, Muon(muon, rate, decay, adjust_lr_fn="match_rms_adamw")))
+        if others:
+            self._parts.append((False, AdamW(others, lr=rate, weight_decay=decay, fused=True, **adam)))
+        super().__init__(groups, {"lr": rate})
+
+    def step(self, *_: object) -> None:  # type: ignore[override]
+        """One step of both, on this optimizer's groups and state; loading replaces these."""
+        for use_muon, optimizer in self._parts:
+            optimizer.param_groups = _of(self.param_groups, use_muon=use_muon)
+            optimizer.state = self.state
+            optimizer.step()
+
+
+def _of(groups: list[Group], use_muon: bool) -> list[Group]:
+    """The groups of one of the two optimizers."""
+    return [group for group in groups if group["use_muon"] is use_muon]

@@ -1,0 +1,170 @@
+"""Models in 4 bits (NF4, Dettmers et al. 2023), as the frozen base of a LoRA adapter.
+
+Sampler and trainer must hold the same weights. Policy 0 is therefore the model rounded to NF4, written in 16 bits: the
+sampler reads it as it is, and the trainer, which quantizes it again, gets exactly these numbers. A weight is one of 16
+codes c (±1 among them) times the largest magnitude m of its block of 64. In 16 bits m is exact and c·m quantizes to c
+again, so rounding twice is rounding once. The scales m are not quantized themselves.
+
+A checkpoint that is in NF4 already keeps its codes c, with the scales m rounded to the model's number format. Its
+layers in 16 bits stay so, for the trainer by the file RECORD.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import model_support, plain_model, split_loading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BLOCK = 64
+"""Weights that share a scale; the default of bitsandbytes, which `options` does not change."""
+RECORD = "nf4.json"
+"""File of a policy that was made from a checkpoint in NF4: patterns of the layers that stay in 16 bits."""
+PARTS = ".weight."
+"""Between a layer's name and those of its scales in such a checkpoint."""
+
+
+def options(base: Path, dtype: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that load the linear layers of a policy in NF4, except the output layer or those
+    that its record names.
+    """
+    from transformers import BitsAndBytesConfig
+
+    record = base / RECORD
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        bnb_4bit_use_double_quant=False,
+        llm_int8_skip_modules=read_json(record)["in_16_bits"] if record.exists() else None,
+    )
+    return {"quantization_config": config}
+
+
+def load(base: Path, dtype: str, trust_remote_code: bool, **more: object) -> PreTrainedModel:
+    """Loads a full model in NF4.
+
+    Raises:
+        UserError: as `plain_model.load_plain`, or the model has no linear layer that can be quantized.
+    """
+    model = plain_model.load_plain(base, dtype, trust_remote_code, **options(base, dtype), **more)
+    layers = [layer for _, layer in _quantized_layers(model)]
+    if not layers:
+        raise UserError(f"{base}: no layer of it can be held in 4 bits; remove model.quantization")
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
+    return model
+
+
+def _quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names and layers that are held in 4 bits."""
+    from bitsandbytes.nn.modules import Linear4bit
+
+    yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
+
+
+def round_to_nf4(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in the values of NF4, in the given number format."""
+    from bitsandbytes import functional
+
+    packed, state = functional.quantize_4bit(weight.contiguous(), blocksize=BLOCK, quant_type="nf4")
+    rounded: Tensor = functional.dequantize_4bit(packed, state).to(dtype)
+    return rounded
+
+
+def write_rounded(base: Path, target: Path, dtype: str, trust_remote_code: bool) -> None:
+    """Writes the weights that the trainer will hold, in the model's number format, and with them what differs from the
+    other files of `base`.
+
+    Raises:
+        UserError: as `load`, or transformers renames or joins tensors of the file.
+    """
+    facts = read_json(base / "config.json")
+    if model_support.comes_in_nf4(facts):
+        _write_checkpoint(base, target, dtype, trust_remote_code, facts)
+    else:
+        _write_full(base, target, dtype, trust_remote_code)
+
+
+def _write_full(base: Path, target: Path, dtype: str, trust_remote_code: bool) -> None:
+    """Writes the weights of a model that is not quantized yet."""
+    model: Any = load(base, dtype, trust_remote_code)
+    if getattr(model, "_weight_conversions", None):
+        raise UserError(
+            f"{base}: transformers renames or joins tensors of this model, so its 4-bit form cannot be written under "
+            "their names; remove model.quantization"
+        )
+    in_4_bits = {f"{name}.weight" for name, _ in _quantized_layers(model)}
+    missing = in_4_bits - {name for name, _, _ in _tensors(base)}
+    if missing:
+        raise UserError(f"{base}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
+    split_loading.write_shards(_rounded(base, in_4_bits, getattr(torch, dtype)), target)
+
+
+def _write_checkpoint(base: Path, target: Path, dtype: str, trust_remote_code: bool, facts: dict[str, Any]) -> None:
+    """Writes the weights of a checkpoint in NF4, its config.json without quantization, and the record."""
+    names = [name for name, _, _ in _tensors(base)]
+    in_4_bits = {name.partition(PARTS)[0] + ".weight" for name in names if PARTS in name}
+    split_loading.write_shards(_rounded(base, in_4_bits, getattr(torch, dtype)), target)
+    write_json(target / "config.json", {key: facts[key] for key in facts if key != "quantization_config"})
+    model: Any = plain_model.load_plain(target, dtype, trust_remote_code, device_map="meta")
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    patterns = [f"{re.escape(name)}$" for name in linear if f"{name}.weight" not in in_4_bits]
+    write_json(target / RECORD, {"in_16_bits": patterns})
+
+
+def _tensors(base: Path) -> Iterator[tuple[str, Path, Any]]:
+    """Name, file and open file of each tensor of a model."""
+    from safetensors import safe_open
+
+    for file in sorted(base.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            yield from ((name, file, opened) for name in opened.keys())  # noqa: SIM118
+
+
+def _rounded(base: Path, in_4_bits: Collection[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model under their names, those of layers in 4 bits rounded to a fixed point."""
+    parts = {name: opened.get_tensor(name) for name, _, opened in _tensors(base) if PARTS in name}
+    for name, file, opened in _tensors(base):
+        if name in parts:
+            continue
+        tensor = opened.get_tensor(name)
+        if tensor.dtype == torch.uint8:
+            tensor = _unpacked(tensor, {key: parts[key] for key in parts if key.startswith(f"{name}.")}, file, name)
+        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if name in in_4_bits:
+            if tensor.shape[-1] % BLOCK:
+                raise UserError(
+                    f"{file}: rows of {name} have {tensor.shape[-1]} numbers, no multiple of {BLOCK}, which "
+                    "bitsandbytes computes wrongly on CPUs; remove model.quantization"
+                )
+            tensor = round_to_nf4(tensor, dtype)
+            if not torch.equal(tensor, round_to_nf4(tensor, dtype)):
+                raise UserError(f"{file}: {name} cannot be held in NF4 and {dtype}; remove model.quantization")
+        yield name, tensor
+
+
+def _unpacked(packed: Tensor, parts: Mapping[str, Tensor], file: Path, name: str) -> Tensor:
+    """A weight of a checkpoint in NF4, in float32."""
+    from bitsandbytes import functional
+
+    state = functional.QuantState.from_dict(dict(parts), torch.device("cpu"))
+    if state.quant_type != "nf4" or state.blocksize != BLOCK:
+        raise UserError(
+            f"{file}: {name} is in {state.quant_type} by blocks of {state.blocksize}; only NF4 by blocks of {BLOCK} "
+            "can be trained, so use another checkpoint"
+        )
+    state.dtype = torch.float32
+    unpacked: Tensor = functional.dequantize_4bit(packed, state)
+    return unpacked

@@ -1,0 +1,147 @@
+"""Compares log-probs and gradients of a form of batch with those of plain transformers, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rloo_pipeline.training import dropout
+from rloo_pipeline.training.batch_forms import Packed
+from rloo_pipeline.training.kernels import attention, layers
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.self_check import small
+
+LONGEST = attention.SHORT + 24
+"""Tokens of the longest sequence: it takes the code path of long sequences, the others that of short ones."""
+
+
+class Difference(NamedTuple):
+    """Differences between a form of batch and plain transformers."""
+
+    model: str
+    """Class name."""
+    logps: float
+    """Largest difference of a token's log-prob, nats."""
+    gradient: float
+    """Largest difference of a parameter's gradient, divided by its norm (at least a hundredth of the largest norm)."""
+    parameter: str
+    """Name of that parameter."""
+
+
+class PlainModel:
+    """A small model in plain transformers, with the log-probs and gradients of the probe.
+
+    Attributes:
+        causal_within: largest difference of a log-prob, in nats, where the tokens after it are cut off.
+    """
+
+    def __init__(self, config: Any, trust_remote_code: bool, longest: int) -> None:
+        """Computes them.
+
+        Args:
+            config: transformers configuration of the small model.
+            trust_remote_code: whether the model's own code may run.
+            longest: tokens of the longest sequence that the model may see.
+        """
+        self.config, self.trust_remote_code = config, trust_remote_code
+        self.model = small.build(config, trust_remote_code, "eager").eval()
+        self.sequences = probe(self.model.config.get_text_config().vocab_size, longest)
+        with layers.disabled():
+            self.logps = _one_by_one(self.model, self.sequences)
+            self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
+
+    def compare(self, form: Packed) -> Difference:
+        """The differences of a form of batch."""
+        model = small.build(self.config, self.trust_remote_code, form.attention)
+        model.load_state_dict(self.model.state_dict())
+        dropout.remove(model)
+        logps = _in_form(model.train(), self.sequences, form)
+        largest = max(float((a - b).abs().max()) for a, b in zip(logps, self.logps, strict=True))
+        return Difference(type(model).__name__, largest, *_gradients(model, self.model))
+
+
+def probe(vocabulary: int, longest: int) -> Sequences:
+    """Random sequences of up to `longest` tokens; some share their prompt."""
+    draw = torch.Generator().manual_seed(1)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(min(3, vocabulary - 1), vocabulary, (max(count, 1),), generator=draw).tolist()
+
+    most = max(2, min(longest, LONGEST))
+    shared, other = ids(min(9, most // 2)), ids(most - min(12, most // 2))
+    rest = most - len(shared)
+    return Sequences(
+        [shared, shared, shared, other],
+        [ids(min(30, rest)), ids(min(5, rest)), ids(1), ids(most - len(other))],
+    )
+
+
+def _weights(count: int) -> Tensor:
+    """Weights of tokens in the loss: of both signs and all different, so that a swap of two positions shows."""
+    return torch.linspace(-1, 2, count).cos()
+
+
+def _logps(model: Any, sequences: Sequences) -> Iterator[Tensor]:
+    """Log-probs of each completion, alone."""
+    for prompt, completion in zip(*sequences[:2], strict=True):
+        row = torch.tensor([[*prompt, *completion]])
+        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        yield logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
+
+
+def _one_by_one(model: Any, sequences: Sequences) -> list[Tensor]:
+    """Log-probs of each completion; leaves the gradients in the model."""
+    all_logps = []
+    for logps in _logps(model, sequences):
+        (logps * _weights(len(logps))).sum().backward()
+        all_logps.append(logps.detach())
+    return all_logps
+
+
+@torch.no_grad()
+def _difference_without_rest(model: Any, sequences: Sequences, all_logps: list[Tensor]) -> float:
+    """Largest difference of a log-prob, in nats, where the second half of the completion is cut off."""
+    largest = 0.0
+    for prompt, completion, logps in zip(*sequences[:2], all_logps, strict=True):
+        half = len(completion) // 2
+        if half:
+            (alone,) = _logps(model, Sequences([prompt], [completion[:half]]))
+            largest = max(largest, float((alone - logps[:half]).abs().max()))
+    return largest
+
+
+def _in_form(model: Any, sequences: Sequences, form: Packed) -> list[Tensor]:
+    """As `_one_by_one`, computed by the training code."""
+    logps_by_row: dict[int, Tensor] = {}
+    module = TokenLogProbs(model, 1.0)
+    module.form = form
+    for rows in form.micro_batches(sequences, range(len(sequences.prompts)), 10**9):
+
+        def loss(
+            positions: Sequence[int], logps: Tensor, mask: Tensor, _: Tensor, rows: Sequence[int] = rows
+        ) -> Tensor:
+            unpadded = [row[row_mask] for row, row_mask in zip(logps, mask, strict=True)]
+            logps_by_row.update({rows[i]: row.detach() for i, row in zip(positions, unpadded, strict=True)})
+            return torch.stack([(row * _weights(len(row))).sum() for row in unpadded]).sum()
+
+        module(sequences.pick(rows), loss).backward()
+    return [logps_by_row[row] for row in range(len(sequences.prompts))]
+
+
+def _gradients(model: Any, plain: Any) -> tuple[float, str]:
+    """The largest relative difference of a parameter's gradient, and the parameter's name."""
+    expected = {name: _gradient_of(parameter) for name, parameter in plain.named_parameters()}
+    floor = 0.01 * max(float(gradient.norm()) for gradient in expected.values())
+    worst = (0.0, "")
+    for name, parameter in model.named_parameters():
+        size = max(float(expected[name].norm()), floor)
+        worst = max(worst, (float((_gradient_of(parameter) - expected[name]).norm()) / size, name))
+    return worst
+
+
+def _gradient_of(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -1,0 +1,206 @@
+"""Models that are split over the ranks from the start (ZeRO 3), so that no process ever holds all weights.
+
+DeepSpeed's `zero.Init` splits each tensor as it is made, and transformers fills it from the file. Weights are put
+together one module at a time to compute, and one tensor at a time to be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rloo_pipeline.artifacts.policy import INDEX, WEIGHTS
+from rloo_pipeline.config import JSON
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.training import plain_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHARD = 500_000_000
+"""Bytes of a weights file; the first rank holds as much while it writes a policy."""
+
+
+def start_ranks() -> None:
+    """Connects the ranks, before the first model is split."""
+    deepspeed = import_shims.import_deepspeed()
+    ranks.use_single_process()
+    cuda = devices.device_type() == "cuda"
+    if cuda:
+        torch.cuda.set_device(ranks.current().local)
+    deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo")
+
+
+def minimal_configuration(dtype: str) -> JSON:
+    """DeepSpeed's configuration for a split model without an optimizer."""
+    formats = {"bf16": {"enabled": dtype == "bfloat16"}, "fp16": {"enabled": dtype == "float16"}}
+    return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, **formats}
+
+
+def load(
+    base: Path, dtype: str, trust_remote_code: bool, configuration: JSON, **options: object
+) -> PreTrainedModel | None:
+    """Loads a full model split over the ranks.
+
+    Args:
+        base: folder of the model.
+        dtype: number format of the weights.
+        trust_remote_code: whether code in the folder may run.
+        configuration: DeepSpeed's, with ZeRO 3.
+        options: further arguments of `from_pretrained`.
+
+    Returns:
+        The model; None if transformers renames or joins tensors of the file (such as experts), which needs all at once.
+
+    Raises:
+        UserError: its weights are not exactly the tensors of the model.
+    """
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    shapes: Any = plain_model.load_plain(base, "float32", trust_remote_code, device_map="meta")
+    if getattr(shapes, "_weight_conversions", None):
+        return None
+    _check_tied(shapes, base)
+    active = HfDeepSpeedConfig(configuration)  # transformers keeps a weak reference to it
+    try:
+        model: PreTrainedModel = plain_model.from_pretrained(base, dtype, trust_remote_code, **options)
+    finally:
+        unset_hf_deepspeed_config()
+        del active
+    _restore_buffers(model, dtype, trust_remote_code)
+    return model
+
+
+def _restore_buffers(model: PreTrainedModel, dtype: str, trust_remote_code: bool) -> None:
+    """Gives a model the buffers that transformers computes without `zero.Init`, which makes them (such as rotary
+    frequencies) in the number format of the weights. Buffers that are in the file stay.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        exact = AutoModelForCausalLM.from_config(
+            model.config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
+    in_file = model.state_dict().keys()
+    for name, buffer in dict(exact.named_buffers()).items():
+        if name not in in_file:
+            owner, _, leaf = name.rpartition(".")
+            module = model.get_submodule(owner)
+            module.register_buffer(leaf, buffer.to(module.get_buffer(leaf).device), persistent=False)
+
+
+def _check_tied(model: Any, base: Path) -> None:
+    """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
+    from safetensors import safe_open
+
+    tied = dict(model.get_expanded_tied_weights_keys(all_submodels=True))
+    names = {*tied, *tied.values()}
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(base.glob("*.safetensors")) if tied else []:
+        with safe_open(file, "pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
+    for name, source in tied.items():
+        if name in tensors and source in tensors and not torch.equal(tensors[name], tensors[source]):
+            raise UserError(
+                f"{base}: {name} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
+                "false there"
+            )
+
+
+def gather_for_forward(model: nn.Module) -> list[Any]:
+    """Has each module of a split model put its weights together while it computes; every rank must run it.
+
+    Returns:
+        Handles of the hooks, to remove them.
+    """
+    from deepspeed import zero
+
+    open_modules: dict[int, Any] = {}
+
+    def before(module: nn.Module, *_: object) -> None:
+        split = [parameter for parameter in module.parameters(recurse=False) if hasattr(parameter, "ds_id")]
+        if split:
+            open_modules[id(module)] = zero.GatheredParameters(split)
+            open_modules[id(module)].__enter__()
+
+    def after(module: nn.Module, *_: object) -> None:
+        if (gathered := open_modules.pop(id(module), None)) is not None:
+            gathered.__exit__(None, None, None)
+
+    handles: list[Any] = []
+    for module in model.modules():
+        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    return handles
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """A block in which a model computes though it is split and no engine of DeepSpeed is around it yet."""
+    handles = gather_for_forward(model)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def weights(model: nn.Module, trained_only: bool) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a split model, one at a time, on the CPU of the first rank; every rank must exhaust it.
+
+    Args:
+        model: a model of transformers or PEFT.
+        trained_only: leaves out tensors without gradient, such as the base of an adapter.
+    """
+    from deepspeed import zero
+
+    first = ranks.current().first
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or not trained_only:
+            with zero.GatheredParameters([parameter]):
+                whole = parameter.detach().to("cpu", copy=True) if first else None
+            if whole is not None:
+                yield name, whole
+    if first and not trained_only:
+        persistent = model.state_dict().keys()
+        yield from ((name, buffer.cpu()) for name, buffer in model.named_buffers() if name in persistent)
+
+
+def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
+    """Writes tensors to safetensors files of at most `SHARD` bytes (or one tensor) each, with an index if several."""
+    import json
+
+    from safetensors.torch import save_file
+
+    shard: dict[str, Tensor] = {}
+    shards: list[list[str]] = []
+    size = total = 0
+
+    def write() -> None:
+        save_file(shard, target / f"{len(shards)}.part", metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
+
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD:
+            write()
+            size = 0
+        shard[name] = tensor.contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    write()
+    stem = WEIGHTS.removesuffix(".safetensors")
+    files = [f"{stem}-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+    files = files if len(shards) > 1 else [WEIGHTS]
+    for number, file in enumerate(files):
+        (target / f"{number}.part").rename(target / file)
+    if len(shards) > 1:
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,86 @@
+"""An experiment is one DAG: what its arms share is made once, and a failed arm leaves the others alone."""
+
+import re
+
+import pytest
+import yaml
+from helpers import Project, mini
+
+import rloo_pipeline
+
+SMALL = {
+    "rounds": 1,
+    "workers": "never",
+    "algorithm": {"beta": 0},
+    "rollout": {"shards": 1},
+}
+
+
+def write(project: Project, base: dict, **keys) -> None:
+    """Writes an experiment `study` where the project's configuration is."""
+    project.folder.joinpath("config/base.yaml").write_text(yaml.safe_dump(base))
+    content = {"experiment": "study", "base": "base.yaml", **keys}
+    project.folder.joinpath("config/test.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    project.configure = lambda **_: None
+
+
+def planned(project: Project) -> dict[str, int]:
+    """Jobs by rule in a dry run."""
+    outcome = project.snakemake("--dry-run", "--quiet", "rules")
+    table = (outcome.stdout + outcome.stderr).partition("\njob ")[2].partition("\ntotal ")[0].splitlines()[2:]
+    return {row.split()[0]: int(row.split()[1]) for row in table}
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_what_arms_share_is_made_once(project) -> None:
+    write(project, mini(), vary={"algorithm.preset": ["rloo", "grpo"]}, seeds=[0, 1])
+    jobs = planned(project)
+    assert [jobs[name] for name in ("stage_assets", "prompts", "warmstart", "probe", "checks")] == [2] * 5
+    assert jobs["rollout"] == jobs["score"] == jobs["reference"] == 2 * 2 + 4 * 2, (
+        "round 1 for each seed, round 2 for each run"
+    )
+    assert (jobs["update"], jobs["update_last"], jobs["evaluate"], jobs["report"]) == (4, 4, 2 + 4, 4)
+    assert not (project.folder / "results").exists()
+
+
+def test_arms_may_differ_in_their_rounds(project) -> None:
+    write(project, mini(), arms={"short": {}, "long": {"rounds": 5, "keep_every": 2}}, seeds=[0])
+    jobs = planned(project)
+    assert (jobs["update"], jobs["update_transient"], jobs["update_last"]) == (1 + 2, 2, 2)
+
+
+def test_only_what_is_chosen_is_evaluated_on_the_test_rows(project) -> None:
+    dev = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev", "size": 50}}
+    arms = {"a": {}, "b": {"update.learning_rate": 1e-5}}
+    write(project, mini(dataset={"dev": dev}), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1", "then": "test"})
+    jobs = planned(project)
+    assert (jobs["select"], jobs["evaluate_chosen"], jobs["evaluate"]) == (1, 3, 3 + 6)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(project) -> None:
+    reward = project.folder / "broken.py"
+    reward.write_text("def broken(completions):\n    raise KeyError('no such thing')\n")
+    broken = [{"function": "broken.py:broken", "name": "answer"}]
+    arms = {"good": {}, "bad": {"rewards": broken, "evaluation.breakdown": []}, "slow": {"update.learning_rate": 1e-5}}
+    write(project, mini(**SMALL), arms=arms, seeds=[0])
+    outcome = project.snakemake("--cores", "2")
+    assert outcome.returncode == 1
+    folder = project.folder / "results" / "study"
+    assert {run for run in arms if (folder / run / "0" / "summary.json").exists()} == {"good", "slow"}
+    good, slow = (rloo_pipeline.open_run(folder / arm / "0") for arm in ("good", "slow"))
+    assert good.prompts().num_rows == slow.prompts().num_rows == 200
+    assert good.rollouts(1)["completion"] == slow.rollouts(1)["completion"]
+    assert (good.folder / "rounds/00001/rollouts").resolve() == (slow.folder / "rounds/00001/rollouts").resolve()
+    assert good.metrics["learning_rate"][1] != slow.metrics["learning_rate"][1]
+
+    write(project, mini(**SMALL), arms={name: arms[name] for name in ("good", "slow")}, seeds=[0, 3])
+    outcome = project.snakemake("--dry-run", "--logger-rloo-plain")
+    said = outcome.stdout + outcome.stderr
+    runs = set(re.findall(r"wildcards: run=study/((?:good|slow)/\d+)", said))
+    assert runs == {"good/3", "slow/3"}, "nothing of seed 0 runs again"

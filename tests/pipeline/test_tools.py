@@ -1,0 +1,72 @@
+"""Two rounds with a tool and an environment: from the configuration to the page."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from helpers import Project, rloo
+
+pytestmark = pytest.mark.slow
+
+TOOLS = {
+    "model": {"build": "rloo_pipeline.demo.character_model:tool_qwen3"},
+    "dataset": {
+        "train": {"generator": "rloo_pipeline.demo.calculation:problems", "options": {"split": "train", "size": 100}},
+        "eval": {"generator": "rloo_pipeline.demo.calculation:problems", "options": {"split": "test", "size": 20}},
+    },
+    "warmstart": {
+        "sft": {
+            "demonstrations": {
+                "generator": "rloo_pipeline.demo.calculation:demonstrations",
+                "options": {"split": "train", "size": 400, "called_share": 1.0},
+            },
+            "steps": 40,
+        }
+    },
+    "checks": {"probe_prompts": 8},
+    "rollout": {
+        "tools": ["rloo_pipeline.environments.tools:calculator"],
+        "max_turns": 3,
+        "generation_batch_size": 32,
+        "max_completion_length": 64,
+    },
+    "rewards": [
+        {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},
+        {"function": "calls.py:called"},
+    ],
+    "evaluation": {"breakdown": []},
+}
+CALLED = """
+def called(completions, **_):
+    return [sum(message["role"] == "tool" for message in messages) / len(messages) for messages in completions]
+"""
+
+
+@pytest.mark.long
+def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    (project.folder / "calls.py").write_text(CALLED)
+    outcome = project.snakemake("--cores", "2", **TOOLS)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / "mini"
+    assert (run / "report.html").exists()
+    shard = run / "rounds/00002/rollouts/000.parquet"
+    rows = pq.read_table(shard).to_pylist()
+    assert any(turn["role"] == "tool" for row in rows for turn in row["turns"]), "the calculator was called"
+    for row in rows:
+        messages = json.loads(row["messages"])
+        assert messages[-1]["role"] == "assistant"
+        assert len(row["sampling_logps"]) == sum(row["loss_mask"])
+    scores = pq.read_table(run / "rounds/00002/scores/000.parquet").to_pylist()
+    called = [sum(turn["role"] == "tool" for turn in row["turns"]) / len(row["turns"]) for row in rows]
+    assert [row["scores/called"] for row in scores] == called, "rewards see the whole conversation"
+    policy, again = run / "policies/00001", tmp_path / "again.parquet"
+    words = ["rollout", "--prompts", run / "prompts", "--policy", policy, "--round", 2, "--shard", 0, "--output", again]
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        (run / "config.yaml").read_text().replace("environment_workers: 64", "environment_workers: 1"), encoding="utf-8"
+    )
+    assert "environment_workers: 1\n" in config.read_text()
+    repeated = rloo(*words, "--config", config)
+    assert repeated.returncode == 0, repeated.stderr
+    assert again.read_bytes() == shard.read_bytes(), "the number of processes changes nothing"

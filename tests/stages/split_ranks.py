@@ -1,0 +1,65 @@
+"""ZeRO 3 on several ranks (`torchrun split_ranks.py MODEL OUTPUT STEPS`) or, without torchrun, on one.
+
+Takes some steps, writes the policy to OUTPUT and, from each rank, its peak of memory in bytes to OUTPUT.RANK.
+"""
+
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rloo_pipeline.training import forward_only, split_loading
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.settings import TrainerSettings
+
+ROWS, LENGTH = 8, 24
+IDS = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
+SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
+
+
+def run(model: Path, output: Path, steps: int) -> Engine:
+    """The steps, each of several micro-batches, and the policy."""
+    torch.set_num_threads(1)
+    rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
+    engine = Engine(model, TrainerSettings("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 3, False, None), 0)
+    if engine.rank.world > 1:
+        assert all(hasattr(weights, "ds_id") for weights in engine.model.parameters())
+    for _ in range(steps):
+        step(engine)
+    engine.save_policy(output)
+    return engine
+
+
+def step(engine: Engine) -> None:
+    """An optimizer step on all rows, of which LENGTH tokens are a micro-batch."""
+
+    def loss_of(rows: Sequence[int], logps: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return -((logps * mask).sum(-1) * torch.tensor([1.0 - row % 3 for row in rows])).sum() / 9
+
+    engine.step(SEQUENCES, range(ROWS), LENGTH, loss_of, lambda _: None)
+
+
+def logps(folder: Path, split: bool) -> forward_only.TokenValues:
+    """Log-probs and entropies under a policy, several micro-batches, an odd number of them."""
+    model = forward_only.load(folder, "float32", False, split)
+    if split:
+        assert all(hasattr(weights, "ds_id") for weights in model.parameters())
+    odd = Sequences(SEQUENCES.prompts[1:], SEQUENCES.completions[1:])
+    return forward_only.score(TokenLogProbs(model, 0.7), odd, LENGTH, "log-probs", entropies=True)
+
+
+if __name__ == "__main__":
+    model, output, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    split_loading.SHARD = int(sys.argv[4]) if len(sys.argv) > 4 else split_loading.SHARD
+    engine = run(model, output, steps)
+    if len(sys.argv) > 4:
+        values = logps(output, split=True)
+        if engine.rank.first:
+            torch.save(tuple(values), f"{output}.logps")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    Path(f"{output}.{engine.rank.number}").write_text(str(peak))

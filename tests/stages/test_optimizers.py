@@ -1,0 +1,151 @@
+"""Steps of each optimizer are its library's in a plain loop, and go on from a saved state as if never stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import mini
+from torch import Tensor
+
+from rloo_pipeline.artifacts import files
+from rloo_pipeline.config import Config
+from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.training import policy_model, trainer_state
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.settings import TrainerSettings
+
+pytestmark = pytest.mark.usefixtures("engines")
+
+RATE, BETAS, DECAY, STEPS = 1e-3, (0.9, 0.99), 0.1, 3
+SIZES = {"hidden_size": 64, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 96}
+"""Some weights have more than the 4096 numbers from which 8-bit states are used, some fewer; none is square."""
+IDS = torch.randint(4, 20, (4, 16), generator=torch.Generator().manual_seed(1)).tolist()
+SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
+CASES = [
+    *[(name, "float32", 0) for name in ("adamw_8bit", "adafactor", "muon")],
+    *[(name, "bfloat16", 2) for name in ("adamw_8bit", "adafactor", "muon")],
+    *[("muon", "float32", 1), ("adamw_8bit", "bfloat16", 1), ("adafactor", "float16", 0)],
+]
+
+
+def settings(optimizer: str, dtype: str, zero_stage: int) -> TrainerSettings:
+    rate = LearningRate(RATE, "linear", 0, 6, 0.0)
+    return TrainerSettings(
+        *(dtype, False, 1.0, rate, BETAS, 1e-8, DECAY, 1.0, zero_stage, False, None), optimizer=optimizer
+    )
+
+
+def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
+    """A loss whose gradient is clipped, with rows of opposite gradients."""
+    return -((logps * mask).sum(-1) * torch.tensor([-0.5 if row % 3 else 1.0 for row in rows])).sum() / 2
+
+
+def plain_optimizers(name: str, weights: dict[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """The library's optimizers over float32 weights, as their documentation has them."""
+    import bitsandbytes
+    from transformers.optimization import Adafactor
+
+    everything, adam = list(weights.values()), {"lr": RATE, "betas": BETAS, "weight_decay": DECAY}
+    if name == "adamw_8bit":
+        return [bitsandbytes.optim.AdamW8bit(everything, **adam)]
+    if name == "adafactor":
+        options = {"scale_parameter": False, "relative_step": False}
+        return [Adafactor(everything, lr=RATE, weight_decay=DECAY, **options)]
+    inner = [value for key, value in weights.items() if value.ndim == 2 and "embed" not in key and "lm_head" not in key]
+    others = [value for value in everything if all(value is not matrix for matrix in inner)]
+    muon = torch.optim.Muon(inner, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, **adam)]
+
+
+def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
+    """Weights after STEPS steps on float32 copies, with gradients of the model in its own format."""
+    model = policy_model.load(folder, dtype, False)
+    module = TokenLogProbs(model, 1.0)
+    copies = {key: torch.nn.Parameter(value.detach().float()) for key, value in model.named_parameters()}
+    optimizers = plain_optimizers(name, copies)
+    for step in range(STEPS):
+        total = {key: torch.zeros_like(value) for key, value in copies.items()}
+        for row in range(len(IDS)):
+            module.zero_grad()
+            module(SEQUENCES.pick([row]), lambda _, *others, row=row: loss_of([row], *others)).backward()
+            for key, value in model.named_parameters():
+                total[key] += value.grad.float()
+        norm = float(torch.stack([gradient.norm() for gradient in total.values()]).norm())
+        assert norm > 1
+        for key, copy in copies.items():
+            copy.grad = total[key] / norm
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * (1 - step / 6)
+            optimizer.step()
+        with torch.no_grad():
+            for key, value in model.named_parameters():
+                value.copy_(copies[key])
+    return {key: copy.detach() for key, copy in copies.items()}
+
+
+def steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        engine.step(SEQUENCES, range(len(IDS)), 16, loss_of, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    tiny_qwen3(folder, 0, **SIZES)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype", "zero_stage"), CASES)
+def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
+    model, tmp_path, name, dtype, zero_stage
+) -> None:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    engine = Engine(model, settings(name, dtype, zero_stage), 0)
+    steps(engine, STEPS)
+    if dtype != "float16":  # whose loss is scaled: the plain loop would have to do the same
+        expected, apart, moved = plain_loop(model, name, dtype), 0.0, 0.0
+        for (key, value), old in zip(
+            engine.model.named_parameters(), policy_model.load(model, dtype, False).parameters(), strict=True
+        ):
+            copy = value if engine.zero_stage == 0 else safe_get_full_fp32_param(value).view(old.shape)
+            apart += float((copy.detach() - expected[key]).norm() ** 2)
+            moved += float((expected[key] - old.float()).norm() ** 2)
+        tolerance = 3e-2 if name == "muon" else 2e-3 if dtype == "bfloat16" else 1e-4  # Muon computes in bfloat16
+        assert (apart / moved) ** 0.5 < tolerance
+    engine.save_policy(tmp_path / "policy")
+    trainer_state.save(engine, tmp_path / "state", {})
+    engine.folder = tmp_path / "policy"  # as the next update sets it
+    again = Engine(tmp_path / "policy", settings(name, dtype, zero_stage), 0)
+    trainer_state.load(again, tmp_path / "state")
+    for number, trainer in enumerate((engine, again)):
+        steps(trainer, 1)
+        trainer.save_policy(tmp_path / str(number) / "policy")
+        trainer_state.save(trainer, tmp_path / str(number) / "state", {})
+    for kind in ("policy", "state"):
+        assert files.folder_digest(tmp_path / "0" / kind) == files.folder_digest(tmp_path / "1" / kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "deepspeed", "dtype", "sentence"),
+    [
+        ("muon", {"processes": 2}, "bfloat16", "update.optimizer: muon needs whole matrices"),
+        ("adafactor", {"processes": 2, "zero_stage": 1}, "float32", "adafactor needs whole matrices"),
+        ("adamw_8bit", {"zero_stage": 3}, "float32", "adamw_8bit cannot be used with deepspeed.zero_stage: 3"),
+    ],
+)
+def test_what_an_optimizer_cannot_do_is_refused(name, deepspeed, dtype, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Config(**mini(update={"optimizer": name}, deepspeed=deepspeed, model={"dtype": dtype}))
+
+
+def test_matrices_need_one_process_only_where_zero_splits_them() -> None:
+    for name in ("adafactor", "muon"):
+        Config(**mini(update={"optimizer": name}, deepspeed={"processes": 2}, model={"dtype": "float32"}))
+        Config(**mini(update={"optimizer": name}, deepspeed={"zero_stage": 2}, model={"dtype": "bfloat16"}))

@@ -1,0 +1,42 @@
+"""DeepSpeed's own keys are merged, or refused by name."""
+
+import json
+
+import pytest
+from helpers import mini
+from test_optimizers import settings
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.training import OWNED
+from rloo_pipeline.training import deepspeed_config
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"no-such\.json: no JSON file that can be read"):
+        Config(**mini(deepspeed={"config": "no-such.json"}))
+
+
+def test_own_keys_are_merged_and_count_for_reruns(tmp_path) -> None:
+    file = tmp_path / "ds.json"
+    contents = {"zero_optimization": {"stage": "auto", "reduce_bucket_size": 7}, "wall_clock_breakdown": True}
+    file.write_text(json.dumps(contents | {"train_batch_size": "auto"}))
+    config = Config(**mini(deepspeed={"config": str(file)}))
+    merged = deepspeed_config.configuration(
+        settings("adamw", "bfloat16", 2)._replace(deepspeed_config=config.deepspeed.own_keys)
+    )
+    assert merged["zero_optimization"]["reduce_bucket_size"] == 7
+    assert merged["zero_optimization"]["stage"] == 2
+    assert merged["wall_clock_breakdown"] is True
+    assert "train_batch_size" not in merged
+    file.write_text(json.dumps({"wall_clock_breakdown": False}))
+    assert Config(**mini(deepspeed={"config": str(file)})).params("update") != config.params("update")
+
+
+def test_every_key_that_is_set_here_is_refused_there() -> None:
+    from rloo_pipeline.config.section import flatten, nest
+
+    ours = flatten(deepspeed_config.configuration(settings("adamw", "bfloat16", 3)))
+    free = {"zero_optimization.reduce_bucket_size", "steps_per_print"}
+    for key in {*ours, *OWNED} - free:
+        with pytest.raises(ValueError, match="cannot be set there; it follows from"):
+            Config(**mini(deepspeed={"config": nest({key: 1})}))

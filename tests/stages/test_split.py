@@ -1,0 +1,59 @@
+"""Under ZeRO 3 on several ranks no rank holds all weights, and the policy is that of one rank."""
+
+from pathlib import Path
+
+import forks
+import pytest
+import split_ranks
+import torch
+from safetensors.torch import load_file
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import split_loading
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
+
+SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path) -> None:
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    split_ranks.run(tmp_path / "model", tmp_path / "one", 2).close()
+    for done in forks.run_ranks(
+        split_ranks.__file__, [str(tmp_path / "model"), str(tmp_path / "two"), "2", "20000"], 2
+    ):
+        assert done.returncode == 0, done.stderr[-2000:]
+    policy.check(tmp_path / "two")
+    assert len(list((tmp_path / "two").glob("*.safetensors"))) > 2
+    expected, start = tensors(tmp_path / "one"), tensors(tmp_path / "model")
+    written = tensors(tmp_path / "two")
+    assert written.keys() == expected.keys()
+    for name, value in expected.items():
+        moved = (value - start[name]).norm()
+        assert (written[name] - value).norm() < 1e-3 * moved, name
+    others = {file.name for file in (tmp_path / "one").iterdir() if file.suffix != ".safetensors"}
+    assert {file.name for file in (tmp_path / "two").iterdir() if file.suffix != ".safetensors"} == others | {
+        policy.INDEX
+    }
+    logps, entropies = torch.load(tmp_path / "two.logps")
+    whole = split_ranks.logps(tmp_path / "two", split=False)
+    for computed, wanted in ((logps, whole.logps), (entropies, whole.entropies)):
+        assert [len(row) for row in computed] == [split_ranks.LENGTH - 6] * 7
+        torch.testing.assert_close(torch.tensor(computed), torch.tensor(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path) -> None:
+    from safetensors.torch import save_file
+
+    tiny_qwen3(tmp_path, 0, **SIZES)
+    weights = load_file(tmp_path / policy.WEIGHTS)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, tmp_path / policy.WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"not equal to the tensor that config\.json ties it to"):
+        split_loading.load(tmp_path, "float32", False, split_loading.minimal_configuration("float32"))

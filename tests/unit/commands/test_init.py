@@ -1,0 +1,135 @@
+"""`rloo init`: a project on which `rloo check` passes, and refusals that say what is missing."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rloo_pipeline.commands import init as module
+from rloo_pipeline.commands.check import check
+from rloo_pipeline.commands.init import ProjectChoices, init
+from rloo_pipeline.config.loading import ConfigArguments, load
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.console import Terminal
+
+ROWS = [{"question": f"{n}+{n}", "answer": f"{n}+{n}={2 * n}"} for n in range(1, 21)]
+
+
+@pytest.fixture
+def choices(tmp_path, tiny_model, monkeypatch) -> ProjectChoices:
+    """A model, and 20 rows in one file."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine.jsonl", ROWS)
+    return ProjectChoices(str(tiny_model), "mine.jsonl", None)
+
+
+def write(file: Path, rows: list[dict]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def made(folder: str, choices: ProjectChoices, force: bool = False) -> tuple[dict, str]:
+    """The configuration of a new project, and what is printed."""
+    printed = io.StringIO()
+    init(Path(folder), choices, force, Terminal(file=printed, width=200))
+    return yaml.safe_load((Path(folder) / "config" / "config.yaml").read_text()), printed.getvalue()
+
+
+def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choices, monkeypatch) -> None:
+    config, printed = made("Größe 1", choices)
+    assert config["run"] == "Groesse-1"
+    assert config["dataset"]["user_prompt"] == "{question}", "the model has a chat template"
+    assert "16 rows in data/train.jsonl, 4 rows in data/eval.jsonl" in printed
+    assert "rloo check" in printed
+    monkeypatch.chdir("Größe 1")
+    files = [Path("data/train.jsonl"), Path("data/eval.jsonl")]
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert sorted(rows, key=ROWS.index) == ROWS
+    shown = io.StringIO()
+    check(ConfigArguments(Path("config/config.yaml")), Terminal(file=shown, width=200))
+    assert "No problem found" in shown.getvalue()
+    test = [sys.executable, "test_rewards.py"]
+    assert subprocess.run(test, capture_output=True, text=True, check=True).stdout == "passed\n"
+    rewards = Path("rewards.py")
+    rewards.write_text(rewards.read_text().replace("float(ending", "0.0 * float(ending", 1))
+    assert subprocess.run(test, capture_output=True, check=False).returncode == 1
+
+
+def test_a_file_that_is_there_is_replaced_only_with_force(choices) -> None:
+    made("mine", choices)
+    Path("mine/rewards.py").write_text("mine")
+    with pytest.raises(UserError, match=r"mine: config/config\.yaml, .*rewards\.py, .*exist already; .*--force"):
+        made("mine", choices)
+    assert Path("mine/rewards.py").read_text() == "mine"
+    assert "replaced mine/rewards.py" in made("mine", choices, force=True)[1]
+    assert "def right" in Path("mine/rewards.py").read_text()
+
+
+def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monkeypatch) -> None:
+    write(Path("rows.jsonl"), [{"frage": row["question"], "wert": 1} for row in ROWS])
+    write(Path("held.jsonl"), [{"frage": "30+30", "wert": 2}])
+    own_file = Path("own.py").resolve()
+    own_file.write_text("async def mine(completions, wert):\n    return [0.0] * len(completions)\n")
+    own = choices._replace(data="rows.jsonl", held_out="held.jsonl", prompt="frage", reward="own.py:mine")
+    config, _ = made("project", own)
+    assert config["rewards"] == [{"function": f"{Path('own.py').resolve()}:mine"}]
+    assert config["dataset"]["eval"] == {"path": str(Path("held.jsonl").resolve())}
+    assert not Path("project/rewards.py").exists()
+    monkeypatch.chdir("project")
+    test = [sys.executable, "test_rewards.py"]
+    assert subprocess.run(test, capture_output=True, text=True, check=True).stdout == "passed\n"
+    source = own_file.read_text()
+    for wrong in ("['0.5' for _ in completions]", "[0.0]", "[float('nan') for _ in completions]"):
+        own_file.write_text(source.replace("[0.0] * len(completions)", wrong))
+        assert subprocess.run(test, capture_output=True, check=False).returncode == 1, wrong
+    assert load(Path("config/config.yaml")).dataset.user_prompt == "{frage}"
+
+
+def test_a_column_whose_name_is_no_word_of_python(choices, monkeypatch) -> None:
+    write(Path("rows.jsonl"), [{"prompt": row["question"], "right one": row["answer"]} for row in ROWS])
+    made("project", choices._replace(data="rows.jsonl", answer="right one"))
+    monkeypatch.chdir("project")
+    subprocess.run([sys.executable, "test_rewards.py"], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_without_a_gpu_weights_are_float32(gpu, choices, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "GPU", tmp_path if gpu else tmp_path / "none")
+    config, _ = made("project", choices)
+    assert config["model"].get("dtype") == (None if gpu else "float32")
+
+
+def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
+    config, _ = made("project", choices._replace(model="bare"))
+    assert config["dataset"]["prompt_column"] == "question"
+    assert config["model"]["name_or_path"] == str(bare.resolve())
+    assert config["rollout"]["max_completion_length"] + config["dataset"]["max_prompt_length"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "--model missing; on a terminal"),
+        ({"model": "nowhere"}, "--model nowhere: no such folder, and no id on the Hub"),
+        ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
+        ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
+        ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
+        ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
+        ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) is known as one of prompts: .* --prompt COLUMN"),
+        ({"data": "x.jsonl", "prompt": "answer"}, "is known as one of answers: .* --answer COLUMN"),
+        ({"reward": "none.py:right"}, r"no file none\.py"),
+        ({"reward": "min.py:right"}, r"no file min\.py .*did you mean 'mine\.py'"),
+    ],
+)
+def test_what_is_missing_is_said_and_nothing_is_written(change, message, choices) -> None:
+    write(Path("x.jsonl"), [{"x": "1", "answer": "1"}] * 4)
+    Path("mine.py").touch()
+    with pytest.raises(UserError, match=message):
+        made("project", choices._replace(**change))
+    assert not Path("project").exists()

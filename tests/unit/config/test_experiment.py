@@ -1,0 +1,153 @@
+"""An experiment's file becomes runs, and files that equal settings decide are shared."""
+
+import pytest
+import yaml
+from helpers import mini
+
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.config.run_set import read_runs
+from rloo_pipeline.errors import UserError
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Reads an experiment with these keys, whose base is the configuration of the tests."""
+
+    def read(changes=(), **keys):
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(mini()))
+        file = tmp_path / "lr.yaml"
+        file.write_text(yaml.safe_dump({"base": "base.yaml", **keys}, sort_keys=False))
+        return read_runs(file, changes)
+
+    return read
+
+
+def test_a_grid_is_every_combination_with_every_seed(runs) -> None:
+    made = runs(vary={"algorithm.preset": ["rloo", "grpo"], "update.learning_rate": [1e-6, 3e-6]}, seeds=[4, 7])
+    assert list(made.configs)[:3] == [
+        "lr/rloo_learning_rate-1e-06/4",
+        "lr/rloo_learning_rate-1e-06/7",
+        "lr/rloo_learning_rate-3e-06/4",
+    ]
+    assert len(made.configs) == 8
+    config = made.configs["lr/grpo_learning_rate-3e-06/7"]
+    assert (config.run, config.seed) == ("lr-grpo_learning_rate-3e-06-7", 7)
+    assert (config.algorithm.preset, config.update.learning_rate) == ("grpo", 3e-6)
+
+
+def test_arms_change_keys_of_any_depth_and_leave_the_others(runs) -> None:
+    made = runs(arms={"plain": {}, "kl": {"algorithm": {"beta": 0.5}, "rollout.temperature": 0.7}}, seeds=[0])
+    plain, kl = made.configs.values()
+    assert (plain.algorithm.beta, kl.algorithm.beta, kl.rollout.temperature) == (0.05, 0.5, 0.7)
+    assert kl.algorithm.steps_per_generation == plain.algorithm.steps_per_generation == 2
+
+
+def shared(made, group: str) -> int:
+    return len({homes[group] for run, homes in made.homes.items() if run in made.configs})
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "own"),
+    [
+        ("update.learning_rate", [1e-6, 3e-6], set()),
+        ("algorithm.preset", ["rloo", "grpo"], set()),
+        ("checks.limits", [{}, {"truncated": [0.8, 0.9]}], {"checks"}),
+        ("rollout.num_generations", [4, 8], {"checks", "rollout", "score", "reference", "evaluate"}),
+    ],
+)
+def test_what_the_changed_key_does_not_decide_is_shared(runs, key, values, own) -> None:
+    made = runs(vary={key: values}, seeds=[0, 1])
+    groups = next(iter(made.homes.values()))
+    assert {group for group in groups if shared(made, group) == 4} == own
+    assert {group for group in groups if shared(made, group) == 2} == groups.keys() - own
+
+
+def test_another_arm_or_seed_or_order_moves_no_shared_file(runs) -> None:
+    few = runs(arms={"a": {}}, seeds=[1])
+    many = runs(arms={"b": {"update.learning_rate": 1e-6}, "a": {}}, seeds=[0, 1])
+    assert few.homes["lr/a/1"] == many.homes["lr/a/1"]
+
+
+def test_files_of_round_2_are_the_runs_own(runs) -> None:
+    made = runs(arms={"a": {}, "b": {"update.learning_rate": 1e-6}}, seeds=[0])
+
+    class Job:
+        run = "lr/b/0"
+
+    assert made.path(Job, "rounds/00002/rollouts/000.parquet") == "results/lr/b/0/rounds/00002/rollouts/000.parquet"
+    first = made.path(Job, "rounds/00001/rollouts/000.parquet")
+    assert first == f"results/{made.homes['lr/a/0']['rollout']}/rounds/00001/rollouts/000.parquet"
+    assert made.path(Job, "policies/00000").startswith("results/lr/shared/warmstart-")
+    assert made.path(Job, "policies/00001") == "results/lr/b/0/policies/00001"
+
+
+def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text(yaml.safe_dump(mini()))
+    made = read_runs(file, ("rounds=7",))
+    assert made.experiment is None
+    assert {name: config.rounds for name, config in made.configs.items()} == {"mini": 7}
+    assert made.file("prompts") == "results/mini/prompts"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"arms": {"a": {}}, "vary": {"seed": [1]}}, "leave one of the two out"),
+        ({"vary": {"seed": [1]}}, "list the seeds under `seeds`"),
+        ({"vary": {"update.learning_rat": [1]}}, "did you mean 'learning_rate'"),
+        ({"vary": {"algorithm.preset": []}}, "vary.algorithm.preset: the list is empty"),
+        ({"arms": {"shared": {}}}, "'shared' cannot be the name of an arm"),
+        ({"arms": {"a/b": {}}}, "'a/b' cannot be the name of an arm"),
+        ({"seeds": [1, 1]}, "a seed is there twice"),
+        ({"seed": [1]}, "unknown key 'seed'; did you mean 'seeds'?"),
+        ({"vary": {"workers": ["never", "always"]}}, "workers: all arms of an experiment need the same value"),
+        ({"base": "no.yaml"}, "no.yaml"),
+        ({"vary": {"update.learning_rate": [1.0, 1.0]}}, "'learning_rate-1"),
+    ],
+)
+def test_a_wrong_key_is_one_sentence(runs, keys, words) -> None:
+    with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
+        runs(**keys)
+    assert words in str(refused.value)
+
+
+DEV = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev"}}
+
+
+def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
+    made = runs(arms={"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV, "rounds": 3}}, seeds=[0], select={})
+    assert [config.select.by for config in made.configs.values()] == ["dev.pass@1"] * 2
+    assert [config.candidates for config in made.configs.values()] == [{"final": 2}, {"final": 3}]
+
+
+@pytest.mark.parametrize(
+    ("arms", "select", "words"),
+    [
+        ({"a": {}, "b": {"rounds": 3}}, {}, "select: dev.pass@1 needs rows to choose by"),
+        ({"a": {"dataset.dev": DEV}}, {}, "there is one arm with one evaluated round"),
+        ({"a": {"dataset.dev": DEV}}, {"by": "dev.pass@4"}, "set one of dev.pass@1, dev.pass@2, dev.greedy"),
+        ({"a": {"dataset.dev": DEV}}, {"by": "test.pass@1"}, "'test.pass@1' is nothing that the evaluations on"),
+        (
+            {"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV | {"max_rows": 9}}},
+            {},
+            "dataset.dev: all arms of an experiment need the same value",
+        ),
+        (
+            {"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV, "correct.reward": "worked"}},
+            {},
+            "correct.reward: all arms of an experiment need the same value",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_one_sentence(runs, arms, select, words) -> None:
+    with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
+        runs(arms=arms, select=select, seeds=[0])
+    assert words in str(refused.value)
+
+
+def test_where_one_run_is_needed_an_experiment_is_refused(tmp_path) -> None:
+    file = tmp_path / "lr.yaml"
+    file.write_text("base: my-run.yaml\n")
+    with pytest.raises(UserError, match=r"lr.yaml: an experiment of several runs.*that of its base, my-run.yaml"):
+        load(file)

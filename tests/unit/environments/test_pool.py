@@ -1,0 +1,366 @@
+"""Episodes run in processes of their own: whatever the code of one does, it is answered and the others go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from rloo_pipeline.environments.connection import Answer
+from rloo_pipeline.environments.episode import ANSWER_CHARACTERS
+from rloo_pipeline.environments.pool import EnvironmentPool
+from rloo_pipeline.errors import UserError
+
+MINE = '''
+import asyncio, os, random, subprocess, sys, time
+import numpy
+
+class Room:
+    def __init__(self):
+        self.entered = 0
+        self.client = object()
+        self._hidden = 1
+
+    def reset(self, prompt, kind="", **row):
+        if kind == "raises":
+            raise OSError("no door")
+        self.kind, self.draw = kind, [random.random(), float(numpy.random.random())]
+        return None if kind == "silent" else f"A room for {prompt}."
+
+    def enter(self, name: str = "", seconds: float = 0.0) -> str:
+        """Enter the room.
+
+        Args:
+            name: who enters
+            seconds: how long it takes
+        """
+        time.sleep(seconds)
+        self.entered += 1
+        return f"{name} is number {self.entered}"
+
+    def act(self, code: str) -> str:
+        """Do anything.
+
+        Args:
+            code: what
+        """
+        space = {}
+        exec(code, globals(), space)
+        return space.get("answer", "")
+
+    async def wait(self, seconds: float) -> str:
+        """Wait.
+
+        Args:
+            seconds: how long
+        """
+        await asyncio.sleep(seconds)
+        return f"waited {seconds}"
+
+    def get_reward(self):
+        return {"text": "many", "nan": float("nan"), "none": None}.get(self.kind, self.entered / 2)
+
+def double(number: int) -> int:
+    """Double a number.
+
+    Args:
+        number: which
+    """
+    return 2 * number
+
+def hang(seconds: float) -> str:
+    """Hang.
+
+    Args:
+        seconds: how long
+    """
+    time.sleep(seconds)
+    return "back"
+
+def draw() -> str:
+    """Draw."""
+    return str(random.random())
+'''
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    file = tmp_path_factory.mktemp("environment") / "mine.py"
+    file.write_text(MINE)
+    return file
+
+
+@pytest.fixture(scope="module")
+def room(mine):
+    """A pool for tests that leave it as it was; `hung` episodes take at most 3 seconds."""
+    with EnvironmentPool(f"{mine}:Room", [f"{mine}:double"], 3, 3.0) as pool:
+        yield pool
+
+
+def answers(pool: EnvironmentPool, count: int = 1) -> list[Answer]:
+    """The next answers, by episode."""
+    got: list[Answer] = []
+    while len(got) < count:
+        assert pool.waiting
+        got += pool.ready(120)
+    return sorted(got)
+
+
+def begun(pool: EnvironmentPool, *episodes: int, kind: str = "", seed: int = 0) -> list[Answer]:
+    for episode in episodes:
+        pool.reset(episode, {"prompt": "two", "kind": kind}, seed)
+    return answers(pool, len(episodes))
+
+
+def finished(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
+    for episode in episodes:
+        pool.finish(episode)
+    return answers(pool, len(episodes))
+
+
+def test_an_episode_has_its_own_state_and_its_reward(room) -> None:
+    assert [answer.texts for answer in begun(room, 1, 2)] == [("A room for two.",)] * 2
+    room.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob"}), ("double", {"number": 4})])
+    room.call(2, [("enter", {})])
+    one, two = answers(room, 2)
+    assert one.texts == ("Ann is number 1", "Bob is number 2", "8")
+    assert two.texts == (" is number 1",)
+    one, two = finished(room, 1, 2)
+    assert (one.reward, two.reward) == (1.0, 0.5)
+    state = json.loads(one.state or "")
+    assert (state["entered"], "client" in state, "_hidden" in state) == (2, False, False)
+    assert room.waiting == 0
+    assert room.ready(0) == []
+
+
+def test_errors_are_answers_as_in_trl(room) -> None:
+    begun(room, 1)
+    calls = [("nothing", {}), ("enter", {"who": "Ann"}), ("double", {"number": None}), ("enter", ["Ann"])]
+    room.call(1, calls)
+    [answer] = answers(room)
+    assert answer.errors == (True,) * 4
+    assert answer.texts[0] == str({"error": "Tool nothing not found."})
+    assert "unexpected keyword argument 'who'" in answer.texts[1]
+    room.call(1, [("act", {"code": "raise ValueError('Game over.')"}), ("enter", {"name": "Ann"})])
+    [answer] = answers(room)
+    assert answer.texts == (str({"error": "Game over."}), "Ann is number 1")
+    assert answer.errors == (True, False)
+    finished(room, 1)
+
+
+def test_async_tools_of_a_turn_run_together_and_are_answered_in_order(room) -> None:
+    begun(room, 1)
+    room.call(1, [("wait", {"seconds": 1.0}), ("double", {"number": 1}), ("wait", {"seconds": 1.5})])
+    [answer] = answers(room)
+    assert answer.texts == ("waited 1.0", "2", "waited 1.5")
+    assert answer.lost is None
+    finished(room, 1)
+
+
+def test_draws_depend_on_the_seed_alone(room) -> None:
+    begun(room, 1, 2, seed=7)
+    begun(room, 3, seed=8)
+    draws = [json.loads(answer.state or "")["draw"] for answer in finished(room, 1, 2, 3)]
+    assert draws[0] == draws[1]
+    assert draws[0][0] != draws[2][0]
+    assert draws[0][1] != draws[2][1]
+
+
+def test_a_hung_episode_is_killed_and_delays_no_other(room) -> None:
+    begun(room, 1, 2)
+    room.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob", "seconds": 1e6})])
+    room.call(2, [("enter", {"name": "Cid"})])
+    [quick] = answers(room)
+    assert (quick.episode, quick.texts) == (2, ("Cid is number 1",))
+    [hung] = answers(room)
+    assert hung.texts == ("Ann is number 1", str({"error": "enter took over 3 s"}))
+    assert (hung.errors, hung.lost) == ((False, True), "enter took over 3 s")
+    room.call(1, [("enter", {})])
+    [after] = answers(room)
+    assert after.texts == (str({"error": "the environment has ended: enter took over 3 s"}),)
+    hung, quick = finished(room, 1, 2)
+    assert (hung.reward, hung.lost, quick.reward) == (None, "enter took over 3 s", 0.5)
+
+
+def test_a_killed_episode_leaves_no_process(room, tmp_path) -> None:
+    begun(room, 1)
+    file = tmp_path / "pid"
+    shell = f"subprocess.run(['sh', '-c', 'echo $$ > {file}; sleep 1e6'])"
+    room.call(1, [("act", {"code": shell})])
+    assert answers(room)[0].lost == "act took over 3 s"
+    finished(room, 1)
+    pid = int(file.read_text())
+    for _ in range(600):
+        if not psutil.pid_exists(pid):
+            return
+        time.sleep(0.1)
+    pytest.fail("the tool's process lives on")
+
+
+@pytest.mark.parametrize(
+    ("code", "lost"),
+    [
+        ("os._exit(3)", "act ended its process with exit code 3"),
+        ("sys.exit(4)", "act ended its process with exit code 4"),
+        ("os.kill(os.getpid(), 11)", "act died of SIGSEGV"),
+        ("os.closerange(3, 256); time.sleep(1e6)", "act closed a file descriptor that belongs to the process"),
+    ],
+)
+def test_a_tool_that_ends_its_process_loses_its_episode(room, code, lost) -> None:
+    begun(room, 1, 2)
+    room.call(1, [("act", {"code": code})])
+    [answer] = answers(room)
+    assert str(answer.lost).startswith(lost)
+    assert answer.errors == (True,)
+    room.call(2, [("enter", {"name": "Ann"})])
+    assert answers(room)[0].texts == ("Ann is number 1",)
+    finished(room, 1, 2)
+
+
+def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(room) -> None:
+    begun(room, 1)
+    flood = (
+        "import stat\nfor n in range(3, 256):\n try: stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'x' * 64)\n"
+    )
+    room.call(1, [("act", {"code": f"{flood} except OSError: pass\ntime.sleep(1e6)"})])
+    assert "wrote to a file descriptor" in str(answers(room)[0].lost)
+    finished(room, 1)
+
+
+def test_a_tool_that_forks_is_answered_once(room) -> None:
+    begun(room, 1)
+    room.call(1, [("act", {"code": "os.fork(); answer = 'both'"}), ("enter", {"name": "Ann"})])
+    assert answers(room)[0].texts == ("both", "Ann is number 1")
+    assert finished(room, 1)[0].reward == 0.5
+
+
+def test_a_long_answer_is_cut_and_says_so(room) -> None:
+    begun(room, 1)
+    room.call(1, [("act", {"code": "answer = 'x' * 10_000_000"})])
+    [answer] = answers(room)
+    end = f"\n[cut: 10000000 characters, of which {ANSWER_CHARACTERS} are shown]"
+    assert answer.texts == ("x" * ANSWER_CHARACTERS + end,)
+    assert answer.lost is None
+    finished(room, 1)
+
+
+def test_what_a_tool_prints_goes_to_stderr(mine) -> None:
+    script = f"""
+        from rloo_pipeline.environments.pool import EnvironmentPool
+        with EnvironmentPool("{mine}:Room", [], 1, 60) as pool:
+            pool.reset(1, {{"prompt": "x"}}, 0)
+            while not pool.ready(60): pass
+            pool.call(1, [("act", {{"code": "print('printed'); os.system('echo echoed')"}})])
+            while not pool.ready(60): pass
+            print("own")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "own\n"
+    assert "printed\n" in done.stderr
+    assert "echoed\n" in done.stderr
+
+
+def test_a_reset_that_raises_or_says_nothing(room) -> None:
+    [answer] = begun(room, 1, kind="raises")
+    assert answer.lost == f"reset of '{room.names['']}' raised OSError: no door (mine.py, line 13)"
+    assert finished(room, 1)[0].lost == answer.lost
+    assert begun(room, 2, kind="silent")[0].texts == ()
+    assert finished(room, 2)[0].reward == 0.0
+
+
+def test_no_reward_is_no_zero(room) -> None:
+    begun(room, 1, kind="none")
+    assert finished(room, 1)[0].reward is None
+
+
+@pytest.mark.parametrize("kind", ["text", "nan"])
+def test_a_reward_that_is_no_number_is_an_error(mine, kind) -> None:
+    with EnvironmentPool(f"{mine}:Room", [], 1, 60) as pool:
+        begun(pool, 1, kind=kind)
+        pool.finish(1)
+        with pytest.raises(UserError, match=r"Room\.get_reward returned .*; return a finite number or None"):
+            answers(pool)
+
+
+def test_resets_wait_for_a_process(room) -> None:
+    for episode in range(5):
+        room.reset(episode, {"prompt": "x"}, 0)
+    first = answers(room, 3)
+    assert room.waiting == 2
+    assert room.ready(0) == []
+    for answer in first:
+        room.finish(answer.episode)
+    rest = answers(room, 5)
+    assert sorted(answer.request for answer in rest) == ["finish"] * 3 + ["reset"] * 2
+    finished(room, *(answer.episode for answer in rest if answer.request == "reset"))
+
+
+def test_tools_alone_have_a_process_for_each_call(mine) -> None:
+    with EnvironmentPool(None, [f"{mine}:{name}" for name in ("double", "hang", "draw")], 2, 3.0) as pool:
+        for episode in (1, 2, 3):
+            pool.reset(episode, {"prompt": "x"}, 7)
+        assert answers(pool, 3) == [Answer(episode, "reset") for episode in (1, 2, 3)]
+        pool.call(1, [("double", {"number": 4}), ("hang", {"seconds": 1e6})])
+        pool.call(2, [("draw", {})])
+        pool.call(3, [("draw", {})])
+        hung, *draws = answers(pool, 3)
+        assert hung.texts == ("8", str({"error": "hang took over 3 s"}))
+        assert hung.lost is None
+        assert draws[0].texts == draws[1].texts
+        pool.call(1, [("double", {"number": 5})])
+        pool.call(2, [("draw", {})])
+        one, two = answers(pool, 2)
+        assert one.texts == ("10",)
+        assert two.texts != draws[0].texts
+        assert finished(pool, 1)[0] == Answer(1, "finish")
+        assert [schema["function"]["name"] for schema in pool.schemas({})] == ["double", "hang", "draw"]
+        assert not pool.gives_reward({})
+
+
+def test_a_column_says_which_environment(mine) -> None:
+    game = "rloo_pipeline.environments.games:GuessNumber"
+    with EnvironmentPool({"room": f"{mine}:Room", "game": game}, [], 2, 60) as pool:
+        pool.reset(1, {"environment": "game", "number": 5, "highest": 10}, 0)
+        pool.reset(2, {"environment": "room", "prompt": "two"}, 0)
+        assert [answer.texts for answer in answers(pool, 2)] == [
+            ("Guess a number from 1 to 10.",),
+            ("A room for two.",),
+        ]
+        with pytest.raises(
+            UserError, match=r"'chess' in the column 'environment', and rollout.environment has game, r"
+        ):
+            pool.reset(3, {"environment": "chess"}, 0)
+
+
+def test_processes_end_with_a_pool_that_is_killed(mine) -> None:
+    script = f"""
+        import os
+        from rloo_pipeline.environments.pool import EnvironmentPool
+        with EnvironmentPool("{mine}:Room", [], 1, 1000) as pool:
+            pool.reset(1, {{"prompt": "x"}}, 0)
+            while not pool.ready(60): pass
+            pool.call(1, [("act", {{"code": "answer = os.getpid()"}})])
+            answers = []
+            while not answers: answers = pool.ready(60)
+            print(answers[0].texts[0], pool._keeper.process.pid, flush=True)
+            pool.call(1, [("enter", {{"seconds": 1e6}})])
+            pool.ready(1e6)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    for _ in range(600):
+        if not any(map(psutil.pid_exists, pids)):
+            return
+        time.sleep(0.1)
+    pytest.fail("processes live on")

@@ -1,0 +1,67 @@
+"""Statistics over seeds: by hand, against scipy, and by simulation."""
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu, ttest_1samp
+
+from rloo_pipeline.evaluation.across_seeds import compare_arms, seeds_needed, summarize
+
+
+def trainings(draw, seeds: int, prompts: int, mean: float, between: float) -> np.ndarray:
+    """Right or wrong answers [seeds, prompts]: prompts differ in difficulty, seeds in their level."""
+    difficulty = draw.normal(0, 0.15, prompts)
+    level = draw.normal(mean, between, (seeds, 1))
+    return (draw.random((seeds, prompts)) < np.clip(level + difficulty, 0, 1)).astype(float)
+
+
+@pytest.mark.parametrize(("seeds", "between"), [(3, 0.05), (5, 0.05), (5, 0.0), (10, 0.05)])
+def test_intervals_contain_the_truth_in_19_of_20_experiments(seeds, between) -> None:
+    """Clopper and Pearson: of 400 experiments with 95%, fewer than 368 have a chance of 0.2%."""
+    draw = np.random.default_rng(seeds)
+    hits = np.zeros(2)
+    for number in range(400):
+        arm = summarize(trainings(draw, seeds, 150, 0.5, between), 300, number)
+        hits += [low <= 0.5 <= high for low, high in (arm.mean.ci95, arm.iqm.ci95)]
+    assert (hits >= 368).all(), hits / 400
+
+
+def test_of_equal_arms_one_in_twenty_differs() -> None:
+    draw = np.random.default_rng(0)
+    tables = [(trainings(draw, 5, 100, 0.6, 0.05), trainings(draw, 5, 100, 0.6, 0.05)) for _ in range(300)]
+    ps = [compare_arms(*pair, 20, 0).p for pair in tables]
+    assert np.mean(np.array(ps) < 0.05) <= 0.07
+
+
+def test_numbers_by_hand() -> None:
+    levels = np.array([0.2, 0.4, 0.5, 0.9])
+    arm = summarize(np.repeat(levels[:, None], 4, axis=1), 100, 0)
+    assert arm.mean.value == pytest.approx(0.5)
+    assert arm.iqm.value == pytest.approx(0.45), "the middle two of four"
+    values, others = np.array([[0.9], [0.8], [0.7]]), np.array([[0.5], [0.8], [0.75]])
+    compared = compare_arms(values, others, 100, 0)
+    assert compared.value == pytest.approx(0.35 / 3)
+    u = mannwhitneyu(values.ravel(), others.ravel()).statistic
+    assert compared.improvement == pytest.approx(u / 9)
+    assert compared.p == pytest.approx(ttest_1samp((values - others).ravel(), 0).pvalue)
+
+
+def test_with_two_seeds_nothing_is_said_about_training() -> None:
+    values = np.array([[1.0, 0.0], [1.0, 1.0]])
+    assert summarize(values, 100, 0).mean.ci95 is None
+    compared = compare_arms(values, values[::-1], 100, 0)
+    assert (compared.ci95, compared.p, compared.improvement_ci95, compared.seeds_needed) == (None,) * 4
+
+
+def test_the_number_of_seeds_has_the_power_that_it_promises() -> None:
+    differences = np.array([0.04, -0.01, 0.03, 0.0, 0.02])
+    needed = seeds_needed(differences)
+    draw = np.random.default_rng(1)
+
+    def power(count: int) -> float:
+        drawn = draw.normal(differences.mean(), differences.std(ddof=1), (20_000, count))
+        return float((ttest_1samp(drawn, 0, axis=1).pvalue < 0.05).mean())
+
+    assert power(needed) == pytest.approx(0.8, abs=0.06)
+    assert power(needed - 1) < 0.8 + 0.01
+    assert seeds_needed(np.zeros(4)) is None
+    assert seeds_needed(np.array([1e-6, -1.0, 1.0])) is None

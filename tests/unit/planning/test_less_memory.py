@@ -1,0 +1,45 @@
+"""Bytes a weight of optimizers and 4-bit weights, worked out by hand."""
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.config import Config
+from rloo_pipeline.planning import memory
+
+LAYERS = 10 * (2 * 1000 * (1000 + 500) + 3 * 1000 * 3000)
+SHAPE = ModelDims(1000, 10, 1000, 500, 3000, 50_000, LAYERS + 50_000_000)
+"""120 million weights in matrices of layers, 50 million in the embedding."""
+NOTHING = memory.MicroBatch(0, 0, several=True)
+
+
+def update(**changes) -> memory.Terms:
+    return memory.update(Config(**mini(model={"dtype": "bfloat16"}, **changes)), SHAPE, "cuda", NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("name", "moments"),
+    [
+        ("adamw", 8 * 170e6),
+        ("adamw_8bit", (2 + 8 / 256) * 170e6),
+        ("adafactor", 0),
+        ("muon", 4 * 120e6 + 8 * 50e6),
+    ],
+)
+def test_an_optimizer_has_its_state_besides_a_float32_copy_and_sum(name, moments) -> None:
+    assert LAYERS == 120e6
+    assert update(update={"optimizer": name})["optimizer"] == pytest.approx(moments + 8 * 170e6)
+
+
+def test_nf4_has_four_bits_and_a_scale_per_block_for_the_layers_alone() -> None:
+    terms = update(update={"lora": {}})
+    assert terms["weights"] == 2 * 170e6
+    changes = {"update": {"lora": {}}, "warmstart": {"sft": None}}
+    config = Config(**mini(model={"dtype": "bfloat16", "quantization": "nf4"}, **changes))
+    terms = memory.update(config, SHAPE, "cuda", NOTHING)
+    assert terms["weights"] == pytest.approx((0.5 + 4 / 64) * 120e6 + 2 * 50e6)
+
+
+def test_log_probs_of_a_split_model_hold_its_share() -> None:
+    config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed={"zero_stage": 3, "processes": 4}))
+    assert memory.reference(config, SHAPE, "cuda")["weights"] == 2 * 170e6 / 4

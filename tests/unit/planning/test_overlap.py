@@ -1,0 +1,19 @@
+"""What a lag gives follows from the time of each side."""
+
+from helpers import mini
+
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.planning.overlap import SideSeconds, lines
+
+
+def test_a_round_takes_as_long_as_its_longer_side_with_a_lag() -> None:
+    sides = SideSeconds(70, 30)
+    assert [sides.round_seconds(lag) for lag in (0, 1, 2)] == [100, 70, 70]
+
+
+def test_the_plan_counts_both_sides() -> None:
+    config = validate(mini(rollout={"lag": 1}, deepspeed={"processes": 4}, vllm={"tensor_parallel_size": 2}), "a.yaml")
+    first, second = lines(config, SideSeconds(60, 60), "reckoned", "GPU")
+    assert first == "rollout.lag: 1: 2 GPUs to sample beside 4 to train, 6 at once"
+    assert second.endswith("60.0 s instead of 120.0 s, 2.00 times as fast")
+    assert "rollout.lag: 1 (not set)" in next(lines(validate(mini(), "a.yaml"), SideSeconds(1, 1), "reckoned", "core"))

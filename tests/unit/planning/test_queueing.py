@@ -1,0 +1,51 @@
+"""What SLURM's queue costs a run in each of the ways to run there, and which one `rloo plan` advises."""
+
+import pytest
+from helpers import ROOT, mini, rloo
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.planning import estimate, queueing
+
+
+def longest_chain(config: Config) -> int:
+    """Jobs on the longest path of the DAG that are SLURM jobs, counted by walking along it."""
+    chain = ["prompts", "warmstart"]
+    for _ in range(config.rounds):
+        chain += ["rollout", "score", "update"]
+    return len([*chain, "evaluate", "distance", "report"])
+
+
+def test_stages_wait_along_the_longest_chain_and_one_job_waits_once() -> None:
+    config = Config(**mini(rounds=7))
+    stages, one = queueing.modes(config, 600)
+    assert stages.waits == longest_chain(config)
+    assert stages.queue == stages.waits * (600 + queueing.SUBMISSION)
+    assert (one.jobs, one.waits, one.queue) == (1, 1, 600)
+    assert stages.jobs == sum(estimate.jobs(config).values()) - 1 - (config.rounds - 1), (
+        "without stage-assets and gates"
+    )
+
+
+def test_wall_clock_is_gpu_time_over_the_gpus_of_each_stage() -> None:
+    config = Config(**mini(rollout={"shards": 4}, deepspeed={"processes": 2}, vllm={"tensor_parallel_size": 2}))
+    wall = queueing.wall_seconds(config, {"rollout": 8.0, "reference": 4.0, "update": 3.0})
+    assert wall == {"rollout": 3600.0, "reference": 3600.0, "update": 5400.0}
+    assert {mode.gpus for mode in queueing.modes(config, 0)} == {8}
+
+
+@pytest.mark.parametrize(
+    ("wait", "hours", "mode"), [(30, 50, "snakemake"), (600, 3, "rloo submit"), (3600, 50, "rloo")]
+)
+def test_one_job_is_advised_where_the_queue_would_be_much_of_the_time(wait: float, hours: float, mode: str) -> None:
+    assert queueing.advice(Config(**mini(rounds=100)), wait, hours * 3600).startswith(mode)
+
+
+def test_the_command_shows_both_modes_and_refuses_what_is_not_slurm(tmp_path) -> None:
+    config = ROOT / ".test" / "config" / "config.yaml"
+    done = rloo("plan", config, "--profile", ROOT / "profiles" / "slurm", "--wait", 5)
+    assert done.returncode == 0, done.stderr
+    assert "SLURM, 5 min in the queue for each job" in done.stdout
+    assert "advice: rloo submit" in done.stdout
+    refused = rloo("plan", config, "--profile", ROOT / "profiles" / "local")
+    assert "does not run on SLURM; name one that does" in refused.stderr
+    assert "--wait is for SLURM: name the profile too" in rloo("plan", config, "--wait", 5).stderr

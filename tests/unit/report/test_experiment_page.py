@@ -1,0 +1,119 @@
+"""The page of an experiment and its tables give the same figures, and say what cannot be said."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from made_up import Reader, configuration, finish_run, write_completions
+
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.commands.show_experiment import experiment
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.report import finished
+from rloo_pipeline.stages.select import select
+
+ARMS = {"plain": 0.5, "better": 0.75, "same_50%": 0.5}
+KEY = "algorithm.beta"
+
+
+def make(folder: Path, seeds: list[int], *, missing: str = "") -> Path:
+    """An experiment whose arms end with these shares of right answers; one run may be unfinished."""
+    arms = {name: {KEY: place / 10} for place, name in enumerate(ARMS)}
+    about = {"experiment": "study", "base": "x", "vary": {KEY: [0.0, 0.1, 0.2]}, "seeds": seeds, "arms": arms}
+    folder.mkdir(parents=True)
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
+    for arm, learned in ARMS.items():
+        for seed in seeds:
+            run = finish_run(folder / arm / str(seed), configuration(run=f"study-{arm[:4]}-{seed}", seed=seed), learned)
+            if f"{arm}/{seed}" == missing:
+                (run / "summary.json").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    folder = make(tmp_path_factory.mktemp("results") / "study", [0, 1, 2, 3], missing="same_50%/2")
+    experiment(folder)
+    return folder
+
+
+def test_the_page_has_every_arm_and_every_run_with_its_link(study) -> None:
+    page = (study / "experiment.html").read_text(encoding="utf-8")
+    text = " ".join(Reader(page).text.split())
+    summary = read_json(study / "experiment.json")
+    for row in summary["arms"]:
+        low, high = row["mean"]["ci95"]
+        assert f"{row['mean']['value']:.1%} {low:.1%} to {high:.1%}" in text
+    assert page.count('/report.html">report</a>') == 11
+    assert "! not finished" in text
+    assert "From plain differ by more than seeds and problems explain: better" in text
+
+
+def test_figures_are_those_of_the_runs(study) -> None:
+    summary = read_json(study / "experiment.json")
+    accuracies = [finished.read(study / "better" / str(seed)).accuracy.mean() for seed in range(4)]
+    better = next(row for row in summary["arms"] if row["arm"] == "better")
+    assert better["accuracies"] == pytest.approx(accuracies)
+    pairs = {(row["arm"], row["less"]): row for row in summary["comparisons"]}
+    assert len(pairs) == 3
+    assert pairs["same_50%", "plain"]["seeds"] == [0, 1, 3], "only seeds that both have"
+    assert all(row["p_holm"] >= row["p"] for row in pairs.values())
+    means = {row["value"]: row["mean"] for row in summary["sensitivity"]}
+    assert means[0.1] == pytest.approx(better["mean"]["value"])
+
+
+def test_the_tables_have_a_row_for_each_arm_and_run(study) -> None:
+    head, *rows = csv.reader((study / "experiment.csv").open(encoding="utf-8"))
+    assert [row[0] for row in rows] == list(ARMS)
+    assert all(len(row) == len(head) for row in rows)
+    assert len(list(csv.reader((study / "runs.csv").open(encoding="utf-8")))) == 1 + 12
+    latex = (study / "experiment.tex").read_text(encoding="utf-8")
+    assert r"same\_50\% & " in latex
+    assert latex.count(r" \\") == 1 + len(ARMS)
+
+
+def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(study, folder)
+    for file in folder.glob("*/*/config.yaml"):
+        content = yaml.safe_load(file.read_text())
+        content["dataset"]["dev"] = {"path": "dev.jsonl"}
+        file.write_text(yaml.safe_dump(content | {"select": {"by": "dev.pass@1"}}))
+    experiment(folder)
+    text = " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+    assert "Nothing is chosen yet" in text
+    select([folder / "plain" / "0", *((folder / "better" / str(seed)) for seed in range(4))], folder / "selection.json")
+    for seed in range(4):
+        write_completions(finished.read(folder / "better" / str(seed)).config, folder, "final", 0.9, 0.6)
+        test = folder / "test" / str(seed)
+        test.parent.mkdir(exist_ok=True)
+        (folder / "evaluation" / "final").rename(test)
+        summary = read_json(test / "summary.json") | {"evaluated": "test"}
+        write_json(test / "summary.json", summary)
+    experiment(folder)
+    text = " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+    summary = read_json(folder / "experiment.json")
+    chosen = summary["selection"]
+    low, high = chosen["test"]["mean"]["ci95"]
+    assert chosen["arm"] == "better"
+    assert chosen["test"]["mean"]["value"] != pytest.approx(chosen["value"])
+    assert f"{chosen['test']['mean']['value']:.1%} of its answers are right" in text
+    assert f"problems {low:.1%} to {high:.1%}" in text
+    assert "better, test & " in (folder / "experiment.tex").read_text(encoding="utf-8")
+
+
+def test_with_two_seeds_it_says_that_nothing_can_be_said(tmp_path) -> None:
+    folder = make(tmp_path / "study", [0, 1])
+    experiment(folder)
+    text = " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+    assert "With fewer than 3 seeds, nothing can be said about training" in text
+    assert "differ by more than" not in text
+    summary = read_json(folder / "experiment.json")
+    assert all(row["p"] is None and row["ci95"] is None for row in summary["comparisons"])
+
+
+def test_a_folder_without_an_experiment_is_one_sentence(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"not the folder of an experiment"):
+        experiment(tmp_path)

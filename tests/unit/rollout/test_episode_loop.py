@@ -1,0 +1,175 @@
+"""Episodes are the same whatever tools take and in how many processes they run, and consist of the ids as they came."""
+
+import json
+import random
+
+import pytest
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.config import Dataset, Rollout
+from rloo_pipeline.data.tool_template import ToolTemplate, call_message
+from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout.episode_loop import Episodes, Player
+from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
+from rloo_pipeline.rollout.tool_calls import MALFORMED, CallReader
+
+SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 120)
+TOOLS = """
+import time
+
+def calculator(expression: str) -> str:
+    '''Computes.
+
+    Args:
+        expression: a sum
+    '''
+    time.sleep({seconds} * (len(expression) % 3))
+    return str(eval(expression))
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> ToolTemplate:
+    folder = tmp_path_factory.mktemp("model")
+    tool_qwen3(folder, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
+    tokenizer = policy.load_tokenizer(folder, False)
+    return ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), policy.stop_ids(folder, tokenizer))
+
+
+@pytest.fixture(scope="module")
+def reader(template) -> CallReader:
+    return CallReader(template, "auto")
+
+
+def turn(template, text, ended=True) -> Completion:
+    ids = list(template.tokenizer(text)["input_ids"]) + [template.tokenizer.eos_token_id] * ended
+    return Completion(ids, text, [-0.5] * len(ids), "stop" if ended else "length")
+
+
+def write(template, request) -> Completion:
+    """A model whose turn depends on the ids before it and on the seed alone: it calls, or writes what it was told."""
+    chance = random.Random(str(request))
+    if chance.random() < 0.6:
+        expression = "+".join(str(chance.randint(1, 99)) for _ in range(chance.randint(2, 4)))
+        return turn(template, template.turn_text(call_message([("calculator", {"expression": expression})])))
+    return turn(template, str(chance.randint(0, 99)))
+
+
+def play(template, reader, model, count=12, **settings) -> list[dict]:
+    """The columns of episodes with a model, of which one turn at a time is sampled, the last that came first."""
+    rollout = Rollout(**settings)
+    rows = [{"prompt_id": f"{place}", "prompt": [{"role": "user", "content": "1"}]} for place in range(count)]
+    requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
+    with beginnings.pool_of(rollout) as pool:
+        episodes = Episodes(Player(rollout, pool, template, reader), rows, requests, SAMPLING)
+        running: list = []
+        while True:
+            running += episodes.requests(not running)
+            if not running:
+                break
+            place, request = running.pop()
+            assert request.sampling.max_completion_length >= 1
+            episodes.take(place, model(template, request))
+    return [episode.columns() for episode in episodes.episodes]
+
+
+def test_neither_slow_tools_nor_workers_change_an_episode(template, reader, tmp_path) -> None:
+    results = []
+    for number, (seconds, workers) in enumerate([(0, 4), (0.02, 4), (0, 1)]):
+        file = tmp_path / f"tools_{number}.py"
+        file.write_text(TOOLS.format(seconds=seconds))
+        results.append(play(template, reader, write, tools=[f"{file}:calculator"], environment_workers=workers))
+    assert results[0] == results[1] == results[2]
+    assert max(len(row["turns"]) for row in results[0]) >= 5, "with several calls"
+
+
+def test_ids_mask_turns_and_messages_say_the_same(template, reader, tmp_path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+    decode = template.tokenizer.decode
+    for row in play(template, reader, write, tools=[f"{file}:calculator"]):
+        messages = json.loads(row["messages"])
+        assert [turn["role"] for turn in row["turns"]] == [message["role"] for message in messages]
+        assert messages[-1]["role"] == "assistant"
+        assert len(row["sampling_logps"]) == sum(row["loss_mask"])
+        for turn_, message in zip(row["turns"], messages, strict=True):
+            part = slice(turn_["start"], turn_["end"])
+            assert set(row["loss_mask"][part]) == {turn_["role"] == "assistant"}
+            assert message["content"] in decode(row["completion_ids"][part])
+        whole = template.render([{"role": "user", "content": "1"}, *messages])
+        before = template.render([{"role": "user", "content": "1"}], True)
+        assert decode(row["completion_ids"]) == whole[len(before) :], "as the template writes the conversation"
+
+
+@pytest.mark.parametrize(
+    ("key", "turns"), [({"max_turns": 2}, 2), ({"max_tool_calling_iterations": 2}, 3), ({}, 3)], ids=str
+)
+def test_an_episode_ends_with_the_model_at_a_limit(template, reader, tmp_path, key, turns) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+    call = template.turn_text(call_message([("calculator", {"expression": "1+1" + "+10" * (0 if key else 7)})]))
+    [row] = play(template, reader, lambda template, _: turn(template, call), 1, tools=[f"{file}:calculator"], **key)
+    roles = [turn["role"] for turn in row["turns"]]
+    assert roles.count("assistant") == turns
+    assert roles[-1] == "assistant"
+    assert row["finish_reason"] == ("stop" if key else "length"), "no room for another answer"
+    assert len(row["completion_ids"]) <= SAMPLING.max_completion_length
+
+
+def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, tmp_path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+
+    def model(template, request):
+        return turn(template, "<tool_call>{1+</tool_call>" if len(request.prompt_ids) == 3 else "2")
+
+    [row] = play(template, reader, model, 1, tools=[f"{file}:calculator"])
+    assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
+
+
+def test_each_turn_has_a_seed_of_its_own(template, reader, tmp_path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+    seeds = []
+
+    def model(template, request):
+        seeds.append(request.seed)
+        return write(template, request)
+
+    play(template, reader, model, tools=[f"{file}:calculator"])
+    assert set(range(12)) < set(seeds)
+    assert len(seeds) == len(set(seeds)) > 20
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("{% for tool in tools %}{{ tool['function']['name'] }}{% endfor %}", ""), "leaves out the list of tools"),
+        (("call['function'] | tojson", "''"), "leaves out the call of a tool"),
+        (("message['content'] + '</tool_response>'", "'</tool_response>'"), "leaves out the answer of a tool"),
+        (
+            ("{% else %}{{ message['content'] }}", "{% else %}{{ message['content'] if loop.last else '' }}"),
+            "writes earlier turns in another way",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_used_with_tools_is_refused(template, change, reason) -> None:
+    function = {"name": "calculator", "description": "", "parameters": {"type": "object", "properties": {}}}
+    schemas = [{"type": "function", "function": function}]
+    template.check(schemas)
+    template.tokenizer.chat_template = TOOL_CHAT_TEMPLATE.replace(*change)
+    assert template.tokenizer.chat_template != TOOL_CHAT_TEMPLATE
+    try:
+        with pytest.raises(UserError, match=reason):
+            template.check(schemas)
+    finally:
+        template.tokenizer.chat_template = TOOL_CHAT_TEMPLATE
+
+
+def test_a_parser_that_does_not_read_the_templates_calls_is_refused(template) -> None:
+    with pytest.raises(UserError, match="vLLM has no parser 'hermess'"):
+        CallReader(template, "hermess")
+    with pytest.raises(UserError, match="tool_parser: mistral"):
+        CallReader(template, "mistral")

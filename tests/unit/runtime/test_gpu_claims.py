@@ -1,0 +1,93 @@
+"""Stages that run at once on one machine have different GPUs; here the GPUs are only names."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+STAGE = """
+import os, sys
+from rloo_pipeline.runtime import gpu_claims
+
+for line in sys.stdin:
+    needed, end = line.split()
+    if end == "release":
+        gpu_claims.release()
+    else:
+        gpu_claims.claim(int(needed), from_the_end=end == "end")
+    print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+"""
+
+
+@pytest.fixture
+def gpus() -> list[str]:
+    """Names that no other test has, since a claim counts on the whole machine."""
+    test = uuid.uuid4().hex
+    return [f"{test}-{number}" for number in (9, 10, 2, 3)]
+
+
+@contextmanager
+def stage(folder, visible: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that claims as its standard input says, and prints what it has then."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible), "TMPDIR": str(folder)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", STAGE], env=environment, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ask(process: subprocess.Popen[str], needed: int, where: str = "start") -> None:
+    process.stdin.write(f"{needed} {where}\n")
+    process.stdin.flush()
+
+
+def has(process: subprocess.Popen[str]) -> list[str]:
+    return process.stdout.readline().strip().split(",")
+
+
+def test_a_sampler_and_a_trainer_have_a_gpu_each_and_a_third_stage_waits(tmp_path, gpus) -> None:
+    two = gpus[:2]
+    with stage(tmp_path, two) as sampler, stage(tmp_path, two) as trainer, stage(tmp_path, two) as third:
+        ask(sampler, 1)
+        assert has(sampler) == [gpus[0]]
+        ask(trainer, 1, "end")
+        assert has(trainer) == [gpus[1]]
+        ask(third, 1)
+        trainer.kill()  # as by kill -9 or a time limit
+        assert has(third) == [gpus[1]]
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_has_the_same_gpu_in_every_stage_and_lends_it_in_between(tmp_path, gpus) -> None:
+    with stage(tmp_path, gpus) as worker, stage(tmp_path, gpus) as other:
+        ask(worker, 2)
+        assert has(worker) == gpus[:2]
+        ask(worker, 0, "release")
+        assert has(worker) == gpus[:2]
+        ask(other, 3)
+        assert has(other) == gpus[:3]
+        ask(worker, 2)
+        other.kill()
+        assert has(worker) == gpus[:2]
+
+
+def test_a_stage_that_needs_all_gpus_that_it_sees_shares_them_as_it_is_told(tmp_path, gpus) -> None:
+    """Two stages on one large GPU, with vllm.gpu_memory_utilization for each, are a choice of the user."""
+    with stage(tmp_path, gpus[:1]) as one, stage(tmp_path, gpus[:1]) as two:
+        for process in (one, two):
+            ask(process, 1)
+            assert has(process) == gpus[:1]
+
+
+def test_a_stage_that_needs_no_gpu_takes_none(tmp_path, gpus) -> None:
+    with stage(tmp_path, gpus[:2]) as none, stage(tmp_path, gpus[:2]) as one:
+        ask(none, 0)
+        assert has(none) == gpus[:2]
+        ask(one, 1)
+        assert has(one) == [gpus[0]]

@@ -1,0 +1,56 @@
+"""For which rounds Snakemake asks for held-out accuracy and pages: never for what a finished run was made without."""
+
+from pathlib import Path
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of
+from rloo_pipeline.snakemake_ext import in_flight
+
+
+def touch(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def make_round(run: Path, number: int, held_out: bool = True) -> None:
+    """Writes a round whose held-out completions, if any, were not scored."""
+    folder = metrics_of(run, number).parent
+    touch(folder / "rollouts" / "000.parquet", folder / "metrics.json")
+    if held_out:
+        touch(folder / "held_out" / "000.parquet")
+
+
+def test_a_run_to_come_has_all_and_a_setting_turns_them_off(tmp_path: Path) -> None:
+    config = Config(**mini(rounds=4))
+    assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3, 4]
+    assert in_flight.page_rounds(config, tmp_path) == [1, 2, 3]
+    off = Config(**mini(rounds=4, evaluation={"each_round": 0}, report={"every": 0}))
+    assert in_flight.held_out_rounds(off, tmp_path) == in_flight.page_rounds(off, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds"), [(None, [1, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39]), (20, [1, 20, 40])]
+)
+def test_pages_come_after_the_first_round_and_every_nth(tmp_path: Path, every: int | None, rounds: list[int]) -> None:
+    config = Config(**mini(rounds=41, report={"every": every}))
+    assert in_flight.page_rounds(config, tmp_path) == rounds
+
+
+def test_a_killed_run_makes_up_for_what_it_lacks_and_a_finished_one_does_not(tmp_path: Path) -> None:
+    config = Config(**mini(rounds=3))
+    make_round(tmp_path, 1)
+    make_round(tmp_path, 2, held_out=False)  # by a version without them
+    assert in_flight.held_out_rounds(config, tmp_path) == [1, 3]
+    assert in_flight.page_rounds(config, tmp_path) == []
+    make_round(tmp_path, 3)
+    touch(tmp_path / "summary.json")
+    assert in_flight.held_out_rounds(config, tmp_path) == []
+    touch(held_out_of(tmp_path, 1), in_flight.page_of(tmp_path, 2))
+    assert (in_flight.held_out_rounds(config, tmp_path), in_flight.page_rounds(config, tmp_path)) == ([1], [2])
+    longer = Config(**mini(rounds=5))
+    assert in_flight.held_out_rounds(longer, tmp_path) == [1, 3, 4, 5]
+    assert in_flight.page_rounds(longer, tmp_path) == [2, 4]

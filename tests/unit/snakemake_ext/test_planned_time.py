@@ -1,0 +1,31 @@
+"""How long planned jobs take, by the logs of jobs like them."""
+
+from pathlib import Path
+
+from rloo_pipeline.snakemake_ext import planned_time
+
+
+def log(run: Path, name: str, seconds: float, gpus: int = 0) -> None:
+    """The log of a finished job."""
+    file = run / "logs" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    used = f"2026-01-01 10:00:00,000 INFO rloo.time: used {gpus} x NVIDIA H100\n" if gpus else ""
+    file.write_text(f"{used}2026-01-01 10:00:00,000 INFO rloo.time: took {seconds} s, 1.0 s of CPU, 9 MB at most\n")
+
+
+def test_jobs_take_what_jobs_like_them_took(tmp_path) -> None:
+    for number, seconds in ((1, 1000), (2, 2000)):
+        log(tmp_path, f"rollout/0000{number}-000.log", seconds, gpus=2)
+        log(tmp_path, f"score/0000{number}-000.log", 10)
+        log(tmp_path, f"score/0000{number}-000-judge.log", 500)
+    log(tmp_path, "evaluate/final.log", 60)
+    names = ["rollout/00003-000", "score/00003-000", "score/00003-000-judge", "evaluate/final", "harness/final"]
+    logs = [(tmp_path, str(tmp_path / "logs" / f"{name}.log")) for name in names]
+    assert planned_time.sentence(logs) == (
+        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), by what such jobs took in this run; 1 of these jobs "
+        "have no measurement yet."
+    )
+
+
+def test_nothing_is_said_of_what_was_never_measured(tmp_path) -> None:
+    assert "is not known" in planned_time.sentence([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])

@@ -1,0 +1,46 @@
+"""A demonstration that calls a tool is one demonstration for each turn, in the tokens that an episode has."""
+
+import pytest
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.config import Dataset
+from rloo_pipeline.data.prompting import completion_messages
+from rloo_pipeline.data.tool_template import ToolTemplate
+from rloo_pipeline.demo.calculation import demonstrations
+from rloo_pipeline.demo.character_model import tool_qwen3
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.demonstrations import _turns
+
+ANSWER = {"role": "assistant", "content": "6"}
+CALL = {**ANSWER, "tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": {}}}]}
+TOLD = {"role": "tool", "name": "calculator", "content": "6"}
+
+
+def test_the_turns_of_a_demonstration_make_up_the_templates_rendering(tmp_path) -> None:
+    tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
+    tokenizer = policy.load_tokenizer(tmp_path, False)
+    template = ToolTemplate(
+        tokenizer, Dataset.model_construct(chat_template_kwargs={}), policy.stop_ids(tmp_path, tokenizer)
+    )
+    [row] = demonstrations("train", 1, called_share=1.0)
+    prompt = template.render(row["prompt"], True)
+    (first, call), (second, answer) = _turns(tokenizer(prompt)["input_ids"], row["completion"], template)
+    decode = tokenizer.decode
+    assert decode(first) == prompt
+    assert second[: len(first) + len(call)] == first + call
+    assert decode(second + answer) == template.render([*row["prompt"], *row["completion"]])
+    assert "<tool_call>" in decode(call)
+    assert "<tool_response>" not in decode(call) + decode(answer), "answers are in the context alone"
+
+
+@pytest.mark.parametrize("messages", ["6", [ANSWER], [CALL, TOLD, ANSWER], [CALL, TOLD, CALL, TOLD, ANSWER]], ids=len)
+def test_a_text_and_an_episode_are_completions(messages) -> None:
+    assert completion_messages({"completion": messages}, "completion", "x.jsonl")[-1] == ANSWER
+
+
+@pytest.mark.parametrize(
+    "messages", [6, [], ["6"], [TOLD], [CALL], [CALL, ANSWER], [CALL, TOLD], [ANSWER, ANSWER], [CALL, TOLD, TOLD]]
+)
+def test_calls_without_answers_are_refused(messages) -> None:
+    with pytest.raises(UserError, match="column 'completion'"):
+        completion_messages({"completion": messages}, "completion", "x.jsonl")

@@ -1,0 +1,13 @@
+# The page of an experiment, once all of its runs are finished. After a failure the controller makes it from those that are.
+rule experiment:
+    input:
+        [f"results/{run}/summary.json" for run in RUNS.configs],
+        CHOICE,
+    output:
+        [f"results/{RUNS.name}/{name}" for name in EXPERIMENT_FILES],
+    log:
+        f"results/{RUNS.name}/logs/experiment.log",
+    retries: 0
+    localrule: True
+    shell:
+        f"rloo experiment results/{RUNS.name} --log={{log}}"
