@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterable
 from functools import lru_cache
 
 
@@ -53,6 +54,19 @@ def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
         offset = first - epoch * length
         rows += order[max(0, offset) : max(0, offset + count)]
     return rows
+
+
+def rows_for_refill(length: int, sampled: Iterable[int], round_: int, seed: int) -> list[int]:
+    """Rows of the dataset that a round has not sampled, in random order: its refill begins with the first of them.
+
+    Args:
+        length: rows of the dataset.
+        sampled: rows that the round samples in any case.
+        round_: number of the round, from 1.
+        seed: of the order.
+    """
+    used = set(sampled)
+    return [row for row in permutation(length, derive(seed, "refill", round_)) if row not in used]
 
 
 def shard_range(length: int, shards: int, shard: int) -> range:

@@ -2,7 +2,7 @@
 
 from jaxtyping import install_import_hook
 
-TRAINING = ("batch", "kernels", "layout", "logprobs", "objective", "packing")
+TRAINING = ("batch", "kernels", "layout", "logprobs", "objective", "packing", "selection")
 CHECKED = ("rloo_pipeline.algorithm", *(f"rloo_pipeline.training.{name}" for name in TRAINING))
 """Packages and modules whose annotations beartype checks at every call."""
 

@@ -11,7 +11,11 @@ import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import AGAIN, check_belongs
+from rloo_pipeline.config import Rollout
 from rloo_pipeline.errors import UserError
+
+REFILL = "refill"
+"""Folder in that of a round with the tables of what the refill sampled."""
 
 
 class RoundFiles(NamedTuple):
@@ -28,6 +32,8 @@ class RoundTables(NamedTuple):
     rollouts: pa.Table
     scores: pa.Table
     reference: pa.Table | None = None
+    refilled: int = 0
+    """Rows at the end that the refill sampled."""
 
     def take(self, rows: list[int]) -> RoundTables:
         """The given rows of every table."""
@@ -35,6 +41,26 @@ class RoundTables(NamedTuple):
             return self
         reference = None if self.reference is None else self.reference.take(rows)
         return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference)
+
+
+def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
+    """Files of one table of a round that are there: those of the shards in order, then that of the refill.
+
+    Args:
+        folder: results/<run>/rounds/<round>.
+        kind: `rollouts`, `scores` or `reference`.
+        settings: of the run.
+    """
+    shards = [folder / kind / f"{shard:03d}.parquet" for shard in range(settings.shards)]
+    refill = [folder / REFILL / f"{kind}.parquet"] if settings.refill else []
+    return [file for file in (*shards, *refill) if file.exists()]
+
+
+def beside(rollouts: Path, kind: str) -> Path:
+    """The file of another table of the round about the same completions as a file of rollouts."""
+    if rollouts.parent.name == REFILL:
+        return rollouts.with_name(f"{kind}.parquet")
+    return rollouts.parent.with_name(kind) / rollouts.name
 
 
 def read(files: RoundFiles, vocabulary: int | None = None, **belongs: object) -> RoundTables:
@@ -58,7 +84,10 @@ def read(files: RoundFiles, vocabulary: int | None = None, **belongs: object) ->
         check_belongs(path, tables.footer(table), {"policy": tables.footer(reference[0]).get("policy")})
         _check_lengths(path, rolled, table["reference_logps"], "reference_logps")
     return RoundTables(
-        pa.concat_tables(rollouts), pa.concat_tables(scores), pa.concat_tables(reference) if reference else None
+        pa.concat_tables(rollouts),
+        pa.concat_tables(scores),
+        pa.concat_tables(reference) if reference else None,
+        sum(len(table) for table, path in zip(rollouts, files.rollouts, strict=True) if path.parent.name == REFILL),
     )
 
 

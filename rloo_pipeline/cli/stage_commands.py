@@ -58,6 +58,15 @@ def _rollout(config: Config, arguments: argparse.Namespace) -> None:
     rollout(config, *paths, arguments.round, arguments.shard, arguments.output, arguments.held_out)
 
 
+def _refill(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.round_tables import RoundFiles
+    from rloo_pipeline.stages.refill import refill
+
+    shards = RoundFiles(arguments.rollouts, arguments.scores)
+    paths = (arguments.prompts, arguments.policy)
+    refill(config, *paths, arguments.round, shards, arguments.output, arguments.output_scores)
+
+
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.held_out import held_out
 
@@ -251,6 +260,14 @@ COMMANDS = (
         *(PROMPTS, POLICY, ROLLOUTS),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
         option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
+    ),
+    _stage(
+        "refill",
+        _refill,
+        "Sample and score further completions if too few groups of a round teach.",
+        *(PROMPTS, POLICY, ROUND, _shards("rollouts"), _shards("scores")),
+        _path("output-scores", "table for the scores"),
+        engine="vllm",
     ),
     _stage(
         "reference",

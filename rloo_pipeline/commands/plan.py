@@ -124,6 +124,8 @@ def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims,
     title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {estimate.minutes(sum(wall.values()))}"
     _print_rows(console, title, rows)
     console.print(f"  assumed: {estimate.ASSUMED}; wall-clock without warm start, scoring, evaluation and queues")
+    if config.rollout.refill:
+        console.print(f"  not in these hours: up to {config.rollout.refill} refills of a round (rollout.refill)")
 
 
 def _print_slurm(config: Config, wait: float, work: float | None, console: Terminal) -> None:

@@ -50,7 +50,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
     carried = {"old": AlgorithmState(), "new": AlgorithmState()}
     changes: dict[str, Change] = {}
     for folder in folders:
-        rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name / "scores")
+        rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name)
         batches = {}
         for name, scores in (("old", old), ("new", new)):
             completions = completions_of(config, RoundTables(rollouts, scores))
@@ -76,17 +76,18 @@ def _tables(
     config: Config, run: Path, folder: Path, prompts: PromptSet, output: Path
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Rollouts, old scores and new scores of a round; writes the new ones as the stage `score` does."""
-    shards = sorted(folder.glob("rollouts/*.parquet"))
-    old = round_tables.read(RoundFiles(shards, [folder / "scores" / shard.name for shard in shards]))
+    shards = round_tables.files_of(folder, "rollouts", config.rollout)
+    scores = [round_tables.beside(shard, "scores") for shard in shards]
+    old = round_tables.read(RoundFiles(shards, scores))
     rollouts = old.rollouts
     say(f"round {folder.name}: {len(rollouts)} completions")
     schema = tables.scores_schema([reward.column for reward in config.rewards])
     new = []
-    for shard in shards:
+    for shard, path in zip(shards, scores, strict=True):
         shard_rollouts = tables.read(shard, "rollouts")
         new.append(score_table(config, shard_rollouts, prompts, run / "policies" / "00000"))
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
-        tables.write(output / shard.name, new[-1], schema, "scores", **about)
+        tables.write(output / path.relative_to(folder), new[-1], schema, "scores", **about)
     return rollouts, old.scores, pa.concat_tables(new)
 
 

@@ -140,8 +140,8 @@ class Algorithm(Section):
     does. Otherwise it is ignored everywhere.
     """
     filter_zero_variance: bool = False
-    """Drop groups whose scores are all equal, which have no learning signal; `rollout.oversample` samples replacements.
-    An optimizer step with no groups left is skipped.
+    """Drop groups whose scores are all equal, which have no learning signal; `rollout.oversample` and
+    `rollout.refill` sample replacements. An optimizer step with no groups left is skipped.
     """
     mismatch: Mismatch = Mismatch()
     """Correction for sampler and trainer log-probs that differ."""

@@ -36,7 +36,8 @@ def source_digest(stage: str, config: Config) -> str:
     Raises:
         UserError: the configuration names a function that does not exist.
     """
-    user_files = [import_string.check(reference) for reference in functions(config, STAGES[stage].decides)]
+    sections = [name for name in STAGES[stage].decides if "advantage" not in STAGES[stage].but.get(name, ())]
+    user_files = [import_string.check(reference) for reference in functions(config, sections)]
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(file.resolve()) for file in (stage_file, *user_files) if file is not None]
     digests = {(_name(file), _digest(file, text)) for closure in closures for file, text in _with_text_flag(closure)}

@@ -219,6 +219,11 @@ class Config(Section):
                 f"has weight {weighted.weight:g}; set weight 1 for the reward that decides, which must be 0 or 1, and "
                 "weight 0 for the others"
             )
+        if self.rollout.refill and not algorithm.filter_zero_variance:
+            raise ValueError(
+                f"rollout.refill: {self.rollout.refill} replaces the groups that algorithm.filter_zero_variance drops, "
+                "which is false; set it to true, or use rollout.oversample"
+            )
         compares_logps = {
             "old_logps: sampler": algorithm.old_logps == "sampler",
             f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",
@@ -335,8 +340,12 @@ class Sections(NamedTuple):
     """Keys of `decides` sections that do not affect the result."""
 
 
-_ELSEWHERE = {"rollout": {"lag", "environment_workers"}}
-"""The lag decides which policy is sampled, which the rule of the rollouts gives; processes change no result."""
+_ELSEWHERE = {"rollout": {"lag", "refill", "environment_workers"}}
+"""The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage of its own;
+processes change no result.
+"""
+_TEACHING = {"mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"}
+"""Keys of the algorithm that decide which groups teach."""
 _TOOLS = {"rollout": set(Rollout.model_fields) - {"environment", "tools", "environment_timeout"}}
 """All but the tools, whose schemas are in the prompts."""
 _LENGTHS = ("rollout", "evaluation")
@@ -363,6 +372,11 @@ STAGES: Mapping[str, Sections] = {
         ("seed", "model", "rollout"), ("run", "dataset", "vllm", "evaluation", "rewards", "correct"), _ELSEWHERE
     ),
     "score": Sections(("rewards",), ("scoring",)),
+    "refill": Sections(
+        ("seed", "model", "rollout", "rewards", "algorithm"),
+        ("run", "dataset", "vllm", "scoring"),
+        {"rollout": {"lag", "environment_workers"}, "algorithm": set(Algorithm.model_fields) - _TEACHING},
+    ),
     "reference": Sections(("model", "rollout"), ("deepspeed",), _ELSEWHERE),
     "update": Sections(
         ("seed", "model", "rollout", "algorithm", "update", "deepspeed"),

@@ -47,6 +47,10 @@ class Rollout(Section):
     """Sample `oversample` times as many prompts as the update needs. The update takes the first groups whose rewards
     differ, then fills up with others.
     """
+    refill: int = Field(0, ge=0)
+    """Number of times that a round may sample further prompts, each time as many as should make up for the groups that
+    are missing, at most as many as a round has. Needs `algorithm.filter_zero_variance`. See docs/algorithms.md.
+    """
     lag: int = Field(0, ge=0)
     """Rounds by which sampling lags behind training: round r samples from policy max(0, r − 1 − lag). With 1 or more,
     the rollouts of a round run beside the update of the round before. Losses are then weighted for the older policy:
@@ -124,6 +128,11 @@ class Rollout(Section):
     def num_prompts(self) -> int:
         """Number of prompts that the update of a round trains on."""
         return self.generation_batch_size // self.num_generations
+
+    @property
+    def tables(self) -> int:
+        """Number of tables of rollouts that a round has: one for each shard, and that of the refill."""
+        return self.shards + bool(self.refill)
 
     def lag_of(self, round_: int) -> int:
         """Rounds by which the policy that samples round `round_` (from 1) lags behind the one that its update trains:

@@ -92,6 +92,8 @@ def jobs(config: Config) -> dict[str, int]:
         counts |= {"trial-probe": 1, "trial-checks": 1}
     if config.uses_reference:
         counts["reference"] = shards
+    if config.rollout.refill:
+        counts |= {"refill": config.rounds, "refill-reference": config.rounds if config.uses_reference else 0}
     counts |= {"update": config.rounds, "gate": config.rounds - 1, "evaluate": evaluated, "distance": evaluated - 1}
     if config.held_out_each_round:
         counts["held-out"] = config.rounds
@@ -122,11 +124,13 @@ def tokens(config: Config) -> dict[str, float]:
     """Upper bounds of completions and tokens."""
     samples = config.rollout.sampled_prompts * config.rollout.num_generations
     completion, prompt = config.rollout.max_completion_length, config.dataset.max_prompt_length
+    refills = {"completion tokens of refills": config.rollout.refill * samples * completion * config.rounds}
     return {
         "completions per round": samples,
         "completion tokens per round": samples * completion,
         "completions": samples * config.rounds,
         "completion tokens": samples * completion * config.rounds,
+        **(refills if config.rollout.refill else {}),
         "trained tokens": config.rollout.generation_batch_size * (prompt + completion) * config.rounds,
     }
 
@@ -143,6 +147,7 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     trainer = memory.moments(config, shape) + learned * (master + weights)
     counts = tokens(config)
     tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
+    tables *= 1 + config.rollout.refill
     return {
         f"policies ({policies} and policy 0)": shape.parameters * size + policies * policy,
         "trainer state": trainer,

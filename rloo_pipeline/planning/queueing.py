@@ -1,6 +1,8 @@
 """Wall-clock time of a run, and what SLURM's queue adds in each of the ways to run there.
 
 A round is a chain of three jobs: rollout, then score (and reference beside it), then update; shards run side by side.
+With `rollout.refill` there is one more before the update, and one for its reference log-probs. With `rollout.lag`, only
+part of this chain is behind the update before.
 Before the first round come prompts and warm start, after the last one evaluation, distance and report.
 """
 
@@ -62,13 +64,26 @@ def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
         wait: seconds that a job waits in the queue.
     """
     counts = {stage: count for stage, count in estimate.jobs(config).items() if stage not in ON_SNAKEMAKES_MACHINE}
-    waits = 2 + (2 if config.tries_model else 0) + 3 * config.rounds + 3
-    gpus = max(gpus_of(config).values())
+    waits = 2 + (2 if config.tries_model else 0) + _waits_of_rounds(config) + 3
+    gpus = gpus_of(config)
+    at_once = gpus["update"] + max(gpus["rollout"], gpus["reference"]) if config.rollout.lag else max(gpus.values())
     jobs = sum(counts.values())
     return (
-        Mode("snakemake --profile slurm", jobs, waits, waits * (wait + SUBMISSION), gpus),
-        Mode("rloo submit", 1, 1, wait, gpus),
+        Mode("snakemake --profile slurm", jobs, waits, waits * (wait + SUBMISSION), at_once),
+        Mode("rloo submit", 1, 1, wait, at_once),
     )
+
+
+def _waits_of_rounds(config: Config) -> int:
+    """Jobs of the rounds that wait one after the other: an update waits for the one before, and for its rollouts, which
+    a lag lets begin earlier.
+    """
+    refill = 1 + config.uses_reference if config.rollout.refill else 0
+    until = [0]
+    for round_ in range(1, config.rounds + 1):
+        sampled = until[config.rollout.policy_of(round_)] + 2 + refill
+        until.append(max(until[-1], sampled) + 1)
+    return until[-1]
 
 
 def advice(config: Config, wait: float, work: float | None) -> str:

@@ -52,6 +52,11 @@ WASTED = Chart(
     ),
     tickformat=".0%",
 )
+TOKENS_FOR_TEACHING = Chart(
+    "Tokens for a group that teaches",
+    "Completion tokens of the round, divided by the groups that the update trains on whose rewards differ.",
+    (ChartLine("groups/tokens_per_teaching", "tokens"),),
+)
 KL = Chart(
     "KL from the warm start",
     "Distance of the sampling policy from policy 0: nats per completion, k1 estimate.",
@@ -112,7 +117,20 @@ def charts(rewards: Sequence[Reward]) -> list[Chart]:
         "Mean of each function; a function of weight 0 is only monitored.",
         tuple(ChartLine(f"rewards/{r.column}/mean", f"{r.column}, weight {r.weight:g}") for r in rewards),
     )
-    return [REWARD, functions, LENGTH, WASTED, KL, BETA, ENTROPY, CLIPPED, MISMATCH, GRADIENT, LEARNING_RATE]
+    return [
+        REWARD,
+        functions,
+        LENGTH,
+        WASTED,
+        TOKENS_FOR_TEACHING,
+        KL,
+        BETA,
+        ENTROPY,
+        CLIPPED,
+        MISMATCH,
+        GRADIENT,
+        LEARNING_RATE,
+    ]
 
 
 def shared_charts(functions: Sequence[str]) -> list[Chart]:

@@ -17,10 +17,8 @@ from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.statistics import gain, holm
 from rloo_pipeline.report.finished import Finished
+from rloo_pipeline.report.jobs import STAGES_OF_ROUND
 from rloo_pipeline.seeds import derive
-
-ROUND_STAGES = ("rollout", "score", "reference", "update")
-"""Stages whose time is compared: earlier stages may come from a cache, later ones cost the same for all runs."""
 
 
 class Fact(NamedTuple):
@@ -141,7 +139,7 @@ def _row(first: Finished, run: Finished) -> JSON:
         "gain_ci95": summary["gain_ci95"],
         "difference": None if run is first else difference(first, run),
         "tokens": summary["tokens"]["rollouts"],
-        "seconds": round(sum(run.seconds.get(stage, 0.0) for stage in ROUND_STAGES), 1),
+        "seconds": round(sum(run.seconds.get(stage, 0.0) for stage in STAGES_OF_ROUND), 1),
     }
 
 

@@ -23,6 +23,10 @@ TOOK = re.compile(
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
 
+STAGES_OF_ROUND = ("rollout", "score", "refill", "reference", "refill_reference", "update")
+"""Stages between a policy and the next, as their logs are named."""
+
+
 class JobRecord(NamedTuple):
     """One job of a run, after it ended."""
 
@@ -129,7 +133,8 @@ def total_cost(name: str, jobs: Sequence[JobRecord]) -> Cost:
 def spent(jobs: Sequence[JobRecord]) -> Spent:
     """How the time of a run was spent."""
     wall = (max(job.ended for job in jobs) - min(job.began for job in jobs)).total_seconds() if jobs else 0.0
-    rollouts, updates = ([job for job in jobs if job.stage == stage] for stage in ("rollout", "update"))
+    rollouts = [job for job in jobs if job.stage in ("rollout", "refill")]
+    updates = [job for job in jobs if job.stage == "update"]
     both = _covered(rollouts) + _covered(updates) - _covered([*rollouts, *updates])
     return Spent(wall, _covered(jobs), both)
 
@@ -142,7 +147,7 @@ def side_seconds(jobs: Sequence[JobRecord]) -> tuple[float, float] | None:
     sampling: dict[str, list[JobRecord]] = defaultdict(list)
     training: dict[str, list[JobRecord]] = defaultdict(list)
     for job in jobs:
-        if job.stage in ("rollout", "score", "reference", "update"):
+        if job.stage in STAGES_OF_ROUND:
             (training if job.stage == "update" else sampling)[job.name[:5]].append(job)
     if len(training) < 2 or not sampling:
         return None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles
+from rloo_pipeline.config import Rollout
 
 
-def read_round(folder: Path, shards: Sequence[str]) -> pa.Table:
-    """Joins the tables of a round, one row per completion.
+def read_round(folder: Path, settings: Rollout) -> pa.Table:
+    """Joins the tables of a round that are there, one row per completion.
 
     Args:
         folder: results/<run>/rounds/<round>.
-        shards: file names of the shards, such as 000.parquet.
+        settings: of the run.
 
     Returns:
         The columns of rollouts and scores, and those of train.parquet once it exists, which are null for completions
@@ -25,9 +25,11 @@ def read_round(folder: Path, shards: Sequence[str]) -> pa.Table:
     Raises:
         UserError: a table is missing or damaged, or the tables do not belong together.
     """
-    paths = [[folder / kind / shard for shard in shards] for kind in ("rollouts", "scores")]
-    rollouts, scores, _ = round_tables.read(RoundFiles(*paths), round=int(folder.name))
-    columns = {name: table[name] for table in (rollouts, scores) for name in table.column_names}
+    paths = round_tables.files_of(folder, "rollouts", settings)
+    files = RoundFiles(paths, [round_tables.beside(path, "scores") for path in paths])
+    sampled = round_tables.read(files, round=int(folder.name))
+    rollouts = sampled.rollouts
+    columns = {name: table[name] for table in (rollouts, sampled.scores) for name in table.column_names}
     if (folder / "train.parquet").exists():
         trained = tables.read(folder / "train.parquet", "train", round=int(folder.name))
         places = {key: place for place, key in enumerate(_keys(trained))}

@@ -20,8 +20,8 @@ from rloo_pipeline.errors import UserError
 SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
 ORDER = (
-    *("assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "reference", "update", "evaluate"),
-    *("distance", "harness", "report"),
+    *("assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "refill", "reference"),
+    *("refill_reference", "update", "evaluate", "distance", "harness", "report"),
 )
 LAST_LINES = 65536
 """Bytes at a log's end that are searched for the stage's last line; engines print there too."""
@@ -106,6 +106,8 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
 def _jobs_per_round(run: RunFiles) -> dict[str, int]:
     shards = run.config.rollout.shards
     counts = {"rollout": shards, "score": shards, "update": 1}
+    if run.config.rollout.refill:
+        counts |= {"refill": 1, "refill_reference": 1} if run.config.uses_reference else {"refill": 1}
     return counts | {"reference": shards} if run.config.uses_reference else counts
 
 
@@ -133,6 +135,9 @@ def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
                     yield LiveJob(
                         stage, f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
                     )
+        for stage, table in (("refill", "scores"), ("refill_reference", "reference")):
+            if run.config.rollout.refill and (stage == "refill" or run.config.uses_reference):
+                yield LiveJob(stage, f"rounds/{name}/refill/{table}.parquet", f"logs/{stage}/{name}.log")
         yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log")
     for name in run.config.evaluated:
         yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log")

@@ -110,10 +110,12 @@ class Run:
         Raises:
             UserError: the round has not been sampled or scored, or a table is damaged.
         """
+        from rloo_pipeline.artifacts.round_tables import files_of
         from rloo_pipeline.report.round_table import read_round
 
-        table = read_round(self._round(number), [file.name for file in self._shards(number, "rollouts")])
-        if any((self._round(number) / "reference").glob("*.parquet")):
+        self._files(number, "rollouts")
+        table = read_round(self._round(number), self.config.rollout)
+        if files_of(self._round(number), "reference", self.config.rollout):
             table = table.append_column("reference_logps", self._table(number, "reference")["reference_logps"])
         return _dataset(_with_prompts(table, self.folder / "prompts" / "train"))
 
@@ -168,17 +170,20 @@ class Run:
     def _table(self, number: int, kind: str) -> pa.Table:
         from rloo_pipeline.artifacts import tables
 
-        return tables.read_all(self._shards(number, kind), kind)
+        return tables.read_all(self._files(number, kind), kind)
 
-    def _shards(self, number: int, kind: str) -> list[Path]:
-        """The files of a round's table, once all shards exist."""
-        folder, expected = self._round(number) / kind, self.config.rollout.shards
-        shards = sorted(folder.glob("*.parquet"))
-        if len(shards) < expected:
+    def _files(self, number: int, kind: str) -> list[Path]:
+        """The files of a round's table, once all exist."""
+        from rloo_pipeline.artifacts.round_tables import files_of
+
+        settings = self.config.rollout
+        files, expected = files_of(self._round(number), kind, settings), settings.tables
+        if len(files) < expected:
             raise UserError(
-                f"{folder}: {len(shards)} of {expected} shards exist; the last finished round is {len(self.rounds)}"
+                f"{self._round(number) / kind}: {len(files)} of {expected} shards exist; the last finished round is "
+                f"{len(self.rounds)}"
             )
-        return shards
+        return files
 
     def _json(self, name: str, hint: str) -> JSON:
         file = self.folder / name

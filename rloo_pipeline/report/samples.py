@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.evaluation.completions import is_correct
@@ -85,10 +85,9 @@ def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
 
 def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]:
     folder = run / "rounds" / f"{number:05d}"
-    shards = sorted((folder / "rollouts").glob("*.parquet"))
-    if not shards:
+    if not round_tables.files_of(folder, "rollouts", config.rollout):
         return []
-    table = read_round(folder, [shard.name for shard in shards])
+    table = read_round(folder, config.rollout)
     ids = list(dict.fromkeys(table["prompt_id"].to_pylist()))
     samples = len(table) // len(ids)
     drawn = sorted(permutation(len(ids), derive(config.seed, "report", number))[:GROUPS])

@@ -15,7 +15,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.history import Metrics
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.report.jobs import TOOK
+from rloo_pipeline.report.jobs import STAGES_OF_ROUND, TOOK
 from rloo_pipeline.report.run_progress import progress_of
 
 COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
@@ -113,8 +113,8 @@ class Measurements:
         """Seconds from the begin of a round's first job to the end of its last one; None where no log says."""
         shards = [f"-{shard:03d}" for shard in range(self.config.rollout.shards)]
         began, ended = list[datetime](), list[datetime]()
-        for stage, parts in (("rollout", shards), ("score", shards), ("reference", shards), ("update", [""])):
-            for part in parts:
+        for stage in STAGES_OF_ROUND:
+            for part in shards if stage in ("rollout", "score", "reference") else [""]:
                 log = self.folder / "logs" / stage / f"{number:05d}{part}.log"
                 text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
                 for took in TOOK.finditer(text):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pyarrow as pa
+
 from rloo_pipeline.artifacts import policy, round_tables, tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks
@@ -22,30 +24,12 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     Args:
         config: of the stage.
         policy_folder: the reference policy.
-        rollouts: the shard.
+        rollouts: the shard, or the refill, which can be empty.
         output: the table.
     """
-    import torch
-
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-
-    torch.set_num_threads(config.deepspeed.threads)
     digest = policy.digest(policy_folder)
     rolled = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
-    key = (digest, config.model, config.rollout.temperature)
-    logprobs = engine_cache.take("reference", key)
-    if logprobs is None:
-        model = forward_only.load(
-            policy_folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
-        )
-        logprobs = TokenLogProbs(model, config.rollout.temperature)
-        devices.hold_gpu(logprobs)
-    logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    sequences = round_data.sequences_of(rolled)
-    tokens = config.deepspeed.max_tokens_per_micro_batch
-    began = time.monotonic()
-    logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
-    seconds = time.monotonic() - began
+    logps, seconds = _logps(config, policy_folder, digest, rolled) if len(rolled) else ([], 0.0)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
@@ -55,6 +39,29 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     about = {**tables.facts_about(rolled), "policy": digest, "dtype": config.model.dtype}
     if ranks.current().first:
         tables.write(output, rows, tables.REFERENCE, "reference", **about)
-    engine_cache.keep("reference", key, logprobs)
-    count = sum(sequences.sampled())
+    count = sum(map(len, logps))
     say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
+
+
+def _logps(config: Config, folder: Path, digest: str, rolled: pa.Table) -> tuple[list[list[float]], float]:
+    """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
+    import torch
+
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    torch.set_num_threads(config.deepspeed.threads)
+    key = (digest, config.model, config.rollout.temperature)
+    logprobs = engine_cache.take("reference", key)
+    if logprobs is None:
+        model = forward_only.load(
+            folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
+        )
+        logprobs = TokenLogProbs(model, config.rollout.temperature)
+        devices.hold_gpu(logprobs)
+    logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
+    began = time.monotonic()
+    tokens = config.deepspeed.max_tokens_per_micro_batch
+    logps = forward_only.score(logprobs, round_data.sequences_of(rolled), tokens, "reference log-probs").logps
+    seconds = time.monotonic() - began
+    engine_cache.keep("reference", key, logprobs)
+    return logps, seconds

@@ -45,15 +45,7 @@ def rollout(
     sampling = groups.sampling_config_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
     rows = _prompts(config, train, round_, shard)
-    about = {
-        "run": config.run,
-        "round": round_,
-        "shard": shard,
-        "seed": config.seed,
-        "policy": sampler.digest,
-        "policy_round": settings.policy_of(round_),
-        **groups.sampling_facts(config.model, sampling),
-    }
+    about = facts(config, round_, shard, sampler.digest)
     beside = _held_out(config, prompts, train.longest, shard) if held_out else []
     completions, held_out_completions = groups.sample_groups(
         sampler,
@@ -74,11 +66,28 @@ def rollout(
     )
 
 
+def facts(config: Config, round_: int, shard: int, policy: str) -> dict[str, Any]:
+    """What the footer of a table of rollouts says; `policy` is the digest of the one that samples."""
+    return {
+        "run": config.run,
+        "round": round_,
+        "shard": shard,
+        "seed": config.seed,
+        "policy": policy,
+        "policy_round": config.rollout.policy_of(round_),
+        **groups.sampling_facts(config.model, groups.sampling_config_of(config.rollout)),
+    }
+
+
+def rows_sampled(config: Config, train: PromptSet, round_: int) -> list[int]:
+    """Rows of the training prompts that all shards of a round sample."""
+    return rows_of_round(len(train), config.rollout.sampled_prompts, round_, derive(config.seed, "prompts"))
+
+
 def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[dict[str, Any]]:
     """The prompts of one shard of a round."""
-    settings = config.rollout
-    indices = rows_of_round(len(train), settings.sampled_prompts, round_, derive(config.seed, "prompts"))
-    share = shard_range(len(indices), settings.shards, shard)
+    indices = rows_sampled(config, train, round_)
+    share = shard_range(len(indices), config.rollout.shards, shard)
     return train.rows(indices[share.start : share.stop])
 
 

@@ -19,7 +19,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import round_data, round_training, trainer_state
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.metrics import Metrics, sample_metrics, staleness, update_metrics
+from rloo_pipeline.training.metrics import Metrics, group_metrics, sample_metrics, staleness, update_metrics
 from rloo_pipeline.training.round_training import TrainedRound, measures_ratio
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.workers import engine_cache
@@ -71,6 +71,8 @@ def update(
     """
     import torch
 
+    from rloo_pipeline.training.selection import teaching_groups
+
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
@@ -82,6 +84,7 @@ def update(
     if engine.rank.first:
         metrics = sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
         metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
+        metrics |= group_metrics(teaching_groups(config, sampled), sampled, config.rollout.num_prompts)
         metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
         metrics |= trained.experts | _step_metrics(engine, trained)
         metrics |= {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}

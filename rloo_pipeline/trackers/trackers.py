@@ -112,7 +112,9 @@ def with_accuracy(run: Path, first: int, last: int) -> int:
 
 def identity(config: Config) -> str:
     """The run's name with a digest of everything that decides its numbers."""
-    decides = json.dumps({stage: config.params(stage) for stage in DECIDING}, sort_keys=True)
+    rollout = config.rollout
+    by_rules = {key: value for key, value in (("lag", rollout.lag), ("refill", rollout.refill)) if value}
+    decides = json.dumps({stage: config.params(stage) for stage in DECIDING} | by_rules, sort_keys=True)
     return f"{config.run}-{hashlib.sha256(decides.encode()).hexdigest()[:8]}"
 
 

@@ -19,6 +19,7 @@ from rloo_pipeline.algorithm import kl, nan_stats, shaping
 from rloo_pipeline.algorithm.advantages import Estimator
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator, import_string
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.selection import select
 
 
 class Completions(NamedTuple):
@@ -74,43 +75,6 @@ class Batch(NamedTuple):
     excluded: Bool[Tensor, " completions"]
     """In neither the baseline nor the denominator of the loss."""
     beta: float
-
-
-class Selection(NamedTuple):
-    """Which of a round's completions the update uses."""
-
-    masked: Bool[Tensor, " completions"]
-    """Not in the loss."""
-    excluded: Bool[Tensor, " completions"]
-    """In neither the baseline nor the denominator of the loss."""
-    teaching: Bool[Tensor, " prompts"]
-    """The group has a non-zero advantage on a completion in the loss."""
-
-
-def select(
-    algorithm: Algorithm,
-    samples: int,
-    scores: Float64[Tensor, " completions"],
-    truncated: Bool[Tensor, " completions"],
-) -> Selection:
-    """Decides which completions are masked or excluded, and which groups teach.
-
-    Both the choice among over-sampled groups and `filter_zero_variance` use this function.
-
-    Args:
-        algorithm: the section `algorithm`.
-        samples: K.
-        scores: NaN where unscorable.
-        truncated: whether the completion has no end token.
-    """
-    masked = truncated & algorithm.mask_truncated_completions
-    excluded = masked & (not algorithm.keep_truncated_in_baseline)
-    grouped = shaping.exclude(scores, excluded).view(-1, samples)
-    teaching = nan_stats.teaching(grouped, ~masked.view(-1, samples))
-    if algorithm.filter_zero_variance:
-        filtered = ~teaching.repeat_interleave(samples)
-        masked, excluded = masked | filtered, excluded | filtered
-    return Selection(masked, excluded, teaching)
 
 
 def make_batch(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rloo_pipeline.algorithm.mismatch import Gap
+    from rloo_pipeline.artifacts.round_tables import RoundTables
     from rloo_pipeline.config import Algorithm
     from rloo_pipeline.training.batch import Batch
     from rloo_pipeline.training.objective import Record
@@ -46,6 +47,24 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
     metrics["unscorable"] = len(rewards) - len(scorable)
     metrics["scoring_errors"] = len(rewards) - scores["error"].null_count
     return metrics | length_metrics(rollouts)
+
+
+def group_metrics(teaching: Tensor, sampled: RoundTables, wanted: int) -> Metrics:
+    """How many groups a round sampled, how many of them in refills, how many teach, and what one that teaches costs.
+
+    Args:
+        teaching: [prompts] bool, all groups of the round.
+        sampled: all tables of the round.
+        wanted: number of groups that the update trains on.
+    """
+    groups, taught = len(teaching), int(teaching.sum())
+    tokens = sum(tables.sampled_lengths(sampled.rollouts))
+    return {
+        "groups/sampled": groups,
+        "groups/refilled": groups * sampled.refilled // len(sampled.rollouts),
+        "groups/teaching": taught,
+        "groups/tokens_per_teaching": tokens / min(taught, wanted) if taught else None,
+    }
 
 
 def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_known: bool) -> Metrics:

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.packing import Sequences
 
 
-def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
-    """Rows that the update trains on: all of them, or the first teaching groups of an over-sampled round."""
-    from rloo_pipeline.algorithm.nan_stats import first_teaching
-    from rloo_pipeline.training.batch import select
-
-    samples = config.rollout.num_generations
-    if len(sampled.rollouts) == config.rollout.generation_batch_size:
-        return list(range(len(sampled.rollouts)))
-    selection = select(config.algorithm, samples, _scores(sampled.scores), _truncated(sampled.rollouts))
-    groups = first_teaching(selection.teaching, config.rollout.num_prompts)
-    return [group * samples + sample for group in groups for sample in range(samples)]
-
-
 def sequences_of(rollouts: pa.Table) -> Sequences:
     """The token ids of a table of rollouts, with the loss mask of episodes."""
     from rloo_pipeline.training.packing import Sequences
@@ -46,32 +33,19 @@ def completions_of(config: Config, round_tables: RoundTables) -> Completions:
     """
     import torch
 
+    from rloo_pipeline.training import selection
     from rloo_pipeline.training.batch import Completions
 
     lengths = torch.tensor(tables.sampled_lengths(round_tables.rollouts))
     sampling = None if config.rollout.cut_by else _padded(round_tables.rollouts["sampling_logps"])
     return Completions(
-        scores=_scores(round_tables.scores),
+        scores=selection.scores(round_tables.scores),
         mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=_truncated(round_tables.rollouts),
+        truncated=selection.truncated(round_tables.rollouts),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
         reference_logps=None if round_tables.reference is None else _padded(round_tables.reference["reference_logps"]),
         sampling_logps=sampling,
     )
-
-
-def _truncated(rollouts: pa.Table) -> Tensor:
-    """[completions] bool: true where the completion has no end token."""
-    import torch
-
-    return torch.tensor([reason != "stop" for reason in rollouts["finish_reason"].to_pylist()])
-
-
-def _scores(scores: pa.Table) -> Tensor:
-    """Weighted rewards, [completions] float64, NaN where unscorable."""
-    import torch
-
-    return torch.tensor([torch.nan if r is None else r for r in scores["reward"].to_pylist()], dtype=torch.float64)
 
 
 def _padded(column: pa.ChunkedArray) -> Tensor:

@@ -54,8 +54,9 @@ def train(config: Config, round_: int, engine: Engine, state: AlgorithmState, sa
     import torch
 
     from rloo_pipeline.training.batch import make_batch
+    from rloo_pipeline.training.selection import chosen_rows
 
-    tables_used = sampled.take(round_data.chosen_rows(config, sampled))
+    tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
     sequences = round_data.sequences_of(rollouts)
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.

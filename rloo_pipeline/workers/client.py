@@ -23,6 +23,7 @@ FOLDER = "RLOO_WORKERS"
 ROLES = {
     "probe": "sampler",
     "rollout": "sampler",
+    "refill": "sampler",
     "evaluate": "sampler",
     "evaluate-chosen": "sampler",
     "checks": "logprobs",

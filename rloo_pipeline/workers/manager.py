@@ -42,8 +42,10 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
         return max(1, min(jobs * runs, cores // threads))
 
+    # with a lag, the refill of a round runs beside the rollouts of the next one
+    samplers = config.rollout.tables if config.rollout.lag else config.rollout.shards
     roles = {
-        "sampler": at_once(config.vllm.threads),
+        "sampler": at_once(config.vllm.threads, samplers),
         "scorer": at_once(config.scoring.workers),
         "observer": 1,
     }

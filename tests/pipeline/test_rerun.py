@@ -128,6 +128,16 @@ def test_a_lag_runs_what_follows_the_first_round(finished) -> None:
     assert "algorithm.mismatch.correction: none → sequence_tis: 1 job (update)" in words
 
 
+def test_a_refill_trains_again_and_samples_no_shard_of_the_first_round_again(finished) -> None:
+    tables = {
+        f"rounds/{number:05d}/refill/{kind}.parquet"
+        for number in (1, 2)
+        for kind in ("rollouts", "scores", "reference")
+    }
+    changes = {"rollout": {"refill": 1}, "algorithm": {"filter_zero_variance": True}}
+    assert finished.planned(**changes) == tables | updates() | SECOND_ROUND | FINAL | REPORT
+
+
 def test_a_limit_of_the_checks_judges_again_and_trains_nothing(finished) -> None:
     planned = finished.planned(checks={"limits": {"truncated": [0.9, None]}})
     assert planned == {"warmstart/checks.json"} | REPORT

@@ -1,5 +1,6 @@
 """After kill -9 of any stage, or of Snakemake itself, the same command continues to the same bytes."""
 
+import io
 import os
 import signal
 import stat
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from helpers import AFTER_SFT, Project, mini
 
@@ -66,7 +68,7 @@ def project(tmp_path) -> Project:
 
 
 AFTER_POLICY_0 = AFTER_SFT[1:]
-LAG = {"rounds": 3, "rollout": {"lag": 1}}
+LAG = {"rounds": 3, "rollout": {"lag": 1, "refill": 1}, "algorithm": {"filter_zero_variance": True}}
 
 
 def killed_once(project: Project, tmp_path: Path, *words: str, **changes) -> set[str]:
@@ -102,7 +104,9 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
         one.take(finished, *AFTER_POLICY_0)
     outcome = undisturbed.snakemake("--cores", "2", *words, **LAG)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert killed_once(project, tmp_path, *words, **LAG) == {"rollout", "score", "reference", "update"}
+    assert killed_once(project, tmp_path, *words, **LAG) == {"rollout", "score", "refill", "reference", "update"}
+    refills = undisturbed.files("rounds/*/refill/rollouts.parquet").values()
+    assert any(pq.read_table(io.BytesIO(table)).num_rows for table in refills), "else no refill samples"
     for pattern in ("policies/*/*", "rounds/**/*"):
         assert project.files(pattern) == undisturbed.files(pattern) != {}
 

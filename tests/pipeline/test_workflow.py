@@ -111,6 +111,24 @@ def test_with_a_lag_rollouts_wait_for_an_older_policy_and_updates_for_the_gate_i
     assert "rounds/00003/diagnosis.json" in needed["policies/00004"]
 
 
+REFILL = {"rollout": {"lag": 1, "refill": 2}, "algorithm": {"filter_zero_variance": True}}
+
+
+def test_a_refill_is_one_job_a_round_between_scores_and_update(project) -> None:
+    """Whatever its number is: with a lag it samples from the older policy, too."""
+    outcome = project.snakemake("--dry-run", rounds=4, **REFILL)
+    words = re.findall(r"rloo refill .* --policy results/mini/(\S+) --round (\d+) ", outcome.stdout)
+    assert sorted(words, key=lambda pair: pair[1]) == [
+        (f"policies/{policy:05d}", f"{number:05d}") for policy, number in ((0, 1), (0, 2), (1, 3), (2, 4))
+    ]
+    [third] = re.findall(r"rloo update --round 00003 .*", outcome.stdout)
+    for kind in ("rollouts", "scores", "reference"):
+        folder = "results/mini/rounds/00003"
+        files = [f"{folder}/{kind}/00{shard}.parquet" for shard in range(2)] + [f"{folder}/refill/{kind}.parquet"]
+        assert f"--{kind} {' '.join(files)} " in third
+    assert not any("refill" in file for file in project.planned(rounds=4))
+
+
 def test_a_dry_run_writes_nothing(project) -> None:
     """Nor does it overwrite a finished run's configuration with another one."""
     path = project.folder / "results" / "mini" / "config.yaml"

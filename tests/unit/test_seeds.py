@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloo_pipeline.seeds import derive, permutation, rows_of_round, shard_range
+from rloo_pipeline.seeds import derive, permutation, rows_for_refill, rows_of_round, shard_range
 
 
 def test_a_seed_depends_on_every_name_and_on_where_one_ends() -> None:
@@ -32,6 +32,14 @@ def test_an_epoch_uses_each_row_once_and_a_round_none_twice(length, data) -> Non
     for start in range(0, len(stream) - length + 1, length):
         assert sorted(stream[start : start + length]) == list(range(length))
     assert all(len(set(rows)) == len(rows) == count for rows in rounds)
+
+
+@given(st.integers(1, 40), st.data())
+def test_a_refill_draws_each_row_that_the_round_has_not_sampled_once(length, data) -> None:
+    sampled = rows_of_round(length, data.draw(st.integers(1, length)), 3, seed=5)
+    rows = rows_for_refill(length, sampled, 3, seed=5)
+    assert sorted([*rows, *sampled]) == list(range(length))
+    assert rows_for_refill(99, [], 3, seed=5) != rows_for_refill(99, [], 4, seed=5)
 
 
 def test_epochs_differ() -> None:

@@ -9,7 +9,7 @@ from jaxtyping import TypeCheckError
 
 from rloo_pipeline.algorithm import advantages, kl, nan_stats
 from rloo_pipeline.algorithm.loss import Bounds, losses
-from rloo_pipeline.training import batch, layout, logprobs, objective, packing
+from rloo_pipeline.training import batch, layout, logprobs, objective, packing, selection
 from rloo_pipeline.training.kernels import attention
 
 LOGPS, MASK = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
@@ -41,7 +41,13 @@ def test_a_right_shape_does_not() -> None:
 
 
 def test_the_listed_modules_are_checked() -> None:
-    functions = batch.select, logprobs.TokenLogProbs.forward, objective.StepLoss.__call__, packing.pack
+    functions = (
+        batch.make_batch,
+        selection.select,
+        logprobs.TokenLogProbs.forward,
+        objective.StepLoss.__call__,
+        packing.pack,
+    )
     assert all(hasattr(function, "__wrapped__") for function in functions)
     checked = {name for name in sys.modules if name.startswith(shape_checks.CHECKED)}
     assert all(any(name.startswith(prefix) for name in checked) for prefix in shape_checks.CHECKED)

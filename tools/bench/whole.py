@@ -104,6 +104,7 @@ class Project:
         log_files = [
             *logs.glob(f"rollout/{name}-*.log"),
             *logs.glob(f"reference/{name}-*.log"),
+            *logs.glob(f"refill*/{name}.log"),
             *logs.glob(f"update/{name}.log"),
         ]
         return [_work(log.read_text()) for log in log_files]

@@ -246,8 +246,18 @@ def shards_of(table):
     return shards
 
 
-def reference_shards(wildcards):
-    return shards_of("reference")(wildcards) if RUNS.of(wildcards).uses_reference else []
+def whole(table):
+    """An input function for all of one of a round's tables: the shards, then what the refill made."""
+
+    def files(wildcards):
+        refill = RUNS.path(wildcards, f"rounds/{wildcards.round}/refill/{table}.parquet")
+        return [*shards_of(table)(wildcards), *([refill] if RUNS.of(wildcards).rollout.refill else [])]
+
+    return files
+
+
+def whole_reference(wildcards):
+    return whole("reference")(wildcards) if RUNS.of(wildcards).uses_reference else []
 
 
 def scoring_threads(config):

@@ -84,6 +84,36 @@ rule score:
         " --parts {input.parts} --output {output} --log={log}"
 
 
+# With rollout.refill: further completions of a round where too few groups teach. It is no checkpoint, after which Snakemake
+# would evaluate the whole DAG again in each round; where enough groups teach, the job writes empty tables.
+rule refill:
+    input:
+        prompts=file("prompts"),
+        policy=sampling_policy,
+        base=base_policy,
+        rollouts=shards_of("rollouts"),
+        scores=shards_of("scores"),
+    output:
+        rollouts=f"{RUN}/rounds/{{round}}/refill/rollouts.parquet",
+        scores=f"{RUN}/rounds/{{round}}/refill/scores.parquet",
+    log:
+        f"{RUN}/logs/refill/{{round}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/refill/{{round}}.tsv"
+    priority: 2
+    threads: by_run(sampling_threads)
+    resources:
+        mem_mb=growing(8000),
+        runtime=growing(120),
+    params:
+        decides=decides("refill"),
+        source=source("refill"),
+    shell:
+        "rloo refill --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
+        " --rollouts {input.rollouts} --scores {input.scores} --output {output.rollouts}"
+        " --output-scores {output.scores} --log={log}"
+
+
 rule reference:
     input:
         policy=file("policies/00000"),
@@ -109,6 +139,18 @@ rule reference:
         "rloo reference --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
 
 
+use rule reference as refill_reference with:
+    input:
+        policy=file("policies/00000"),
+        rollouts=f"{RUN}/rounds/{{round}}/refill/rollouts.parquet",
+    output:
+        f"{RUN}/rounds/{{round}}/refill/reference.parquet",
+    log:
+        f"{RUN}/logs/refill_reference/{{round}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/refill_reference/{{round}}.tsv"
+
+
 # Three rules differ only in what they keep: `update` keeps the policy, `update_transient` keeps neither, and `update_last`
 # keeps the trainer state too, so that a longer run can continue. Snakemake takes temp() by rule, not by file.
 rule update:
@@ -117,9 +159,9 @@ rule update:
         sampler=sampling_policy,
         base=base_policy,
         trainer=trainer_before,
-        rollouts=shards_of("rollouts"),
-        scores=shards_of("scores"),
-        reference=reference_shards,
+        rollouts=whole("rollouts"),
+        scores=whole("scores"),
+        reference=whole_reference,
         gate=gate,
     output:
         policy=directory(f"{RUN}/policies/{{round}}"),

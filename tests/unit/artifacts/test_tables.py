@@ -7,6 +7,7 @@ import pytest
 
 from rloo_pipeline.artifacts import files, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles
+from rloo_pipeline.config import Rollout
 from rloo_pipeline.errors import UserError
 
 
@@ -190,3 +191,16 @@ def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
     rewrite(second, "rollouts", policy="another")
     with pytest.raises(UserError, match=r"b/rollouts\.parquet: its policy is another, and abc belongs here"):
         tables.read_all([first, second], "rollouts")
+
+
+def test_the_files_of_a_round_are_its_shards_and_then_its_refill(tmp_path) -> None:
+    """And none that another number of shards, or a refill before, has left."""
+    for name in ("rollouts/000", "rollouts/001", "rollouts/002", "refill/rollouts"):
+        (tmp_path / f"{name}.parquet").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.parquet").touch()
+    shards = [tmp_path / "rollouts" / f"00{shard}.parquet" for shard in range(2)]
+    refill = tmp_path / "refill" / "rollouts.parquet"
+    assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2)) == shards
+    assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2, refill=1)) == [*shards, refill]
+    scores = [round_tables.beside(file, "scores").relative_to(tmp_path) for file in (shards[1], refill)]
+    assert scores == [Path("scores/001.parquet"), Path("refill/scores.parquet")]

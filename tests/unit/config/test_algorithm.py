@@ -88,6 +88,7 @@ REFUSED = {
         ["rollout.lag: 2", "clip: none", "old_logps: trainer"],
     ),
     "a lag of a cut distribution": ({}, {"rollout": {"lag": 1, "top_k": 5}}, ["rollout.lag: 1", "rollout.top_k"]),
+    "a refill without the filter": ({}, {"rollout": {"refill": 2}}, ["rollout.refill: 2", "filter_zero_variance"]),
     "a preset that is none": ({"preset": "grp"}, {}, ["grpo"]),
     "shards over the sampled prompts": ({}, {"rollout": {"oversample": 1.5, "shards": 25}}, ["25", "24 prompts"]),
 }

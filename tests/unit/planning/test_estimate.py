@@ -56,8 +56,9 @@ def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
 
 
 def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
-    counts = estimate.jobs(Config(**mini(rounds=3)))
-    outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", rounds=3)
+    changes = {"rounds": 3, "rollout": {"refill": 2}, "algorithm": {"filter_zero_variance": True}}
+    counts = estimate.jobs(Config(**mini(**changes)))
+    outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", **changes)
     planned = dict(re.findall(r"^(\w+) +(\d+)$", outcome.stdout + outcome.stderr, re.MULTILINE))
     del planned["all"], planned["total"]
     by_stage: dict[str, int] = {}

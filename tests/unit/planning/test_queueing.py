@@ -26,6 +26,17 @@ def test_stages_wait_along_the_longest_chain_and_one_job_waits_once() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("lag", "refill", "waits"), [(0, 0, 21), (0, 1, 35), (1, 0, 12), (1, 1, 20), (2, 0, 9), (9, 0, 9)]
+)
+def test_a_lag_shortens_the_chain_of_seven_rounds_and_a_refill_lengthens_it(lag, refill, waits) -> None:
+    """With a lag of 1, rounds 1 and 2 have policy 0, so that update 1 is job 3, update 2 job 4, and update 3 job 6."""
+    changes = {"rollout": {"lag": lag, "refill": refill}, "algorithm": {"filter_zero_variance": True}}
+    stages, one = queueing.modes(Config(**mini(rounds=7, **changes)), 60)
+    assert stages.waits == 2 + waits + 3
+    assert stages.gpus == one.gpus == (3 if lag else 2)
+
+
 def test_wall_clock_is_gpu_time_over_the_gpus_of_each_stage() -> None:
     config = Config(**mini(rollout={"shards": 4}, deepspeed={"processes": 2}, vllm={"tensor_parallel_size": 2}))
     wall = queueing.wall_seconds(config, {"rollout": 8.0, "reference": 4.0, "update": 3.0})

@@ -49,13 +49,12 @@ def shown(run: Path, stopped: int | None = None) -> str:
 
 def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
     run = write_run(tmp_path / "run", 2)
-    working = {"update/00003.log": "update", "rollout/00004-000.log": "rollout"}
+    working = {"update/00003.log": "update", "rollout/00004-000.log": "rollout", "refill/00004.log": "refill"}
     for name in working:
         write_log(run, name, "2026-01-01 00:00:00,000 INFO rloo: at work")
     assert [job.job.stage for job in progress_of(run_files.read(run)).working] == ["update"]
-    (run / "config.yaml").write_text(
-        yaml.safe_dump(Config(**mini(rounds=8, rollout={"lag": 1})).model_dump(mode="json"))
-    )
+    changes = {"rollout": {"lag": 1, "refill": 2}, "algorithm": {"filter_zero_variance": True}}
+    (run / "config.yaml").write_text(yaml.safe_dump(Config(**mini(rounds=8, **changes)).model_dump(mode="json")))
     assert {job.job.stage for job in progress_of(run_files.read(run)).working} == set(working.values())
 
 

@@ -177,6 +177,9 @@ def test_the_id_depends_on_everything_that_decides_the_numbers(tmp_path) -> None
     config = Config(**mini(rounds=9))
     assert trackers.identity(config) == first, "a longer run has the same id"
     assert write_run(tmp_path / "c", 1, update={"learning_rate": 0.5}).id != first
+    weighted = {"algorithm": {"mismatch": {"correction": "sequence_tis"}}}
+    ids = {trackers.identity(Config(**mini(rollout={"lag": lag}, **weighted))) for lag in (0, 1, 2)}
+    assert len(ids) == 3, "the lag is no parameter of a stage"
 
 
 def test_held_out_accuracy_comes_with_its_round_under_trls_names(tmp_path) -> None:

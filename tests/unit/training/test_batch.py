@@ -9,7 +9,8 @@ from torch import tensor
 from rloo_pipeline.algorithm import nan_stats, shaping
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.batch import AlgorithmState, Batch, Completions, make_batch, select
+from rloo_pipeline.training.batch import AlgorithmState, Batch, Completions, make_batch
+from rloo_pipeline.training.selection import select
 
 NAN = float("nan")
 ROLLOUT = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=4)

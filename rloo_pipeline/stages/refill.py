@@ -1,0 +1,84 @@
+"""refill: the scores of a round → further completions with their scores, if too few of its groups teach.
+
+This is DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476, section 3.2) with a limit. One job samples and
+scores, up to `rollout.refill` times. What it samples depends on the round's scores alone, not on shards or timing.
+Where enough groups teach, it starts no engine, and its tables are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import policy, round_tables, tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
+from rloo_pipeline.config import Config
+from rloo_pipeline.rollout import groups
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.scoring.score_table import score_table
+from rloo_pipeline.seeds import derive, rows_for_refill
+from rloo_pipeline.stages.rollout import facts, rows_sampled
+from rloo_pipeline.training.selection import teaching_groups
+
+
+def refill(
+    config: Config, prompts: Path, policy_folder: Path, round_: int, shards: RoundFiles, rollouts: Path, scores: Path
+) -> None:
+    """Samples until as many groups teach as the update trains on, prompts run out, or the limit is reached.
+
+    Args:
+        config: of the stage.
+        prompts: folder that the stage `prompts` wrote.
+        policy_folder: the policy that sampled the shards.
+        round_: number of the round, from 1.
+        shards: rollouts and scores of the round.
+        rollouts, scores: the tables to write.
+
+    Raises:
+        UserError: the tables are not of this round and policy, or a reward function fails.
+    """
+    settings = config.rollout
+    digest = policy.digest(policy_folder)
+    teaching = teaching_groups(config, round_tables.read(shards, round=round_, policy=digest)).tolist()
+    train = PromptSet(prompts / "train")
+    spare = rows_for_refill(len(train), rows_sampled(config, train, round_), round_, derive(config.seed, "prompts"))
+    sampling, parts = groups.sampling_config_of(settings), list[RoundTables]()
+    seconds, sampler = 0.0, None
+    while len(parts) < settings.refill and spare and (count := prompts_needed(config, teaching)):
+        rows, spare = spare[:count], spare[count:]
+        sampler = sampler or groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
+        draw = groups.Draw(train.rows(rows), settings.num_generations, sampling, ("round", round_))
+        [completions] = groups.sample_groups(sampler, config, draw)
+        rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
+        parts.append(RoundTables(rolled, score_table(config, rolled, train, policy_folder)))
+        teaching += teaching_groups(config, parts[-1]).tolist()
+        seconds += sampler.seconds
+    _write(config, round_, digest, parts, rollouts, scores)
+    say(
+        f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are wanted; "
+        f"{len(parts)} of at most {settings.refill} refills, sampled in {seconds:.2f} s"
+    )
+
+
+def prompts_needed(config: Config, teaching: Sequence[bool]) -> int:
+    """Number of prompts to sample: as many as should give the missing groups at the share that teaches so far."""
+    most, taught = config.rollout.sampled_prompts, sum(teaching)
+    missing = max(0, config.rollout.num_prompts - taught)
+    return min(most, -(-missing * len(teaching) // taught)) if taught else most
+
+
+def _write(
+    config: Config, round_: int, digest: str, parts: Sequence[RoundTables], rollouts: Path, scores: Path
+) -> None:
+    """Writes the tables as those of one more shard."""
+    schema = groups.schema(config)
+    rolled = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
+    about = facts(config, round_, config.rollout.shards, digest)
+    tables.write(rollouts, rolled, schema, "rollouts", **about, refills=len(parts))
+    about = {**tables.facts_about(tables.read(rollouts, "rollouts")), "policy": digest}
+    schema = tables.scores_schema([reward.column for reward in config.rewards])
+    scored = pa.concat_tables([schema.empty_table(), *(part.scores for part in parts)])
+    tables.write(scores, scored, schema, "scores", **about)

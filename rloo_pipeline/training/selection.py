@@ -1,0 +1,80 @@
+"""Which completions of a round an update uses, and which groups teach: the stages `refill` and `update` have to agree.
+
+A group teaches if a completion in the loss has a reward that differs from the mean of those in its baseline.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from rloo_pipeline.algorithm import nan_stats
+from rloo_pipeline.algorithm.shaping import exclude
+from rloo_pipeline.artifacts.round_tables import RoundTables
+from rloo_pipeline.config import Algorithm, Config
+
+
+class Selection(NamedTuple):
+    """Which of a round's completions the update uses."""
+
+    masked: Bool[Tensor, " completions"]
+    """Not in the loss."""
+    excluded: Bool[Tensor, " completions"]
+    """In neither the baseline nor the denominator of the loss."""
+    teaching: Bool[Tensor, " prompts"]
+    """The group has a non-zero advantage on a completion in the loss."""
+
+
+def select(
+    algorithm: Algorithm,
+    samples: int,
+    scores: Float64[Tensor, " completions"],
+    truncated: Bool[Tensor, " completions"],
+) -> Selection:
+    """Decides which completions are masked or excluded, and which groups teach.
+
+    The choice among the groups of a round, refills and `filter_zero_variance` use this function.
+
+    Args:
+        algorithm: the section `algorithm`.
+        samples: K.
+        scores: NaN where unscorable.
+        truncated: whether the completion has no end token.
+    """
+    masked = truncated & algorithm.mask_truncated_completions
+    excluded = masked & (not algorithm.keep_truncated_in_baseline)
+    grouped = exclude(scores, excluded).view(-1, samples)
+    teaching = nan_stats.teaching(grouped, ~masked.view(-1, samples))
+    if algorithm.filter_zero_variance:
+        filtered = ~teaching.repeat_interleave(samples)
+        masked, excluded = masked | filtered, excluded | filtered
+    return Selection(masked, excluded, teaching)
+
+
+def teaching_groups(config: Config, sampled: RoundTables) -> Bool[Tensor, " prompts"]:
+    """Which groups of these tables teach, in their order."""
+    rolled, scored = truncated(sampled.rollouts), scores(sampled.scores)
+    return select(config.algorithm, config.rollout.num_generations, scored, rolled).teaching
+
+
+def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
+    """Rows that the update trains on: all of them, or the first teaching groups of a round with more than it needs."""
+    samples = config.rollout.num_generations
+    if len(sampled.rollouts) == config.rollout.generation_batch_size:
+        return list(range(len(sampled.rollouts)))
+    groups = nan_stats.first_teaching(teaching_groups(config, sampled), config.rollout.num_prompts)
+    return [group * samples + sample for group in groups for sample in range(samples)]
+
+
+def truncated(rollouts: pa.Table) -> Bool[Tensor, " completions"]:
+    """True where the completion has no end token."""
+    return torch.tensor([reason != "stop" for reason in rollouts["finish_reason"].to_pylist()], dtype=torch.bool)
+
+
+def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
+    """Weighted rewards; NaN where unscorable."""
+    return torch.tensor([torch.nan if r is None else r for r in table["reward"].to_pylist()], dtype=torch.float64)

@@ -1,0 +1,177 @@
+"""`refill` samples further groups until as many teach as an update trains on, or the limit is reached."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import Round, rloo, write_prompts
+
+from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.seeds import derive, rows_of_round
+
+pytestmark = pytest.mark.slow
+
+REWARD = """
+def apart(teaches, **_):
+    return [float(teaches[0] and place % 2) for place in range(len(teaches))]
+"""
+GROUPS, K = 16, 4
+ROWS = [
+    {"prompt_id": f"p{row}", "prompt": f"{row}+1=", "prompt_ids": [4 + row % 10, 5, 6], "teaches": row % 3 == 0}
+    for row in range(60)
+]
+FIRST = {ROWS[row]["prompt_id"] for row in rows_of_round(len(ROWS), GROUPS, 1, derive(1, "prompts"))}
+
+
+class Refilled(Round):
+    """A round of which the first `taught` groups teach, with prompts that a refill can sample."""
+
+    def __init__(self, folder: Path, model: Path, taught: int, refill: int, **changes) -> None:
+        reward = folder / "reward.py"
+        folder.mkdir()
+        reward.write_text(REWARD)
+        rewards = [{"function": f"{reward}:apart", "name": "answer"}]
+        algorithm = {"filter_zero_variance": True, **changes}
+        super().__init__(
+            folder / "run", model, rewards=rewards, algorithm=algorithm, evaluation={"breakdown": []},
+            rollout={"refill": refill, "max_completion_length": 8},
+        )  # fmt: skip
+        self.prompts = folder / "prompts"
+        self.prompts.mkdir()
+        write_prompts(self.prompts, ROWS)
+        self.write(1)
+        for place in range(2):
+            self._teach(place, max(0, min(GROUPS // 2, taught - place * GROUPS // 2)))
+
+    def _teach(self, shard: int, taught: int) -> None:
+        file = self._table(1, "scores", shard)
+        scores = tables.read(file, "scores")
+        rows = scores.to_pylist()
+        for place, row in enumerate(rows):
+            row["reward"] = row["scores/answer"] = float(place < taught * K and place % 2)
+        tables.save(file, pa.Table.from_pylist(rows, schema=scores.schema))
+
+    def one_shard(self) -> "Refilled":
+        """Puts the tables of both shards into one, which is then the only shard."""
+        for kind in ("rollouts", "scores"):
+            both = [tables.read(self._table(1, kind, shard), kind) for shard in range(2)]
+            about = tables.footer(both[0])
+            if kind == "scores":
+                about["rollouts"] = tables.footer(tables.read(self._table(1, "rollouts", 0), "rollouts"))["digest"]
+            tables.save(self._table(1, kind, 0), pa.concat_tables(both).replace_schema_metadata(about))
+        return self
+
+    def file(self, kind: str) -> Path:
+        return self.run / "rounds" / "00001" / "refill" / f"{kind}.parquet"
+
+    def refill(self, shards: int = 2) -> None:
+        """Runs the stage, and that for its reference log-probs."""
+        paths = [[self._table(1, kind, shard) for shard in range(shards)] for kind in ("rollouts", "scores")]
+        log = f"--log={self.run / 'refill.log'}"
+        outcome = rloo(
+            *("refill", "--prompts", self.prompts, "--policy", self.model, "--round", 1, "--rollouts", *paths[0]),
+            *("--scores", *paths[1], "--output", self.file("rollouts"), "--output-scores", self.file("scores"), log),
+        )
+        assert outcome.returncode == 0, outcome.stderr
+        files = ("--rollouts", self.file("rollouts"), "--output", self.file("reference"))
+        outcome = rloo("reference", "--policy", self.model, *files)
+        assert outcome.returncode == 0, outcome.stderr
+        reference = tables.read(self.file("reference"), "reference")
+        about = {key: value for key, value in tables.footer(reference).items() if key != "policy"}
+        tables.save(self.file("reference"), reference.replace_schema_metadata(about))  # the made-up ones have none
+
+    def words(self, number: int = 1) -> tuple[object, ...]:
+        """Trains on the refill too, where there is one."""
+        words = list(super().words(number))
+        for kind in ("rollouts", "scores", "reference") if self.file("rollouts").exists() else ():
+            words.insert(words.index(f"--{kind}") + 3, self.file(kind))
+        return tuple(words)
+
+    def train(self) -> dict[str, float | None]:
+        outcome = self.update()
+        assert outcome.returncode == 0, outcome.stderr
+        return json.loads((self.run / "rounds" / "00001" / "metrics.json").read_text())
+
+    def sampled(self) -> list[str]:
+        """Prompts of the refill, in order."""
+        return pq.read_table(self.file("rollouts"))["prompt_id"].to_pylist()[::K]
+
+    def refills(self) -> int:
+        return int(tables.footer(tables.read(self.file("rollouts"), "rollouts"))["refills"])
+
+
+def expected(taught: int, refill: int, flags: Sequence[bool]) -> tuple[int, int]:
+    """Prompts and times that a refill samples, where the prompts after one another teach or not."""
+    sampled = times = 0
+    while times < refill and (now := taught + sum(flags[:sampled])) < GROUPS:
+        share = now / (GROUPS + sampled)
+        sampled += min(GROUPS, math.ceil((GROUPS - now) / share)) if share else GROUPS
+        times += 1
+    return sampled, times
+
+
+def test_it_samples_what_is_missing_and_the_update_trains_on_groups_that_teach(tmp_path, tiny_model) -> None:
+    run = Refilled(tmp_path / "two", tiny_model, taught=12, refill=3)
+    run.refill()
+    flags = [ROWS[int(name[1:])]["teaches"] for name in run.sampled()]
+    assert any(flags), "else nothing is chosen"
+    assert not all(flags), "else nothing is left out"
+    assert (len(flags), run.refills()) == expected(12, 3, flags)
+    assert len(set(run.sampled())) == len(flags)
+    assert not FIRST & set(run.sampled()), "what the round has sampled is not sampled again"
+    rolled = pq.read_table(run.file("rollouts")).to_pylist()
+    assert [row["seed"] for row in rolled[:K]] == [
+        derive(1, "round", 1, rolled[0]["prompt_id"], sample) for sample in range(K)
+    ]
+    metrics = run.train()
+    taught = 12 + sum(flags)
+    assert (metrics["groups/sampled"], metrics["groups/refilled"]) == (GROUPS + len(flags), len(flags))
+    assert metrics["groups/teaching"] == taught
+    assert metrics["groups/tokens_per_teaching"] == metrics["num_completion_tokens"] / min(taught, GROUPS)
+    assert metrics["trained_completions"] == min(taught, GROUPS) * K
+    trained = pq.read_table(run.run / "rounds" / "00001" / "train.parquet").to_pylist()
+    used = list(dict.fromkeys(row["prompt_id"] for row in trained if not row["masked"]))
+    first = [f"{shard}-{group}" for shard in range(2) for group in range(8)][:12]
+    assert used == [*first, *(name for name, flag in zip(run.sampled(), flags, strict=True) if flag)][:GROUPS]
+    whole = Refilled(tmp_path / "one", tiny_model, taught=12, refill=3).one_shard()
+    whole.refill(shards=1)
+    assert pq.read_table(whole.file("rollouts")).equals(pq.read_table(run.file("rollouts"))), "whatever the shards are"
+
+
+def test_it_ends_at_its_limit_where_no_group_teaches(tmp_path, tiny_model) -> None:
+    run = Refilled(tmp_path / "none", tiny_model, taught=0, refill=2, beta=0)
+    run.prompts = tmp_path / "dull"
+    run.prompts.mkdir()
+    write_prompts(run.prompts, [row | {"teaches": False} for row in ROWS])
+    run.refill()
+    assert (len(run.sampled()), run.refills()) == (2 * GROUPS, 2)
+    metrics = run.train()
+    assert (metrics["groups/sampled"], metrics["groups/refilled"], metrics["groups/teaching"]) == (48, 32, 0)
+    assert (metrics["groups/tokens_per_teaching"], metrics["trained_completions"], metrics["loss"]) == (None, 0, None)
+
+
+def test_where_enough_groups_teach_nothing_changes(tmp_path, tiny_model) -> None:
+    plain, refilled = (Refilled(tmp_path / f"{name}", tiny_model, taught=16, refill=2) for name in ("plain", "refill"))
+    refilled.refill()
+    assert (refilled.sampled(), refilled.refills()) == ([], 0)
+    assert not pq.read_table(refilled.file("reference")).num_rows
+    assert "0 of at most 2 refills, sampled in 0.00 s" in (refilled.run / "refill.log").read_text()
+    metrics = refilled.train()
+    assert metrics == plain.train()
+    assert (metrics["groups/refilled"], metrics["groups/teaching"]) == (0, 16)
+    assert policy.digest(refilled.policy(1)) == policy.digest(plain.policy(1))
+
+
+def test_scores_of_another_round_are_refused(tmp_path, tiny_model) -> None:
+    run = Refilled(tmp_path / "wrong", tiny_model, taught=16, refill=2)
+    files = [run._table(1, kind, 0) for kind in ("rollouts", "scores")]
+    words = ("refill", "--prompts", run.prompts, "--policy", tiny_model, "--round", 2)
+    outputs = ("--output", run.file("rollouts"), "--output-scores", run.file("scores"))
+    outcome = rloo(*words, "--rollouts", files[0], "--scores", files[1], *outputs)
+    assert outcome.returncode == 1
+    assert "rollouts/000.parquet" in outcome.stderr
+    assert "delete it and run again" in outcome.stderr
