@@ -88,6 +88,12 @@ FIGURES = [
         "overlap",
     ),
     Figure("the same with the lag against TRL on both cores", "overlap_time_vs_trl", "times as fast", "overlap_trl"),
+    Figure(
+        "with the lag against none in one SLURM job of two nodes",
+        "overlap_slurm_time_vs_in_turns",
+        "times as fast",
+        "overlap_slurm",
+    ),
     Figure("share of a round in which no engine works, without a lag", "round_idle_share_lag_0", "", "overlap"),
     Figure("the same with `rollout.lag: 1`", "round_idle_share_lag_1", "", "overlap"),
     Figure(

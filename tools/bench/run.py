@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import overlap
 import shapes
 import step
 import whole
@@ -35,7 +36,7 @@ STORED = Path(__file__).with_name("stored.json")
 SMALLER_IS_BETTER = ("memory", "seconds", "overhead", "idle")
 DEMO = ("--config", "run=bench", "evaluation={each_round: 0}")
 """TRL does not evaluate in each round, so neither side does."""
-DEMO_ROUNDS, LARGE_ROUNDS, OVERLAP_ROUNDS = 10, 3, 6
+DEMO_ROUNDS, LARGE_ROUNDS = 10, 3
 
 Summary = Mapping[str, float]
 Numbers = Mapping[str, list[float] | Summary]
@@ -141,8 +142,8 @@ def demo(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     figures: dict[str, list[float]] = {}
     for number in range(repeats):
         warm = started.copy(folder / f"warm-{number}")
-        _against_trl(figures, "demo", warm, DEMO_ROUNDS, 1)
-        _add(figures, "round_overhead_seconds", _overheads(warm, DEMO_ROUNDS))
+        whole.against_trl(figures, "demo", warm, DEMO_ROUNDS, 1)
+        whole.add(figures, "round_overhead_seconds", _overheads(warm, DEMO_ROUNDS))
     empty = whole.empty_rloo(folder / "bin")
     floor = whole.Project(folder / "floor", "bench", *DEMO, "workers=never").start(empty)
     floor.rounds(DEMO_ROUNDS, empty)
@@ -164,69 +165,10 @@ def large(_: int, folder: Path, words: argparse.Namespace) -> Numbers:
     changes = ["--config", *words.large] if words.large else []
     started = whole.Project(folder / "large", "bench", *configuration, *changes).start()
     figures: dict[str, list[float]] = {}
-    _against_trl(figures, "large", started, LARGE_ROUNDS, 2)
+    whole.against_trl(figures, "large", started, LARGE_ROUNDS, 2)
     walls = started.seconds(LARGE_ROUNDS)
     shares = [over / wall for over, wall in zip(_overheads(started, LARGE_ROUNDS), walls, strict=True)]
     return {**figures, "round_overhead_share_large": shares, "round_large_seconds": walls}
-
-
-def overlap(repeats: int, folder: Path, words: argparse.Namespace) -> Numbers:
-    """The larger shape with one thread for each side: rollouts beside updates (rollout.lag: 1) against one after the
-    other, in turns.
-    """
-    started = _one_thread_each(folder, words, 0).start()
-    figures: dict[str, list[float]] = {"overlap_time_vs_in_turns": []}
-    for number in range(repeats):
-        seconds = []
-        for lag in (0, 1):
-            project = _one_thread_each(folder, words, lag, started.copy(folder / f"{number}-{lag}"))
-            seconds.append(project.rounds(OVERLAP_ROUNDS).seconds)
-            _add(figures, f"round_lag_{lag}_seconds", project.seconds(OVERLAP_ROUNDS))
-            _add(figures, f"round_idle_share_lag_{lag}", [project.idle_share(OVERLAP_ROUNDS)])
-        _add(figures, "overlap_time_vs_in_turns", [seconds[0] / seconds[1]])
-        print(f"bench: overlap: lag 0 {seconds[0]:.1f} s, lag 1 {seconds[1]:.1f} s", file=sys.stderr, flush=True)
-    return figures
-
-
-def overlap_trl(_: int, folder: Path, words: argparse.Namespace) -> Numbers:
-    """The larger shape with rollout.lag: 1 against TRL, which has both cores for each of its steps."""
-    figures: dict[str, list[float]] = {}
-    started = _one_thread_each(folder, words, 1).start()
-    _against_trl(figures, "overlap", started, OVERLAP_ROUNDS, 2)
-    return figures
-
-
-def _one_thread_each(
-    folder: Path, words: argparse.Namespace, lag: int, project: whole.Project | None = None
-) -> whole.Project:
-    """The larger shape with a thread for each side and some lag; `project` if that is there already."""
-    changes = folder / f"lag-{lag}.yaml"
-    threads = {"vllm": {"threads": 1}, "deepspeed": {"threads": 1}}
-    changes.write_text(json.dumps({**threads, "rounds": OVERLAP_ROUNDS, "rollout": {"lag": lag}}))  # YAML, too
-    files = (str(Path(__file__).with_name("large.yaml").relative_to(ROOT)), str(changes))
-    configuration = ("--configfile", *files, *(("--config", *words.large) if words.large else ()))
-    if project is None:
-        return whole.Project(folder / "overlap", "bench", *configuration)
-    project.configuration = configuration
-    return project
-
-
-def _against_trl(found: dict[str, list[float]], name: str, project: whole.Project, rounds: int, threads: int) -> None:
-    """Runs both sides, ours first."""
-    ours, theirs = project.rounds(rounds), whole.trl(project, threads)
-    _add(found, f"{name}_time_vs_trl", [theirs.seconds / ours.seconds])
-    _add(found, f"{name}_cpu_time_vs_trl", [theirs.cpu_seconds / ours.cpu_seconds])
-    _add(found, f"{name}_tokens_vs_trl", [project.tokens(rounds) / whole.last_line(theirs.said)["tokens"]])
-    print(
-        f"bench: {name}: ours {ours.seconds:.1f} s ({ours.cpu_seconds:.1f} s of CPU), TRL {theirs.seconds:.1f} s "
-        f"({theirs.cpu_seconds:.1f} s of CPU)",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _add(found: dict[str, list[float]], name: str, values: list[float]) -> None:
-    found.setdefault(name, []).extend(values)
 
 
 def _overheads(project: whole.Project, rounds: int) -> list[float]:
@@ -282,8 +224,9 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "limits": limits,
     "demo": demo,
     "large": large,
-    "overlap": overlap,
-    "overlap_trl": overlap_trl,
+    "overlap": overlap.in_turns,
+    "overlap_trl": overlap.against_trl,
+    "overlap_slurm": overlap.on_slurm,
     "plan": plan,
     "scoring": scoring,
     "gpu": gpu,

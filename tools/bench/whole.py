@@ -87,6 +87,27 @@ class Project:
         """Runs up to the policy of this round."""
         return self.snakemake(f"policies/{last:05d}", environment=environment)
 
+    def on_slurm(self, configuration: str, last: int) -> None:
+        """Runs up to the policy of this round in one SLURM job of two nodes, with a core of each.
+
+        Args:
+            configuration: file with the run's name.
+            last: number of the round.
+
+        Raises:
+            SystemExit: the job failed.
+        """
+        target = str((self.run / "policies" / f"{last:05d}").relative_to(self.folder))
+        resources = ("--nodes=2", "--cpus-per-node=1", "--time=120", "--sbatch=mem=12000")
+        command = [sys.executable, "-m", "rloo_pipeline", "submit", "--config", configuration, *resources, "--"]
+        taken([*command, *self.configuration, "--", target], self.folder, {})
+        in_queue = ["squeue", "-h", "-n", f"rloo-{self.run.name}"]
+        while subprocess.run(in_queue, capture_output=True, check=True).stdout.strip():
+            time.sleep(1)
+        outcome = self.run / "logs" / "submit" / "outcome.json"
+        if not outcome.exists() or json.loads(outcome.read_text())["outcome"] != "done":
+            raise SystemExit(f"{outcome.parent}: the job did not end well")
+
     def seconds(self, rounds: int) -> list[float]:
         """Of each round but the first, which has the engines' starts in it."""
         return between([self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in range(1, rounds + 1)])
@@ -197,6 +218,25 @@ def _cpu_seconds() -> float:
     """Of all descendants that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def against_trl(found: dict[str, list[float]], name: str, project: Project, rounds: int, threads: int) -> None:
+    """Runs both sides, ours first."""
+    ours, theirs = project.rounds(rounds), trl(project, threads)
+    add(found, f"{name}_time_vs_trl", [theirs.seconds / ours.seconds])
+    add(found, f"{name}_cpu_time_vs_trl", [theirs.cpu_seconds / ours.cpu_seconds])
+    add(found, f"{name}_tokens_vs_trl", [project.tokens(rounds) / last_line(theirs.said)["tokens"]])
+    print(
+        f"bench: {name}: ours {ours.seconds:.1f} s ({ours.cpu_seconds:.1f} s of CPU), TRL {theirs.seconds:.1f} s "
+        f"({theirs.cpu_seconds:.1f} s of CPU)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def add(found: dict[str, list[float]], name: str, values: list[float]) -> None:
+    """Adds values to those of a number."""
+    found.setdefault(name, []).extend(values)
 
 
 def last_line(text: str) -> dict[str, int]:

@@ -140,8 +140,11 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
     }
-    alone = {"checks", "trial_checks", "reference", "distance"}
+    alone = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill"}
     assert {rule for rule, by in used.items() if by is None} == alone
+    refills = Config(**mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True}))
+    request = slurm_checks.requests(settings, rules, refills)["refill"]
+    assert request.engine_gpus == ("vllm.tensor_parallel_size", 1), "where it is used"
     assert set(used.values()) <= {None, ("deepspeed.processes", 4), ("vllm.tensor_parallel_size", 1)}
 
 

@@ -1,0 +1,77 @@
+"""What `rollout.lag: 1` gains on the larger shape with a thread for each side: on two cores, against TRL, on SLURM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import whole
+
+ROUNDS = 6
+LARGE = str(Path(__file__).with_name("large.yaml").relative_to(whole.ROOT))
+Figures = dict[str, list[float]]
+
+
+def in_turns(repeats: int, folder: Path, words: argparse.Namespace) -> Figures:
+    """Rollouts beside updates (rollout.lag: 1) against one after the other, on two cores, in turns."""
+    started = _one_thread_each(folder, words, 0).start()
+    figures: Figures = {}
+    for number in range(repeats):
+        seconds = []
+        for lag in (0, 1):
+            project = _one_thread_each(folder, words, lag, started.copy(folder / f"{number}-{lag}"))
+            seconds.append(project.rounds(ROUNDS).seconds)
+            whole.add(figures, f"round_lag_{lag}_seconds", project.seconds(ROUNDS))
+            whole.add(figures, f"round_idle_share_lag_{lag}", [project.idle_share(ROUNDS)])
+        whole.add(figures, "overlap_time_vs_in_turns", [seconds[0] / seconds[1]])
+        _say("overlap", seconds)
+    return figures
+
+
+def against_trl(_: int, folder: Path, words: argparse.Namespace) -> Figures:
+    """rollout.lag: 1 against TRL, which has both cores for each of its steps."""
+    figures: Figures = {}
+    whole.against_trl(figures, "overlap", _one_thread_each(folder, words, 1).start(), ROUNDS, 2)
+    return figures
+
+
+def on_slurm(repeats: int, folder: Path, words: argparse.Namespace) -> Figures:
+    """rollout.lag: 1 against none in one SLURM job of two nodes (`rloo submit --nodes 2`), in turns, from the end of
+    round 1 on. Needs a SLURM, such as that of `make cluster-up`.
+    """
+    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        print("bench: overlap_slurm: left out, since there is no SLURM here", file=sys.stderr, flush=True)
+        return {}
+    started = _one_thread_each(folder, words, 0).start()
+    figures: Figures = {}
+    for number in range(repeats):
+        seconds = []
+        for lag in (0, 1):
+            project = _one_thread_each(folder, words, lag, started.copy(folder / f"{number}-{lag}"))
+            project.on_slurm(LARGE, ROUNDS)
+            seconds.append(sum(project.seconds(ROUNDS)))
+        whole.add(figures, "overlap_slurm_time_vs_in_turns", [seconds[0] / seconds[1]])
+        _say("overlap_slurm", seconds)
+    return figures
+
+
+def _say(part: str, seconds: list[float]) -> None:
+    print(f"bench: {part}: lag 0 {seconds[0]:.1f} s, lag 1 {seconds[1]:.1f} s", file=sys.stderr, flush=True)
+
+
+def _one_thread_each(
+    folder: Path, words: argparse.Namespace, lag: int, project: whole.Project | None = None
+) -> whole.Project:
+    """The larger shape with a thread for each side and some lag; `project` if that is there already."""
+    changes = folder / f"lag-{lag}.yaml"
+    threads = {"vllm": {"threads": 1}, "deepspeed": {"threads": 1}}
+    changes.write_text(json.dumps({**threads, "rounds": ROUNDS, "rollout": {"lag": lag}}))  # YAML, too
+    configuration = ("--configfile", LARGE, str(changes), *(("--config", *words.large) if words.large else ()))
+    if project is None:
+        return whole.Project(folder / "overlap", "bench", *configuration)
+    project.configuration = configuration
+    return project
