@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.artifacts.files import read_artifact
@@ -45,6 +44,8 @@ def _probe(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
+    environment.use_threads(config.deepspeed.threads)
+    gpu_claims.claim(1, from_the_end=True)
     from rloo_pipeline.stages.checks import checks
 
     inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probe)
@@ -138,7 +139,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     chosen = chosen_of(arguments.selection, arguments.seed)
     config = load(chosen.run / "config.yaml").only("evaluate-chosen")
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
-    _take(config, "vllm")
+    _take_sampler(config)
     evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
 
@@ -172,7 +173,7 @@ def _stage(
     run: Callable[[Config, argparse.Namespace], None],
     about: str,
     *options: Option,
-    engine: Literal["vllm", "deepspeed"] | None = None,
+    samples: bool = False,
 ) -> Command:
     """A stage, whose function gets the sections of the configuration that it may read.
 
@@ -181,24 +182,24 @@ def _stage(
         run: imports and calls it.
         about: one sentence for the help.
         options: besides `--config` and `--output`.
-        engine: section with the number of CPU threads, set before the function imports torch. Its GPUs are taken then
-            too; `runs_here` does so for stages that train.
+        samples: whether it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
+            with several ranks, or one of several, takes them in `runs_here`.
     """
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
-        if engine:
-            _take(config, engine)
+        if samples:
+            _take_sampler(config)
         run(config, arguments)
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
 
 
-def _take(config: Config, engine: Literal["vllm", "deepspeed"]) -> None:
-    """Takes the threads and GPUs of an engine."""
-    environment.use_threads(getattr(config, engine).threads)
-    own = config.vllm.tensor_parallel_size if engine == "vllm" else 1
-    gpu_claims.claim(max(own, *(reward.gpus for reward in getattr(config, "rewards", ())), 1))
+def _take_sampler(config: Config) -> None:
+    """Takes the threads and GPUs of a sampler, and of reward functions that take turns with it."""
+    environment.use_threads(config.vllm.threads)
+    gpus = (reward.gpus for reward in getattr(config, "rewards", ()))
+    gpu_claims.claim(max(config.vllm.tensor_parallel_size, *gpus, 1))
 
 
 def _path(name: str, about: str) -> Option:
@@ -234,7 +235,7 @@ COMMANDS = (
         "Sample and score probe prompts with policy 0.",
         *(PROMPTS, POLICY),
         option("--earlier", type=Path, nargs="?", help="probe of the untrained model; reused if that is policy 0"),
-        engine="vllm",
+        samples=True,
     ),
     _stage(
         "checks",
@@ -242,7 +243,6 @@ COMMANDS = (
         "Check policy 0 by its probe; fails if RLOO could not learn from it.",
         *(ASSETS, PROMPTS, POLICY, _path("probe", "table that probe wrote")),
         option("--trial", action="store_true", help="do not fail, because SFT may follow"),
-        engine="deepspeed",
     ),
     _stage(
         "rollout",
@@ -251,7 +251,7 @@ COMMANDS = (
         *(PROMPTS, POLICY, ROUND),
         option("--shard", type=int, required=True, help="number of the shard, from 0"),
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
-        engine="vllm",
+        samples=True,
     ),
     _stage(
         "score",
@@ -267,14 +267,13 @@ COMMANDS = (
         "Sample and score further completions if too few groups of a round teach.",
         *(PROMPTS, POLICY, ROUND, _shards("rollouts"), _shards("scores")),
         _path("output-scores", "table for the scores"),
-        engine="vllm",
+        samples=True,
     ),
     _stage(
         "reference",
         _reference,
         "Compute the log-probs of one shard under the reference policy.",
         *(POLICY, ROLLOUTS),
-        engine="deepspeed",
     ),
     _stage(
         "update",
@@ -303,7 +302,7 @@ COMMANDS = (
         _evaluate,
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, _path("greedy", "table for the greedy completions"), SUMMARY, NAME),
-        engine="vllm",
+        samples=True,
     ),
     command(
         "select",
@@ -326,10 +325,9 @@ COMMANDS = (
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(_path("completions", "table of completions that evaluate wrote"), POLICY),
         _path("reference", "folder of policy 0"),
-        engine="deepspeed",
     ),
     _stage("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network."),
-    _stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, engine="vllm"),
+    _stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),
     command("report-so-far", _report_so_far, "Write report.html of a run in flight.", OUTPUT),
     _stage("report", _report, "Write summary.json and report.html of a run.", SUMMARY),
 )

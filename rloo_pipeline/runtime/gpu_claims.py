@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 
+from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
 
 _taken: list[str] = []
@@ -27,10 +28,15 @@ def claim(needed: int, from_the_end: bool = False) -> None:
     Args:
         needed: number of GPUs.
         from_the_end: take the last ones rather than the first: trainers, so that a warm sampler has others for good.
+
+    Raises:
+        IncompatibleEngine: this process has had fewer before, so that a worker restarts.
     """
     global _taken
     if not needed or (not _taken and len(_visible()) <= needed):
         return
+    if _taken and len(_taken) < needed:
+        raise IncompatibleEngine(f"{len(_taken)} of {needed} GPUs")
     while True:
         candidates = _taken or (_visible()[::-1] if from_the_end else _visible())
         if free := _take(candidates, needed):

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.runtime import gpu_claims
+
 STAGE = """
 import os, sys
 from rloo_pipeline.runtime import gpu_claims
@@ -75,6 +78,15 @@ def test_a_worker_has_the_same_gpu_in_every_stage_and_lends_it_in_between(tmp_pa
         ask(worker, 2)
         other.kill()
         assert has(worker) == gpus[:2]
+
+
+def test_a_worker_that_has_had_fewer_gpus_leaves_the_stage_to_another_process(monkeypatch, gpus) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
+    monkeypatch.setattr(gpu_claims, "_taken", [])
+    gpu_claims.claim(1)
+    gpu_claims.release()
+    with pytest.raises(IncompatibleEngine, match="1 of 2 GPUs"):
+        gpu_claims.claim(2)
 
 
 def test_a_stage_that_needs_all_gpus_that_it_sees_shares_them_as_it_is_told(tmp_path, gpus) -> None:

@@ -1,0 +1,64 @@
+"""A stage takes threads and GPUs once, before its function imports torch; ranks use those of their launcher."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import yaml
+from helpers import mini
+
+from rloo_pipeline.cli import main
+from rloo_pipeline.runtime import gpu_claims, torchrun
+
+WORDS = {
+    "rollout": ("--prompts", "p", "--policy", "p", "--round", "1", "--shard", "0"),
+    "refill": (
+        *("--prompts", "p", "--policy", "p", "--round", "1"),
+        *("--rollouts", "r", "--scores", "s", "--output-scores", "s"),
+    ),
+    "checks": ("--assets", "a", "--prompts", "p", "--policy", "p", "--probe", "p"),
+    "reference": ("--policy", "p", "--rollouts", "r"),
+    "distance": ("--completions", "c", "--policy", "p", "--reference", "r"),
+}
+
+
+@pytest.fixture
+def taken(tmp_path, monkeypatch):
+    """A function that runs a stage whose work is left out, and gives its claims of GPUs and launches of ranks."""
+
+    def run(stage: str, **changes) -> list[object]:
+        did: list[object] = []
+        work = ModuleType(stage)
+        setattr(work, stage, lambda *_, **__: None)
+        monkeypatch.setitem(sys.modules, f"rloo_pipeline.stages.{stage}", work)
+        monkeypatch.setattr(gpu_claims, "claim", lambda needed, from_the_end=False: did.append((needed, from_the_end)))
+        monkeypatch.setattr(torchrun, "launch", lambda count, _: did.append(f"{count} ranks"))
+        config = tmp_path / "config.yaml"
+        config.write_text(yaml.safe_dump(mini(**changes)))
+        argv = [stage, "--config", str(config), "--output", str(tmp_path / "output"), *WORDS[stage]]
+        arguments = main.parser().parse(argv)
+        arguments.argv = argv
+        arguments.command(arguments)
+        return did
+
+    return run
+
+
+@pytest.mark.parametrize("stage", ["rollout", "refill"])
+def test_samplers_take_the_first_gpus_and_as_many_as_a_reward_function_beside_them(taken, stage) -> None:
+    assert taken(stage, vllm={"tensor_parallel_size": 2}) == [(2, False)]
+    rewards = [reward | {"gpus": 4} for reward in mini()["rewards"]]
+    assert taken(stage, rewards=rewards) == [(4, False)]
+
+
+@pytest.mark.parametrize("stage", ["checks", "reference", "distance"])
+def test_log_probs_take_the_last_gpu(taken, stage) -> None:
+    assert taken(stage) == [(1, True)]
+
+
+@pytest.mark.parametrize("stage", ["reference", "distance"])
+def test_ranks_of_a_split_model_take_no_gpu_from_their_launcher(taken, stage, monkeypatch) -> None:
+    split = {"processes": 2, "zero_stage": 3}
+    assert taken(stage, deepspeed=split) == [(2, True), "2 ranks"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    assert taken(stage, deepspeed=split) == []
