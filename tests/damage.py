@@ -35,6 +35,8 @@ def _update(number: int, start: str, *trainer: str) -> list[str]:
 
 ROLLOUT = ["rollout", "--prompts", PROMPTS, "--policy", POLICY, "--round", "1", "--shard", "0"]
 SCORE = ["score", "--prompts", PROMPTS, "--policy", POLICY, "--rollouts", _round(1, "rollouts")[0]]
+SCORE_HELD_OUT = [*SCORE[:-1], _round(1, "rollouts")[1], "--held-out", _round(1, "held_out")[1], f"{OUT}/held_out"]
+HELD_OUT = ["held-out", "--rollouts", *_round(1, "held_out"), "--scores", *_round(1, "scores/held_out")]
 CHECKS = [
     "checks",
     "--assets",
@@ -88,6 +90,12 @@ ARTIFACTS = (
     Artifact("warmstart/checks.json", "evaluation/final/summary.json", REPORT),
     Artifact("rounds/00001/rollouts/000.parquet", "rounds/00001/rollouts/001.parquet", _update(1, POLICY)),
     Artifact("rounds/00001/scores/000.parquet", "rounds/00002/scores/000.parquet", _update(1, POLICY)),
+    Artifact("rounds/00001/held_out/001.parquet", "rounds/00001/rollouts/001.parquet", SCORE_HELD_OUT),
+    Artifact(
+        "rounds/00001/scores/held_out/001.parquet",
+        "rounds/00002/scores/held_out/001.parquet",
+        [*HELD_OUT, "--round", "1", "--events", f"{OUT}/events"],
+    ),
     Artifact("rounds/00001/reference/000.parquet", "rounds/00001/reference/001.parquet", _update(1, POLICY)),
     Artifact(
         "trainer/00002/carried.json", "prompts/counts.json", _update(3, f"{RUN}/policies/00002", f"{RUN}/trainer/00002")

@@ -200,13 +200,13 @@ def with_answer(row: dict, answer: int) -> dict:
     }
 
 
-def write_prompts(folder: Path, rows: list[dict]) -> None:
-    """Writes training prompts as the stage `prompts` does."""
+def write_prompts(folder: Path, rows: list[dict], part: str = "train") -> None:
+    """Writes prompts as the stage `prompts` does."""
     import datasets
 
     from rloo_pipeline.artifacts.files import write_manifest
 
-    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "train"))
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / part))
     write_manifest(folder)
 
 

@@ -91,6 +91,21 @@ def read(files: RoundFiles, vocabulary: int | None = None, **belongs: object) ->
     )
 
 
+def read_held_out(files: RoundFiles, round_: int) -> RoundTables:
+    """The held-out completions of a round, all of one policy, and their scores; the errors are those of `read`."""
+    rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
+    scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, files.scores, strict=True)]
+    return RoundTables(pa.concat_tables(rollouts), pa.concat_tables(scores))
+
+
+def read_beside(path: Path, rolled: pa.Table) -> pa.Table:
+    """The held-out completions that the job of the shard `rolled` also drew; the errors are those of `read`."""
+    facts = tables.footer(rolled)
+    table = tables.read(path, "held_out", None, **{name: facts[name] for name in ("round", "shard", "policy")})
+    _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
+    return table
+
+
 def read_rollouts(path: Path, vocabulary: int | None = None, **belongs: object) -> pa.Table:
     """One shard of rollouts; the arguments and errors are those of `read`."""
     table = tables.read(path, "rollouts", None, **belongs)

@@ -243,11 +243,16 @@ def read_all(paths: Sequence[Path], kind: str, **belongs: object) -> pa.Table:
     """The shards of one table, all of one policy, concatenated in the order given; arguments and errors are those of
     `read`.
     """
+    return pa.concat_tables(read_shards(paths, kind, **belongs))
+
+
+def read_shards(paths: Sequence[Path], kind: str, **belongs: object) -> list[pa.Table]:
+    """The shards that `read_all` concatenates."""
     shards: list[pa.Table] = []
     for number, path in enumerate(paths):
         shards.append(read(path, kind, None, shard=number, **belongs))
         belongs |= {"policy": footer(shards[0]).get("policy")}
-    return pa.concat_tables(shards)
+    return shards
 
 
 def check_aligned(

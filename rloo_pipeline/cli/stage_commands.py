@@ -69,19 +69,21 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.round_tables import RoundFiles
     from rloo_pipeline.stages.held_out import held_out
 
-    inputs = (arguments.prompts, arguments.policy, arguments.rollouts)
-    held_out(config, *inputs, arguments.round, arguments.output, arguments.events)
+    files = RoundFiles(arguments.rollouts, arguments.scores)
+    held_out(config, files, arguments.round, arguments.output, arguments.events)
 
 
 def _score(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.score import score
+    from rloo_pipeline.stages.score import HeldOutFiles, score
 
     if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
         gpu_claims.claim(gpus)
     paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
-    score(config, *paths, only=arguments.only, parts=arguments.parts)
+    held_out = HeldOutFiles(*arguments.held_out) if arguments.held_out else None
+    score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
 
 
 def _reference(config: Config, arguments: argparse.Namespace) -> None:
@@ -260,6 +262,13 @@ COMMANDS = (
         *(PROMPTS, POLICY, ROLLOUTS),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
         option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
+        option(
+            "--held-out",
+            type=Path,
+            nargs=2,
+            metavar=("ROLLOUTS", "SCORES"),
+            help="table of the shard's held-out completions, and the table to write for their scores",
+        ),
     ),
     _stage(
         "refill",
@@ -292,8 +301,8 @@ COMMANDS = (
     _stage(
         "held-out",
         _held_out,
-        "Score the held-out completions of a round's policy.",
-        *(PROMPTS, POLICY, _shards("rollouts"), ROUND),
+        "Sum up the held-out completions of a round's policy.",
+        *(_shards("rollouts"), _shards("scores"), ROUND),
         _path("events", "TensorBoard event file for the accuracy"),
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),

@@ -62,7 +62,7 @@ class Container(Section):
     """
 
     image: str | None = None
-    """Path or URI of an image. Default: the image that `make images` builds in images/."""
+    """Path or URI of an image. Default: the image that `rloo images` builds in images/."""
     binds: list[str] = []
     """Additional folders to mount. The working folder, the caches, TMPDIR and the paths in this configuration are
     always mounted.
@@ -394,7 +394,7 @@ STAGES: Mapping[str, Sections] = {
         ("run", "scoring", "vllm", "dataset"),
         _OTHERS | _ELSEWHERE,
     ),
-    "held-out": Sections(("seed", "rewards", "correct", "evaluation"), ("run", "scoring", "rollout"), _OTHERS),
+    "held-out": Sections(("seed", "rewards", "correct", "evaluation"), ("run", "rollout"), _OTHERS),
     "distance": Sections(("seed", "model", "evaluation"), ("deepspeed",), _OTHERS),
     "stage-harness": Sections(("evaluation",), (), _HARNESS_ALONE),
     "harness": Sections(("seed", "model", "evaluation"), ("vllm",), _HARNESS_ALONE),

@@ -66,15 +66,19 @@ class WorkerPools:
                 worker.kill()
         end_orphans(self.others)
 
-    def run(self) -> None:
-        """Makes all calls.
+    def run(self, more: bool = False) -> None:
+        """Makes all calls, and prepares the jobs for those of the next table.
+
+        Args:
+            more: whether there is a next table, for which the workers stay.
 
         Raises:
             UserError: a function cannot be loaded or used, or fails.
         """
-        dispatcher = Dispatcher(self.jobs, self.started, self.limit, self.dismissed)
+        dispatcher = Dispatcher(self.jobs, self.started, self.limit, None if more else self.dismissed)
         while dispatcher.step():
             pass
+        self.jobs = [ScoringJob(reward) for reward in self.rewards]
 
 
 class Dispatcher:
@@ -85,7 +89,7 @@ class Dispatcher:
         jobs: Sequence[ScoringJob],
         workers: Sequence[list[WorkerProcess]],
         limit: int,
-        dismissed: list[WorkerProcess],
+        dismissed: list[WorkerProcess] | None,
     ) -> None:
         """Prepares the loop.
 
@@ -93,10 +97,17 @@ class Dispatcher:
             jobs: the calls of each function.
             workers: the running workers of each job; lists are changed in place.
             limit: threads that may compute at a time.
-            dismissed: receives the workers of finished jobs.
+            dismissed: receives the workers of finished jobs; None keeps them.
+
+        Raises:
+            UserError: a function that is loaded cannot be used.
         """
         self.limit, self.dismissed = limit, dismissed
         self.workers = dict(zip(jobs, workers, strict=True))
+        for job, own in self.workers.items():
+            for worker in own:
+                if worker.signature is not None:
+                    job.check_signature(worker.signature)
 
     def step(self) -> bool:
         """Assigns calls, waits for messages and handles them. False when every job is finished."""
@@ -123,6 +134,8 @@ class Dispatcher:
                 self._dismiss(workers)
 
     def _dismiss(self, workers: list[WorkerProcess]) -> None:
+        if self.dismissed is None:
+            return
         for worker in workers:
             worker.dismiss()
         self.dismissed += workers

@@ -79,17 +79,19 @@ def score_with(
     batch: RewardBatch,
     samples: Sequence[int],
     constants: Mapping[str, Any] = MappingProxyType({}),
+    more: bool = False,
 ) -> list[FunctionScores]:
-    """The scores of `score_all` from workers that are already started; they can score one batch only."""
+    """The scores of `score_all` from workers that are already started; with `more` they can score another batch."""
     from rloo_pipeline.runtime.progress import counting
 
     own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
     offered = {**batch.columns, **own}
-    with counting("scores", len(pools.rewards) * len(batch.completions)) as counter:
-        for job in pools.jobs:
+    jobs = pools.jobs
+    with counting("scores", len(jobs) * len(batch.completions)) as counter:
+        for job in jobs:
             job.add(offered, samples, constants, counter.advance)
-        pools.run()
-    return [FunctionScores(job.scores, job.errors, job.notes, job.seconds) for job in pools.jobs]
+        pools.run(more)
+    return [FunctionScores(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
 
 
 def log_summary(reward: Reward, result: FunctionScores) -> None:

@@ -40,7 +40,12 @@ def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy_f
 
 
 def score_columns(
-    pools: WorkerPools, rollouts: pa.Table, prompts: PromptSet, policy_folder: Path
+    pools: WorkerPools,
+    rollouts: pa.Table,
+    prompts: PromptSet,
+    policy_folder: Path,
+    more: bool = False,
+    only_failures: bool = False,
 ) -> dict[str, ScoreColumn]:
     """The results of each function, by its name; also logs a summary line for each.
 
@@ -49,13 +54,16 @@ def score_columns(
         rollouts: the rollouts.
         prompts: the prompt set that they were sampled from, whose columns the functions get.
         policy_folder: a policy with the tokenizer of the policy that sampled.
+        more: whether the pools score another table after this one.
+        only_failures: log no line of a function that scored all rows.
     """
     policy.verify_text(policy_folder)
     constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
     samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
-    results = score_with(pools, batch_of(rollouts, prompts), samples, constants)
+    results = score_with(pools, batch_of(rollouts, prompts), samples, constants, more)
     for reward, result in zip(pools.rewards, results, strict=True):
-        log_summary(reward, result)
+        if not only_failures or any(map(any, (result.errors, result.notes))):
+            log_summary(reward, result)
     return {
         reward.column: ScoreColumn(result.scores, result.seconds, _join_texts(result.errors, result.notes))
         for reward, result in zip(pools.rewards, results, strict=True)

@@ -1,24 +1,33 @@
 """score: rollouts and the columns of their prompts → the score of each reward function and their weighted sum.
 
 A reward function may run in a job of its own (`only`), which writes a table with its scores alone. The job with the
-other functions reads them from there (`parts`) and writes the same table as a single job would.
+other functions reads them from there (`parts`) and writes the same table as a single job would. That job also scores
+the held-out completions of the shard, by the functions that need no GPU: its processes are there already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import check_belongs
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.score_table import ScoreColumn, as_table, join, score_columns
+
+
+class HeldOutFiles(NamedTuple):
+    """Held-out completions of a shard, and the table of their scores to write."""
+
+    rollouts: Path
+    scores: Path
 
 
 def score(
@@ -29,6 +38,7 @@ def score(
     output: Path,
     only: str | None = None,
     parts: Sequence[Path] = (),
+    held_out: HeldOutFiles | None = None,
 ) -> None:
     """Scores one shard of a round.
 
@@ -40,6 +50,7 @@ def score(
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
         parts: tables that this stage wrote with `only`.
+        held_out: of the shard; None without.
 
     Raises:
         UserError: a reward function fails or does not return one finite number or None per completion; the
@@ -57,7 +68,10 @@ def score(
         for file, part in zip(parts, separate.values(), strict=True):
             check_belongs(file, tables.footer(part), {"rollouts": about["rollouts"]})
             tables.check_aligned(rolled, part, file)
-        columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder)
+        beside = round_tables.read_beside(held_out.rollouts, rolled) if held_out else rolled.slice(0, 0)
+        columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder, more=len(beside) > 0)
+        if held_out:
+            _score_held_out(pools, beside, prompts, policy_folder, held_out.scores)
     if only is not None:
         scores = as_table(
             rolled, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
@@ -67,6 +81,18 @@ def score(
         columns |= {name: _read(part, name) for name, part in separate.items()}
         scores = join(config.rewards, rolled, columns)
         tables.write(output, scores, scores.schema, "scores", **about)
+
+
+def _score_held_out(pools: WorkerPools, rolled: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
+    """Scores held-out completions and writes their table. Writes an empty one where there are none."""
+    rewards = [reward for reward in pools.rewards if not reward.gpus]
+    schema = tables.scores_schema([reward.column for reward in rewards])
+    scores = schema.empty_table()
+    if len(rolled):
+        columns = score_columns(pools, rolled, PromptSet(held_out_part(prompts)), policy_folder, only_failures=True)
+        scores = join(rewards, rolled, columns)
+    about = {**tables.facts_about(rolled), "policy": tables.footer(rolled)["policy"]}
+    tables.write(output, scores, schema, "held_out_scores", **about)
 
 
 def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:

@@ -19,7 +19,8 @@ CHECKS = {"warmstart/probe.parquet", "warmstart/checks.json"}
 
 
 def of_rounds(kinds: tuple[str, ...], rounds: range = range(1, 3)) -> set[str]:
-    """Tables of all shards of some rounds."""
+    """Tables of all shards of some rounds; a shard is scored with its held-out completions."""
+    kinds += ("scores/held_out",) if "scores" in kinds else ()
     return {
         f"rounds/{number:05d}/{kind}/{shard:03d}.parquet" for number in rounds for kind in kinds for shard in range(2)
     }
@@ -310,7 +311,8 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     mine.write_text("# a comment\n" + mine.read_text())
     assert project.planned("--", scores, **changes) == set()
     (project.folder / "beside.py").write_text("ONE = 2.0\n")
-    assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet"}
+    held_out = "rounds/00001/scores/held_out/000.parquet"
+    assert project.planned("--", scores, **changes) == {"rounds/00001/scores/000.parquet", held_out}
     assert project.snakemake("--cores", "1", "--", scores).returncode == 0
     assert project.files("rounds/00001/**/*") == finished.files("rounds/00001/**/*")
 

@@ -64,9 +64,11 @@ rule score:
         prompts=file("prompts"),
         policy=file("policies/00000"),  # for its tokenizer
         rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
+        held_out=file("rounds/{round}/held_out/{shard}.parquet"),
         parts=scored_alone,
     output:
-        f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
+        scores=f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
+        held_out=f"{RUN}/rounds/{{round}}/scores/held_out/{{shard}}.parquet",
     log:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
@@ -81,7 +83,7 @@ rule score:
         source=source("score"),
     shell:
         "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
-        " --parts {input.parts} --output {output} --log={log}"
+        " --parts {input.parts} --held-out {input.held_out} {output.held_out} --output {output.scores} --log={log}"
 
 
 # With rollout.refill: further completions of a round where too few groups teach. It is no checkpoint, after which Snakemake
@@ -217,9 +219,8 @@ use rule update as update_last with:
 # Accuracy of the policy that sampled the round, on some held-out prompts. Of all stages only the report waits for it.
 rule held_out:
     input:
-        prompts=file("prompts"),
-        policy=file("policies/00000"),  # for its tokenizer
         rollouts=shards_of("held_out"),
+        scores=shards_of("scores/held_out"),
         after=update_before,
     output:
         summary=f"{RUN}/rounds/{{round}}/held_out.json",
@@ -228,15 +229,15 @@ rule held_out:
         f"{RUN}/logs/held_out/{{round}}.log",
     benchmark:
         f"{RUN}/benchmarks/held_out/{{round}}.tsv"
-    threads: by_run(lambda config: CONTROLLER.threads_beside(scoring_threads(config)))
+    threads: CONTROLLER.threads_beside(1)
     resources:
-        mem_mb=scoring_memory,
+        mem_mb=growing(4000),
         runtime=growing(30),
     params:
         decides=decides("held-out"),
         source=source("held-out"),
     shell:
-        "rloo held-out --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
+        "rloo held-out --rollouts {input.rollouts} --scores {input.scores}"
         " --round {wildcards.round} --output {output.summary} --events {output.events} --log={log}"
 
 

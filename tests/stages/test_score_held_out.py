@@ -1,0 +1,63 @@
+"""The stage `score` scores a shard's held-out completions in the processes that score the shard."""
+
+import pyarrow as pa
+import yaml
+from helpers import Round, mini, write_prompts
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.stages.score import HeldOutFiles, score
+
+MINE = """
+from pathlib import Path
+
+with Path(__file__).with_suffix(".starts").open("a") as file:
+    file.write("x")
+
+def answered(completions, answer):
+    return [float(one) for one in answer]
+
+def of_table(completions, answer):
+    return [float(sum(map(float, answer)))] * len(completions)
+
+async def later(completions, answer):
+    return [None if one == "3" else -float(one) for one in answer]
+"""
+REWARDS = (("answered", {}), ("of_table", {"batch": "all"}), ("later", {}))
+
+
+def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_path, tiny_model) -> None:
+    run = Round(tmp_path / "run", tiny_model).write(1)
+    table = run._table(1, "rollouts", 0)
+    prompts = [{"prompt_id": f"0-{n}", "prompt": "x", "prompt_ids": [4], "answer": str(n)} for n in range(8)]
+    write_prompts(run.run / "prompts", prompts)
+    held_out = [{**row, "prompt_id": f"held-out-{n}", "answer": f"{n}00"} for n, row in enumerate(prompts[:3])]
+    write_prompts(run.run / "prompts", held_out, "eval")
+    rolled = tables.read(table, "rollouts")
+    first = rolled.filter([sample == 0 for sample in rolled["sample"].to_pylist()]).slice(0, 3)
+    first = first.set_column(0, first.schema.field(0), pa.array([row["prompt_id"] for row in held_out]))
+    (tmp_path / "mine.py").write_text(MINE)
+    rewards = [{"function": f"{tmp_path}/mine.py:{name}", **keys} for name, keys in REWARDS]
+    config = mini(rewards=rewards, correct={"reward": "answered"}, evaluation={"breakdown": []})
+    config["scoring"] = {"workers": 1}
+    (run.run / "config.yaml").write_text(yaml.safe_dump(config))
+    about = {name: tables.footer(rolled)[name] for name in ("run", "round", "shard", "seed", "policy")}
+    tables.write(tmp_path / "held_out.parquet", first, tables.ROLLOUTS, "held_out", **about)
+    files = HeldOutFiles(tmp_path / "held_out.parquet", tmp_path / "held_out_scores.parquet")
+    inputs = (load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, table)
+    score(*inputs, tmp_path / "beside.parquet", held_out=files)
+    assert (tmp_path / "mine.starts").read_text() == "x" * len(REWARDS)
+    scores = tables.read(files.scores, "held_out_scores")
+    assert scores["prompt_id"].to_pylist() == first["prompt_id"].to_pylist()
+    assert scores["scores/answered"].to_pylist() == [0.0, 100.0, 200.0]
+    assert scores["scores/of_table"].to_pylist() == [300.0] * 3, "a call for the whole table has no row of another"
+    assert scores["scores/later"].to_pylist() == [0.0, -100.0, -200.0]
+    assert tables.footer(scores)["rollouts"] == tables.footer(tables.read(files.rollouts, "held_out"))[tables.DIGEST]
+    tables.write(files.rollouts, first.slice(0, 0), tables.ROLLOUTS, "held_out", **about)
+    score(*inputs, tmp_path / "alone.parquet", held_out=files)
+    assert not len(tables.read(files.scores, "held_out_scores")), "evaluation.each_round is 0"
+    beside, alone = (
+        tables.read(tmp_path / f"{name}.parquet", "scores").drop_columns("seconds").to_pylist()
+        for name in ("beside", "alone")
+    )
+    assert beside == alone
