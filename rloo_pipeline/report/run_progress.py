@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import statistics
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -166,7 +167,9 @@ def _working(run: Path, job: LiveJob, now: float) -> Working | None:
 
 
 def _seconds_per_round(run: RunFiles) -> float | None:
-    """Median over the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0."""
+    """Median over the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0. Of two in
+    the middle it is the shorter one: a pause between two calls only makes a round longer.
+    """
     times = []
     for number in range(max(0, len(run.rounds) - 10), len(run.rounds) + 1):
         file = metrics_of(run.folder, number) if number else run.folder / "policies" / "00000"
@@ -176,7 +179,7 @@ def _seconds_per_round(run: RunFiles) -> float | None:
             if number:
                 return None
     steps = [after - before for before, after in pairwise(times) if after > before]
-    return sorted(steps)[len(steps) // 2] if steps else None
+    return statistics.median_low(steps) if steps else None
 
 
 def _seconds_left(run: RunFiles, pace: float | None, now: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -74,16 +75,26 @@ class Measurements:
         self._accuracies: dict[int, float] = {}
         self.rows: list[Row] = []
         """A row for each finished round, and one for policy 0 where it was evaluated."""
-        self.seconds_left: float | None = None
-        """Seconds that the rounds to come will take, by those that are done; None before the first is."""
+        self._pace: float | None = None
+        self._since = time.time()
         self.read(1, config.rounds)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds that the rounds to come will take, by those that are done; None before the first is. It falls while a
+        round lasts, and no further than to that of the next.
+        """
+        left = self.config.rounds - len(self._metrics)
+        if not self._pace or not left:
+            return None
+        return self._pace * left - min(max(time.time() - self._since, 0.0), self._pace)
 
     def read(self, first: int, last: int) -> None:
         """Reads rounds, and all evaluations. Rows of later rounds are dropped: those rounds are made again.
 
         Files that are being replaced change nothing.
         """
-        first = min(first, len(self._metrics) + 1)
+        first, before = min(first, len(self._metrics) + 1), len(self._metrics)
         try:
             for one in range(first, last + 1):
                 if not run_files.metrics_of(self.folder, one).exists():
@@ -92,11 +103,11 @@ class Measurements:
                 self._seconds[one - 1 :] = [self._seconds_of(one)]
             run = run_files.RunFiles(self.folder, self.config, self._metrics)
             self._accuracies = run.accuracies()
-            pace = progress_of(run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
+            self._pace = progress_of(run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
-        left = self.config.rounds - len(self._metrics)
-        self.seconds_left = pace * left if pace and left else None
+        if len(self._metrics) != before:
+            self._since = time.time()
         self.rows = self._rows()
 
     def _rows(self) -> list[Row]:

@@ -13,6 +13,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.live import frame, sparkline
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
@@ -118,6 +119,24 @@ def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next
     assert progress_of(run_files.read(first), STARTED + PACE).seconds_left == 7 * 80, (
         "the first round began with policy 0"
     )
+
+
+def test_a_pause_between_two_calls_is_not_the_time_of_a_round(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 2)
+    (run / "policies" / "00000").mkdir(parents=True)
+    os.utime(run / "policies" / "00000", (STARTED - 86400, STARTED - 86400))
+    assert progress_of(run_files.read(run)).seconds_per_round == PACE
+
+
+def test_the_time_left_beside_the_bar_falls_too(tmp_path, monkeypatch) -> None:
+    run = write_run(tmp_path / "run", 3)
+    measured, left = None, []
+    for passed in (0, 60, 5000):
+        monkeypatch.setattr(terminal_table.time, "time", lambda passed=passed: STARTED + passed)
+        measured = measured or terminal_table.Measurements(run_files.read(run).config, run)
+        measured.read(9, 0)  # an evaluation: no new round
+        left.append(measured.seconds_left)
+    assert left == [500, 440, 400]
 
 
 def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
