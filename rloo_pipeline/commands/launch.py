@@ -33,7 +33,7 @@ def run(
     folder: str | Path = ".",
     dry_run: bool = False,
 ) -> Run | None:
-    """Starts or continues a run, prints the output of Snakemake, and returns when the run is finished.
+    """Starts or continues a run, prints the lines of `rloo run`, and returns when the run is finished.
 
     Args:
         config: the YAML file.
@@ -55,7 +55,7 @@ def run(
     name = (changes or {}).get("run") or load(file).run
     call = {"config": str(file), "cores": cores, "changes": dict(changes or {}), "dry_run": dry_run}
     if _run_child(project, call):
-        raise UserError(f"{file}: the run failed; see the output of Snakemake above and results/{name}/logs")
+        raise UserError(f"{file}: the run failed; see the lines above and results/{name}/logs")
     return None if dry_run else Run(project / "results" / name)
 
 
@@ -113,7 +113,7 @@ def _run_child(project: Path, call: Mapping[str, Any]) -> int:
 
 def run_snakemake(config: Path, cores: int, changes: Mapping[str, Any], dry_run: bool) -> bool:
     """Does what `snakemake --cores CORES --configfile CONFIG` does in this folder, with the options of
-    profiles/default.
+    profiles/default, to which the logger belongs.
 
     Returns:
         Whether the run succeeded.
@@ -121,7 +121,11 @@ def run_snakemake(config: Path, cores: int, changes: Mapping[str, Any], dry_run:
     from snakemake.api import SnakemakeApi
     from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
 
-    with SnakemakeApi(OutputSettings(printshellcmds=True, dryrun=dry_run)) as api:
+    from rloo_pipeline.snakemake_ext.logger import LogHandlerSettings
+
+    plain = os.environ.get("SNAKEMAKE_LOGGER_RLOO_PLAIN", "").lower() == "true"
+    logger = {"rloo": LogHandlerSettings(plain=plain)}
+    with SnakemakeApi(OutputSettings(printshellcmds=True, dryrun=dry_run, log_handler_settings=logger)) as api:
         try:
             workflow = api.workflow(
                 resource_settings=ResourceSettings(cores=cores),

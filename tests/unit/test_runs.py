@@ -66,14 +66,17 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_dry_run_from_python_lists_the_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_from_python_says_in_words_what_would_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     project = Project(tmp_path / "project")
     run = rloo_pipeline.run(project.configure(), changes={"rounds": 3}, folder=project.folder, dry_run=True)
     assert run is None
-    assert "rounds/00003/rollouts/001.parquet" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert " jobs would run:\n  not made yet: " in out
+    assert "rollout ×6" in out
+    assert len(out) < 2000
     with pytest.raises(UserError, match="the run failed"):
         rloo_pipeline.run(project.configure(), changes={"rounds": 0}, folder=project.folder, dry_run=True)
-    assert "rounds" in capfd.readouterr().out
+    assert "rounds: Input should be greater than or equal to 1" in capfd.readouterr().out
 
 
 def test_the_example_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
