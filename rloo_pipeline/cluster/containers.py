@@ -35,7 +35,7 @@ CACHES = {
 
 
 def image(config: Config, project: Path) -> str:
-    """The image of a run: `container.image`, else the one that `make images` builds from `project`.
+    """The image of a run: `container.image`, else the one that `rloo images` builds from `project`.
 
     If the image for GPUs has been built, it is that one. Its name changes with the pinned requirements and the
     definition file. It is in images/ of the working folder or, for a run in a folder of its own, of `project`.
@@ -63,8 +63,8 @@ def require(name: str) -> None:
     """
     if "://" not in name and not Path(name).exists():
         raise UserError(
-            f"{name}: no such image on {socket.gethostname()}; build it with `make images`, or name another one in "
-            "container.image, on a file system that all nodes see"
+            f"{name}: no such image on {socket.gethostname()}; build it with `rloo images cuda` (or cpu), or name "
+            "another one in container.image, on a file system that all nodes see"
         )
 
 

@@ -36,7 +36,8 @@ def findings(image: str) -> Iterator[Finding]:
         "image",
         exists,
         image if exists else f"{image} does not exist",
-        "run `make images`, or set container.image to another one, on a file system that all nodes share",
+        "run `rloo images cuda` (or cpu), or set container.image to another one, on a file system that all nodes "
+        "share; a run without --sdm apptainer needs none: ask with --no-image",
     )
     if runs.ok and exists and program:
         yield from cuda(_output(program, "exec", image, "cat", LOCK), driver())
@@ -80,7 +81,9 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
         driver_version: highest CUDA version that the driver supports; None if there is no driver.
     """
     if lock is None:
-        yield Finding("image runs", False, f"cannot read {LOCK} in it", "build it again with `make images`")
+        yield Finding(
+            "image runs", False, f"cannot read {LOCK} in it", "build it again with `rloo images cuda` (or cpu)"
+        )
         return
     yield Finding("image runs", True, "starts, and has its list of packages")
     version = CUDA.search(lock)

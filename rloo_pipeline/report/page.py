@@ -21,6 +21,7 @@ from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
 from rloo_pipeline.report.summary import evaluations_so_far
+from rloo_pipeline.runtime import installation
 
 BY_ROUND = Chart(
     "Held-out accuracy",
@@ -88,6 +89,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         groups=samples.groups(config, run, summary["rounds"]),
         tasks=tasks.of_run(config, run) if finished else [],
         origin=origin(),
+        in_clone=(clone := installation.clone()) is not None and run.resolve().is_relative_to(clone),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
         **(_gain(summary) if finished else {}),
         **_costs(worked),

@@ -89,7 +89,7 @@ def test_without_its_image_a_run_does_not_start(cluster) -> None:
     output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 1
     assert "images/none.sif: no such image" in output
-    assert "make images" in output
+    assert "rloo images cuda" in output
     assert "Traceback" not in output
 
 

@@ -67,7 +67,7 @@ def test_the_image_for_gpus_is_preferred_if_it_is_built(project) -> None:
 
 def test_a_missing_image_is_one_sentence(project) -> None:
     containers.require("docker://example/image")
-    with pytest.raises(UserError, match=r"none.sif: no such image on .*make images.*container.image"):
+    with pytest.raises(UserError, match=r"none.sif: no such image on .*rloo images cuda.*container.image"):
         containers.require("none.sif")
 
 

@@ -201,7 +201,7 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     assert outcome.returncode == 1
     assert "5 problems" in outcome.stderr
     problems = ("image.sif does not exist", "correct container.binds", "truncated or damaged", "rows.jsonl")
-    for message in ("make images", *problems):
+    for message in ("rloo images cuda", *problems):
         assert message in outcome.stdout
     assert "Traceback" not in outcome.stderr
 

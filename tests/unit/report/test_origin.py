@@ -12,6 +12,7 @@ from made_up import Reader, configuration, make_run
 from rloo_pipeline.report import origin
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize
+from rloo_pipeline.runtime import installation
 
 
 def page_text(run: Path) -> str:
@@ -26,7 +27,7 @@ def test_the_page_names_the_image_and_its_digest(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("APPTAINER_CONTAINER", str(image))
     text = page_text(tmp_path / "a")
     assert f"{image.name} SHA-256 {hashlib.sha256(image.read_bytes()).hexdigest()}" in text
-    assert "--sdm apptainer --configfile results/synthetic/config.yaml" in text
+    assert "rloo run results/synthetic/config.yaml --sdm apptainer" in text
     monkeypatch.setenv("APPTAINER_CONTAINER", str(tmp_path / "gone.sif"))
     text = page_text(tmp_path / "b")
     assert "gone.sif" in text, "the name alone if the file cannot be read from inside"
@@ -38,8 +39,11 @@ def test_the_page_names_the_image_and_its_digest(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(("noted", "differs"), [("c0ffee", False), ("c0ffee changed", True)])
 def test_the_commit_comes_from_the_controller(noted, differs, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(origin.COMMIT, noted)
+    clone = tmp_path if differs else tmp_path / "elsewhere"
+    monkeypatch.setattr(installation, "clone", lambda: clone)
     text = page_text(tmp_path / "run")
-    assert "git checkout c0ffee && snakemake" in text
+    checkout = "git checkout c0ffee" if differs else "git -C path/to/rloo_pipeline checkout c0ffee"
+    assert f"{checkout} && rloo run results/synthetic/config.yaml" in text
     assert ("Sources differed from that commit" in text) == differs
 
 

@@ -91,7 +91,7 @@ def test_the_headline_has_before_after_and_gain(page: str, run: Path, config: Co
     assert f"On 60 held-out problems, {after:.1%} of the final policy’s answers are right;" in text
     assert f"before training with RLOO it was {before:.1%}." in text
     assert f"{points(summary['gain_ci95'][0])} to {points(summary['gain_ci95'][1])}" in text
-    assert "snakemake --cores all --configfile results/synthetic/config.yaml" in text
+    assert "rloo run results/synthetic/config.yaml" in text
 
 
 @pytest.mark.parametrize(
