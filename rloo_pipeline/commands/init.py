@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,15 +84,27 @@ def _asked(choices: ProjectChoices) -> ProjectChoices:
     """The choices, with what is missing asked for on a terminal.
 
     Raises:
-        UserError: model or data is missing, and there is no terminal.
+        UserError: model or data is missing, and there is no terminal or no answer.
     """
     missing = [name for name in QUESTIONS if getattr(choices, name) is None]
     if "model" in missing or "data" in missing:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             needed = " and ".join(f"--{name}" for name in missing if name != "reward")
             raise UserError(f"{needed} missing; on a terminal, `rloo init` asks for what is not given")
-        choices = choices._replace(**{name: input(QUESTIONS[name]).strip() or None for name in missing})
+        choices = choices._replace(**{name: _answer(name) for name in missing})
     return choices
+
+
+def _answer(name: str) -> str | None:
+    """What the user types as this choice.
+
+    Raises:
+        UserError: the input ended.
+    """
+    try:
+        return input(QUESTIONS[name]).strip() or None
+    except EOFError:
+        raise UserError(f"--{name} missing: the input ended before an answer") from None
 
 
 class ProjectModel(NamedTuple):
@@ -194,7 +207,7 @@ def _flow(value: Any) -> str:
 def _next_steps(folder: Path, data: ProjectData, console: Terminal) -> None:
     if data.splits:
         console.print(f"{data.name}: {', '.join(f'{len(rows)} rows in {name}' for name, rows in data.splits.items())}")
-    enter = "" if folder.resolve() == Path.cwd() else f"  cd {folder}\n"
+    enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
         f"\nNext:\n{enter}  rloo check    # model, data and reward, in seconds\n"
         "  rloo run      # on this machine; `rloo why` says before what it would run\n"

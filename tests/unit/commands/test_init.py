@@ -43,7 +43,7 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
     assert config["run"] == "Groesse-1"
     assert config["dataset"]["user_prompt"] == "{question}", "the model has a chat template"
     assert "16 rows in data/train.jsonl, 4 rows in data/eval.jsonl" in printed
-    assert "rloo check" in printed
+    assert "\n  cd 'Größe 1'\n  rloo check" in printed
     monkeypatch.chdir("Größe 1")
     files = [Path("data/train.jsonl"), Path("data/eval.jsonl")]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -56,6 +56,25 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
     rewards = Path("rewards.py")
     rewards.write_text(rewards.read_text().replace("float(ending", "0.0 * float(ending", 1))
     assert subprocess.run(test, capture_output=True, check=False).returncode == 1
+
+
+def test_what_is_not_given_is_asked_for(choices, monkeypatch) -> None:
+    answers = iter([choices.model, " mine.jsonl ", ""])
+
+    def typed(question: str) -> str:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typed)
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
+    asked = made("asked", ProjectChoices(None, None, None))[0]
+    assert asked == {**made("given", choices)[0], "run": "asked"}
+    with pytest.raises(UserError, match="--data missing: the input ended"):
+        made("half", ProjectChoices(choices.model, None, None))
+    assert not Path("half").exists()
 
 
 def test_a_file_that_is_there_is_replaced_only_with_force(choices) -> None:
