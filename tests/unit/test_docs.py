@@ -15,6 +15,13 @@ def test_links_to_files_of_the_project_lead_to_one(name) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_every_page_is_in_the_table_of_pages(name) -> None:
+    text = (ROOT / name).read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"{page})" not in text} == set()
+
+
 BENCH = runpy.run_path(str(ROOT / "tools" / "bench" / "page.py"))
 
 
