@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.diagnosis.run_files import read_config
-from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
+from rloo_pipeline.report.jobs import jobs_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "monitoring.md"
 BEGIN, END = "<!-- run -->\n", "<!-- /run -->\n"
@@ -20,17 +20,24 @@ STAGES = ("rollout", "score", "reference", "update", "gate", "held_out")
 
 
 def held_out_share(run: Path) -> tuple[float, float]:
-    """Share of rounds from the second on that held-out prompts take, and seconds of such a round, over all jobs."""
+    """Share of the rounds from the second on that held-out prompts take, and CPU seconds of such a round.
+
+    Of sampling they take their share of the tokens, of scoring that of the completions.
+    """
     rounds = read_config(run).rounds
-    jobs = [job for job in jobs_of(run, rounds) if job.stage in STAGES and job.name[:5] != "00001"]
-    seconds = seconds_by_stage(jobs)
-    tokens = dict.fromkeys(("rollouts", "held_out"), 0)
-    for kind in tokens:
+    seconds = dict.fromkeys(STAGES, 0.0)
+    for job in jobs_of(run, rounds):
+        if job.stage in STAGES and job.name[:5] != "00001":
+            seconds[job.stage] += job.cpu_seconds or 0.0
+    lengths: dict[str, list[int]] = {"rollouts": [], "held_out": []}
+    for kind in lengths:
         for number in range(2, rounds + 1):
             for file in sorted((run / "rounds" / f"{number:05d}" / kind).glob("*.parquet")):
-                tokens[kind] += sum(tables.lengths(tables.read(file, kind)["completion_ids"]))
-    sampling = seconds["rollout"] * tokens["held_out"] / sum(tokens.values())
-    return (seconds["held_out"] + sampling) / sum(seconds.values()), sum(seconds.values()) / (rounds - 1)
+                lengths[kind] += tables.lengths(tables.read(file, kind)["completion_ids"])
+    beside, rolled = lengths["held_out"], lengths["rollouts"]
+    sampling = seconds["rollout"] * sum(beside) / sum(beside + rolled)
+    scoring = seconds["score"] * len(beside) / len(beside + rolled)
+    return (seconds["held_out"] + sampling + scoring) / sum(seconds.values()), sum(seconds.values()) / (rounds - 1)
 
 
 def figures(run: Path, printed: Path | None = None) -> str:
@@ -38,9 +45,8 @@ def figures(run: Path, printed: Path | None = None) -> str:
     config = read_config(run)
     share, seconds = held_out_share(run)
     text = (
-        f"In `{config.run}`, whose rounds are {seconds:.1f} s of jobs, this is {share:.0%} of them. Most of it starts "
-        "the processes of reward\nfunctions, which does not grow with the round. "
-        "`python tools/run_figures.py results/my-run` measures it in a run.\n"
+        f"In `{config.run}`, whose rounds take {seconds:.1f} s of CPU, this is {share:.1%} of them; "
+        "`python tools/run_figures.py results/my-run`\nmeasures it in a run.\n"
     )
     if printed:
         count = len(printed.read_text().splitlines())
