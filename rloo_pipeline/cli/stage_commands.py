@@ -52,20 +52,35 @@ def _checks(config: Config, arguments: argparse.Namespace) -> None:
     checks(config, *inputs, arguments.trial, arguments.output)
 
 
+def _difficulty(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.difficulty import difficulty
+
+    difficulty(config, arguments.prompts, arguments.policy, arguments.shard, arguments.output)
+
+
 def _rollout(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.data.prompts_of_round import PassRateFiles
     from rloo_pipeline.stages.rollout import rollout
 
-    paths = (arguments.prompts, arguments.policy)
-    rollout(config, *paths, arguments.round, arguments.shard, arguments.output, arguments.held_out)
+    inputs = (arguments.prompts, arguments.policy, arguments.round, arguments.shard)
+    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
+    rollout(config, *inputs, arguments.output, arguments.held_out, rates)
+
+
+def _pass_rates(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.pass_rates import pass_rates
+
+    pass_rates(config, arguments.round, arguments.scores, arguments.earlier, arguments.output)
 
 
 def _refill(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts.round_tables import RoundFiles
+    from rloo_pipeline.data.prompts_of_round import PassRateFiles
     from rloo_pipeline.stages.refill import refill
 
-    shards = RoundFiles(arguments.rollouts, arguments.scores)
-    paths = (arguments.prompts, arguments.policy)
-    refill(config, *paths, arguments.round, shards, arguments.output, arguments.output_scores)
+    inputs = (arguments.prompts, arguments.policy, arguments.round, RoundFiles(arguments.rollouts, arguments.scores))
+    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
+    refill(config, *inputs, arguments.output, arguments.output_scores, rates)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
@@ -218,7 +233,12 @@ PROMPTS = _path("prompts", "folder that prompts wrote")
 POLICY = _path("policy", "folder of a policy")
 ROLLOUTS = _path("rollouts", "table of rollouts")
 SUMMARY = _path("summary", "JSON file for the summary")
+SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
 ROUND = option("--round", type=int, required=True, help="number of the round, from 1")
+PASS_RATES = (
+    option("--difficulty", type=Path, nargs="*", default=[], help="all tables that difficulty wrote, in order"),
+    option("--pass-rates", type=Path, nargs="?", help="what pass-rates wrote for the round that made the policy"),
+)
 NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
 
 COMMANDS = (
@@ -247,11 +267,19 @@ COMMANDS = (
         option("--trial", action="store_true", help="do not fail, because SFT may follow"),
     ),
     _stage(
+        "difficulty",
+        _difficulty,
+        "Measure how often policy 0 solves each training prompt of one shard.",
+        *(PROMPTS, POLICY, SHARD),
+        samples=True,
+    ),
+    _stage(
         "rollout",
         _rollout,
         "Sample one shard of a round with vLLM.",
         *(PROMPTS, POLICY, ROUND),
-        option("--shard", type=int, required=True, help="number of the shard, from 0"),
+        SHARD,
+        *PASS_RATES,
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
         samples=True,
     ),
@@ -274,7 +302,7 @@ COMMANDS = (
         "refill",
         _refill,
         "Sample and score further completions if too few groups of a round teach.",
-        *(PROMPTS, POLICY, ROUND, _shards("rollouts"), _shards("scores")),
+        *(PROMPTS, POLICY, ROUND, _shards("rollouts"), _shards("scores"), *PASS_RATES),
         _path("output-scores", "table for the scores"),
         samples=True,
     ),
@@ -297,6 +325,15 @@ COMMANDS = (
         option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
         *(_shards("rollouts"), _shards("scores")),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
+    ),
+    _stage(
+        "pass-rates",
+        _pass_rates,
+        "Add a round's scores to the pass rates that later rounds draw their prompts by.",
+        *(ROUND, _shards("scores")),
+        option(
+            "--earlier", type=Path, nargs="*", default=[], help="that of the round before, or what difficulty wrote"
+        ),
     ),
     _stage(
         "held-out",

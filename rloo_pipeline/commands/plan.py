@@ -12,7 +12,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.planning import checkpointing, estimate, memory, overlap, queueing
 from rloo_pipeline.planning.memory import GB
-from rloo_pipeline.preflight import inputs, model_inputs
+from rloo_pipeline.preflight import dataset_inputs, inputs, model_inputs
 from rloo_pipeline.report.jobs import jobs_of, side_seconds
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
@@ -37,11 +37,13 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, console: Term
     for column in columns:
         table.add_column(column, justify="right")
     total = [0.0] * len(columns)
+    prompts = {arm: _difficulty_prompts(config) or 0 for arm, config in arms.items()}
     for arm, config in arms.items():
-        row = [seeds * value for value in _costs(config, card)]
+        row = [seeds * value for value in _costs(config, card, prompts[arm])]
         total = [before + value for before, value in zip(total, row, strict=True)]
         table.add_row(arm, *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in row))
-    total[0] -= estimate.jobs_saved(runs)
+    total[0] += 1 - estimate.jobs_saved(runs)  # and the page of the experiment
+    total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
     if runs.first.select:  # one choice, and a test of each seed of the arm that is chosen
         total[0] += 1 + seeds - len(runs.configs) * 2
     table.add_row("all", *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in total), style="bold")
@@ -52,12 +54,28 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, console: Term
         console.print(f"note: {note}", style="yellow")
 
 
-def _costs(config: Config, card: estimate.Card | None) -> list[float]:
-    """Jobs, completion tokens, GB on disk and, where there is a card, GPU-hours of one run."""
+def _difficulty_prompts(config: Config) -> int | None:
+    """Training prompts that policy 0 is sampled on for their pass rates; None if it is not, or if that is not known."""
+    return dataset_inputs.training_rows(config) if config.measures_difficulty else None
+
+
+def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[float]:
+    """Jobs, completion tokens, GB on disk and, where there is a card, GPU-hours of one run.
+
+    Args:
+        config: of the run.
+        card: the GPU, if there is one.
+        prompts: training prompts that the stage `difficulty` samples.
+    """
     shape = model_inputs.shape(config)
     disk = sum(estimate.disk(config, shape).values()) / GB
-    costs = [float(sum(estimate.jobs(config).values())), estimate.tokens(config)["completion tokens"], disk]
-    return [*costs, sum(estimate.hours(config, shape, card).values())] if card else costs
+    parts = [config, *([estimate.of_difficulty(config, prompts)] if prompts else [])]
+    sampled = sum(estimate.tokens(part)["completion tokens"] for part in parts)
+    costs = [float(sum(estimate.jobs(config).values())), sampled, disk]
+    if card is None:
+        return costs
+    difficulty = [estimate.hours(part, shape, card)["rollout"] for part in parts[1:]]
+    return [*costs, sum(estimate.hours(config, shape, card).values()) + sum(difficulty)]
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None, console: Terminal | None = None) -> None:
@@ -76,6 +94,8 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None, console
     card = estimate.card_of(gpu) if gpu else None
     shape = model_inputs.shape(config)
     _print_run(config, shape, console)
+    if config.measures_difficulty:
+        _print_difficulty(config, shape, card, console)
     if config.deepspeed.gradient_checkpointing == "auto":
         room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
         config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
@@ -105,6 +125,23 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     disk = estimate.disk(config, shape)
     sizes = {name: f"{size / GB:,.2f} GB" for name, size in disk.items()}
     _print_rows(console, f"disk: {sum(disk.values()) / GB:,.1f} GB", sizes)
+
+
+def _print_difficulty(
+    config: Config, shape: model_dims.ModelDims, card: estimate.Card | None, console: Terminal
+) -> None:
+    """What the stage `difficulty` samples, once."""
+    prompts = _difficulty_prompts(config)
+    if prompts is None:
+        console.print("difficulty: all training prompts, whose number is not known before they are downloaded")
+        return
+    sampled = estimate.of_difficulty(config, prompts)
+    counts = estimate.tokens(sampled)
+    hours = f", about {estimate.hours(sampled, shape, card)['rollout']:,.1f} GPU-hours" if card else ""
+    console.print(
+        f"difficulty, once: {prompts:,} prompts × {sampled.rollout.num_generations}, at most "
+        f"{counts['completion tokens']:,.0f} completion tokens{hours}"
+    )
 
 
 def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims, console: Terminal) -> None:

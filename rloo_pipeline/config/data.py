@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rloo_pipeline.config.prompt_selection import PromptSelection
 from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
 
 
@@ -95,6 +96,8 @@ class Dataset(Section):
     """Variables for the chat template, for example `{enable_thinking: true}`."""
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
+    select: PromptSelection | None = None
+    """Choice of training prompts by how hard they are for the policy. Default: all, each as often as the others."""
 
     @property
     def parts(self) -> dict[str, Source]:

@@ -148,7 +148,9 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
         raise UserError(f"{path}: {first_problem(error)}") from None
     # validated once more inside the run, which also checks the names of their columns
     plain = [reward.model_dump(mode="json") for reward in rewards]
-    rest = run.model_dump(mode="json", exclude={"rewards", "correct", "evaluation"})
+    rest = run.model_dump(
+        mode="json", exclude={"rewards": True, "correct": True, "evaluation": True, "dataset": {"select"}}
+    )
     return validate({**rest, "rewards": plain}, str(path)).rewards
 
 

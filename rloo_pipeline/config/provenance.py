@@ -36,7 +36,9 @@ def source_digest(stage: str, config: Config) -> str:
     Raises:
         UserError: the configuration names a function that does not exist.
     """
-    sections = [name for name in STAGES[stage].decides if "advantage" not in STAGES[stage].but.get(name, ())]
+    decides, but = STAGES[stage].decides, STAGES[stage].but
+    # of the algorithm only what makes groups teach, or of the dataset only `select`: neither names a function
+    sections = [name for name in decides if not {"advantage", "train"} & set(but.get(name, ()))]
     user_files = [import_string.check(reference) for reference in functions(config, sections)]
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(file.resolve()) for file in (stage_file, *user_files) if file is not None]

@@ -1,4 +1,4 @@
-"""The configuration of a whole run, the checks across its sections, and `STAGES`: the sections of each stage.
+"""The configuration of a whole run, and the checks across its sections.
 
 A stage gets only its own sections (`Config.only`), and Snakemake reruns it when one that decides its result changes
 (`Config.params`). Both come from `STAGES`, so a stage cannot read a key without being rerun for it.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +19,7 @@ from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Select, Vllm
 from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Update
 
 TABLE_COLUMNS = (
@@ -198,6 +198,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_prompt_selection(self) -> Self:
+        if self.dataset.select is not None and self.correct.reward is None:
+            names = ", ".join(reward.column for reward in self.rewards)
+            raise ValueError(
+                "dataset.select: a pass rate needs a definition of a right completion; set correct.reward to the "
+                f"reward that decides ({names}), and correct.threshold to the value from which on it is right"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_lag(self) -> Self:
         lag.check(self.rollout, self.algorithm)
         return self
@@ -310,6 +320,16 @@ class Config(Section):
         return every > 0 and (round_ == 1 or round_ % every == 0)
 
     @property
+    def measures_difficulty(self) -> bool:
+        """Whether policy 0 samples all training prompts, for their pass rates."""
+        return self.dataset.select is not None and self.dataset.select.samples_policy_0
+
+    @property
+    def updates_pass_rates(self) -> bool:
+        """Whether the scores of a round change how the prompts of later rounds are drawn."""
+        return self.dataset.select is not None and self.dataset.select.weights == "online"
+
+    @property
     def uses_reference(self) -> bool:
         """Whether updates need log-probs of the reference policy."""
         return self.algorithm.beta != 0
@@ -326,80 +346,6 @@ class Config(Section):
         params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
+        if params.get("dataset") == {"select": None}:  # a run without it stays as it was before there was the key
+            del params["dataset"]
         return params
-
-
-class Sections(NamedTuple):
-    """Sections of the configuration that a stage gets."""
-
-    decides: tuple[str, ...]
-    """Sections that its result depends on."""
-    reads: tuple[str, ...] = ()
-    """Sections that only affect where and how it runs, or what it reports besides its result."""
-    but: Mapping[str, set[str]] = {}
-    """Keys of `decides` sections that do not affect the result."""
-
-
-_ELSEWHERE = {"rollout": {"lag", "refill", "environment_workers"}}
-"""The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage of its own;
-processes change no result.
-"""
-_TEACHING = {"mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"}
-"""Keys of the algorithm that decide which groups teach."""
-_TOOLS = {"rollout": set(Rollout.model_fields) - {"environment", "tools", "environment_timeout"}}
-"""All but the tools, whose schemas are in the prompts."""
-_LENGTHS = ("rollout", "evaluation")
-"""Sections whose completion lengths are checked against the context of the model."""
-_OTHERS = {"evaluation": {"every", "each_round", "harness"}}
-_JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
-_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type", "config"}
-_PAGES = {"report": {"every"}, "evaluation": {"each_round"}}
-_HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
-
-STAGES: Mapping[str, Sections] = {
-    "stage-assets": Sections(("seed", "data_dir", "model", "dataset", "warmstart"), (*_LENGTHS, "update")),
-    "prompts": Sections(("dataset", "model", "rollout"), ("evaluation",), _TOOLS),
-    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), (*_LENGTHS, "deepspeed", "update")),
-    "probe": Sections(
-        ("seed", "model", "rollout", "rewards", "checks"),
-        ("run", "scoring", "vllm", "dataset"),
-        {"checks": _JUDGING} | _ELSEWHERE,
-    ),
-    "checks": Sections(
-        ("seed", "model", "dataset", "warmstart", "rollout", "rewards", "checks"), ("correct", "deepspeed"), _ELSEWHERE
-    ),
-    "rollout": Sections(
-        ("seed", "model", "rollout"), ("run", "dataset", "vllm", "evaluation", "rewards", "correct"), _ELSEWHERE
-    ),
-    "score": Sections(("rewards",), ("scoring",)),
-    "refill": Sections(
-        ("seed", "model", "rollout", "rewards", "algorithm"),
-        ("run", "dataset", "vllm", "scoring"),
-        {"rollout": {"lag", "environment_workers"}, "algorithm": set(Algorithm.model_fields) - _TEACHING},
-    ),
-    "reference": Sections(("model", "rollout"), ("deepspeed",), _ELSEWHERE),
-    "update": Sections(
-        ("seed", "model", "rollout", "algorithm", "update", "deepspeed"),
-        ("run", "dataset"),
-        {"deepspeed": _MEMORY} | _ELSEWHERE,
-    ),
-    "evaluate": Sections(
-        ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
-        ("run", "scoring", "vllm", "dataset"),
-        _OTHERS | _ELSEWHERE,
-    ),
-    "select": Sections(("select",)),
-    "evaluate-chosen": Sections(
-        ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
-        ("run", "scoring", "vllm", "dataset"),
-        _OTHERS | _ELSEWHERE,
-    ),
-    "held-out": Sections(("seed", "rewards", "correct", "evaluation"), ("run", "rollout"), _OTHERS),
-    "distance": Sections(("seed", "model", "evaluation"), ("deepspeed",), _OTHERS),
-    "stage-harness": Sections(("evaluation",), (), _HARNESS_ALONE),
-    "harness": Sections(("seed", "model", "evaluation"), ("vllm",), _HARNESS_ALONE),
-    "gate": Sections((), ("rewards", "gates")),
-    "report": Sections(
-        ("run", "rounds", "seed", "rewards", "evaluation", "correct", "gates", "report", "select"), ("rollout",), _PAGES
-    ),
-}

@@ -48,7 +48,8 @@ GROUPS: Mapping[str, Group] = {
         ("warmstart",),
         ("warmstart/probe.parquet", "warmstart/checks.json", "warmstart/checks.failed.json"),
     ),
-    "rollout": Group(("rollout",), ("warmstart",), ("rounds/00001/rollouts", "rounds/00001/held_out")),
+    "difficulty": Group(("difficulty",), ("warmstart",), ("warmstart/difficulty",)),
+    "rollout": Group(("rollout",), ("warmstart", "difficulty"), ("rounds/00001/rollouts", "rounds/00001/held_out")),
     "score": Group(("score",), ("rollout",), ("rounds/00001/scores",)),
     "reference": Group(("reference",), ("rollout",), ("rounds/00001/reference",)),
     "evaluate": Group(
@@ -88,6 +89,15 @@ class RunSet:
     def by_folder(self) -> dict[str, Config]:
         """All configurations: of runs and of shared files."""
         return {**self.configs, **self.shared}
+
+    @cached_property
+    def users(self) -> dict[str, str]:
+        """Folders of shared files → the runs that use them, in words."""
+        runs: dict[str, list[str]] = {}
+        for run in self.configs:
+            for home in self.homes.get(run, {}).values():
+                runs.setdefault(home, []).append(run)
+        return {home: f"{of[0]} and {len(of) - 1} more" if of[1:] else of[0] for home, of in runs.items()}
 
     def of(self, wildcards: Any) -> Config:
         """The configuration that a job belongs to."""
@@ -219,8 +229,9 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
 def _homes_of(name: str, config: Config) -> dict[str, str]:
     """Group → the folder below results/ of its files, for one run."""
     homes: dict[str, str] = {}
+    is_there = {"trial": config.tries_model, "difficulty": config.measures_difficulty}
     for group, (stages, after, _) in GROUPS.items():
-        if group == "trial" and not config.tries_model:
+        if not is_there.get(group, True):
             continue
         decides = [[_params(config, stage) for stage in stages], [homes[other] for other in after if other in homes]]
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]

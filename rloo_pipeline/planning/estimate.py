@@ -90,6 +90,10 @@ def jobs(config: Config) -> dict[str, int]:
     counts |= {"rollout": shards, "score": shards}
     if config.tries_model:
         counts |= {"trial-probe": 1, "trial-checks": 1}
+    if config.measures_difficulty:
+        counts["difficulty"] = config.rollout.shards
+    if config.updates_pass_rates:
+        counts["pass-rates"] = config.rollout.policy_of(config.rounds)
     if config.uses_reference:
         counts["reference"] = shards
     if config.rollout.refill:
@@ -114,7 +118,7 @@ def jobs_saved(runs: RunSet) -> int:
 
 def _jobs_of_group(group: str, config: Config) -> int:
     """Jobs that make the files of a group."""
-    if group in ("rollout", "score", "reference"):
+    if group in ("difficulty", "rollout", "score", "reference"):
         return config.rollout.shards if group != "reference" or config.uses_reference else 0
     counts = {"checks": 2, "trial": 2, "evaluate": 3 if config.evaluation.harness else 1}
     return counts.get(group, 1)
@@ -133,6 +137,31 @@ def tokens(config: Config) -> dict[str, float]:
         **(refills if config.rollout.refill else {}),
         "trained tokens": config.rollout.generation_batch_size * (prompt + completion) * config.rounds,
     }
+
+
+def of_difficulty(config: Config, prompts: int) -> Config:
+    """A run of one round that samples as much as the stage `difficulty` does of this many prompts."""
+    samples = config.dataset.select.num_generations if config.dataset.select else 0
+    sizes = {"rollout.num_generations": samples, "rollout.generation_batch_size": prompts * samples}
+    return override(config, {**sizes, "rollout.oversample": 1.0}).model_copy(update={"rounds": 1})
+
+
+def tokens_saved(runs: RunSet, prompts: int) -> float:
+    """Completion tokens that an experiment does not sample because its runs share their files.
+
+    Args:
+        runs: of the experiment.
+        prompts: training prompts that `difficulty` samples.
+    """
+
+    def of_group(group: str, config: Config) -> float:
+        per_round = tokens(config)["completion tokens per round"]
+        difficulty = tokens(of_difficulty(config, prompts))["completion tokens"] if group == "difficulty" else 0.0
+        return per_round if group == "rollout" else difficulty
+
+    per_run = sum(of_group(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
+    groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
+    return per_run - sum(of_group(groups[home], config) for home, config in runs.shared.items())
 
 
 def disk(config: Config, shape: ModelDims) -> dict[str, float]:

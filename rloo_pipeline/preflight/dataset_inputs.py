@@ -55,6 +55,20 @@ def data_place(config: Config, key: str, source: Source) -> str | None:
     return None if path is None else str(path)
 
 
+def training_rows(config: Config) -> int | None:
+    """Number of training rows; None if they are not downloaded yet, or what reads them is not installed here.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    source = config.dataset.train
+    place = data_place(config, "dataset.train", source)
+    try:
+        return None if place is None else len(rows.read_rows(source, place))
+    except ImportError:
+        return None
+
+
 def cached(name: str, revision: str | None, kind: str) -> Path | None:
     """The snapshot of a Hub repository in the local cache; None if there is none.
 

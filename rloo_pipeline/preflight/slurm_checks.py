@@ -153,6 +153,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     sampling = ["probe", "trial_probe", "rollout", "evaluate", "evaluate_chosen", "harness"]
     sampling += ["refill"] if config.rollout.refill else []
+    sampling += ["difficulty"] if config.measures_difficulty else []
     return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, parallel)}
 
 

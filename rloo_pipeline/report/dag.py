@@ -16,6 +16,7 @@ PLACES = {
     "warmstart": (358, 90),
     "probe": (358, 215),
     "checks": (502, 215),
+    "difficulty": (545, -12),
     "rollout": (520, 90),
     "score": (672, 55),
     "reference": (672, 125),
@@ -30,11 +31,12 @@ PLACES = {
 ARROWS = (
     *(("stage_assets", "prompts"), ("prompts", "warmstart"), ("warmstart", "probe"), ("probe", "checks")),
     *(("stage_assets", "trial_probe"), ("trial_probe", "trial_checks"), ("trial_checks", "warmstart")),
+    *(("warmstart", "difficulty"), ("difficulty", "rollout")),
     *(("warmstart", "rollout"), ("rollout", "score"), ("rollout", "reference"), ("score", "update")),
     *(("reference", "update"), ("checks", "update"), ("update", "gate"), ("update", "evaluate")),
     *(("evaluate", "distance"), ("evaluate", "report"), ("distance", "report"), ("harness", "report")),
 )
-OPTIONAL = {"trial_probe", "trial_checks", "reference", "gate", "harness"}
+OPTIONAL = {"difficulty", "trial_probe", "trial_checks", "reference", "gate", "harness"}
 """Stages left out if the run had no job of them."""
 
 
@@ -57,6 +59,8 @@ class Picture(NamedTuple):
     arrows: list[str]
     rounds: tuple[float, float, float, float]
     """Frame around the stages of a round: x, y, width, height."""
+    top: int
+    """Upper edge of the picture."""
 
 
 def picture(costs: Sequence[Cost]) -> Picture:
@@ -70,7 +74,7 @@ def picture(costs: Sequence[Cost]) -> Picture:
     ]
     shown = {box.stage for box in boxes}
     arrows = [_arrow(*PLACES[a], *PLACES[b]) for a, b in ARROWS if {a, b} <= shown]
-    return Picture(boxes, arrows, (446, 18, 452, 144))
+    return Picture(boxes, arrows, (446, 18, 452, 144), -40 if "difficulty" in shown else 0)
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:

@@ -136,7 +136,7 @@ def spent(jobs: Sequence[JobRecord]) -> Spent:
     rollouts = [job for job in jobs if job.stage in ("rollout", "refill")]
     updates = [job for job in jobs if job.stage == "update"]
     both = _covered(rollouts) + _covered(updates) - _covered([*rollouts, *updates])
-    return Spent(wall, _covered(jobs), both)
+    return Spent(wall, _covered(jobs), max(both, 0.0))  # 0 may have become −0.0
 
 
 def side_seconds(jobs: Sequence[JobRecord]) -> tuple[float, float] | None:

@@ -21,6 +21,7 @@ from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
 from rloo_pipeline.report.summary import evaluations_so_far
+from rloo_pipeline.report.training_prompts import training_prompts
 from rloo_pipeline.runtime import installation
 
 BY_ROUND = Chart(
@@ -69,6 +70,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     first = evaluations.get("warmstart")
     checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
     trial = _if_there(run / "warmstart" / "trial" / "checks.json")
+    chosen = training_prompts(config, run)
     written = run / "config.yaml"
     worked = [job for job in jobs.jobs_of(run, config.rounds) if not job.stage.startswith("report")]
     return frame.fill(
@@ -84,7 +86,8 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         threshold=threshold,
         symptoms=symptoms(config, rounds, evaluations),
         charts=drawn_charts(config, rounds, evaluations, held_out),
-        figures={**check_figures(checks or {}), "plot-timeline": timeline(worked)},
+        chosen_prompts=chosen,
+        figures={**check_figures(checks or {}), **prompt_figures(chosen or {}), "plot-timeline": timeline(worked)},
         examples=samples.held_out_examples(config, run) if finished else [],
         groups=samples.groups(config, run, summary["rounds"]),
         tasks=tasks.of_run(config, run) if finished else [],
@@ -177,6 +180,16 @@ def check_figures(checks: JSON) -> dict[str, JSON]:
         by_size = {samples: mixed[samples] for samples in sorted(mixed, key=int)}
         figures["plot-mixed"] = bars(list(by_size), list(by_size.values()), "K", ".0%")
     return figures
+
+
+def prompt_figures(chosen: JSON) -> dict[str, JSON]:
+    """The distribution of the pass rates of policy 0, by the id of its element."""
+    right = chosen.get("right")
+    if right is None:
+        return {}
+    return {
+        "plot-pass-rates": bars([f"{place / (len(right) - 1):.0%}" for place in range(len(right))], right, "pass rate")
+    }
 
 
 def verdict(summary: JSON) -> str:

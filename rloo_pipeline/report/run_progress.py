@@ -21,7 +21,7 @@ from rloo_pipeline.errors import UserError
 SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
 ORDER = (
-    *("assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "refill", "reference"),
+    *("assets", "prompts", "warmstart", "probe", "checks", "difficulty", "rollout", "score", "refill", "reference"),
     *("refill_reference", "update", "evaluate", "distance", "harness", "report"),
 )
 LAST_LINES = 65536
@@ -116,6 +116,8 @@ def _jobs_per_run(run: RunFiles) -> dict[str, int]:
     evaluated = len(run.config.evaluated)
     counts = {"assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1, "evaluate": evaluated}
     counts |= {"distance": evaluated - 1, "report": 1}
+    if run.config.measures_difficulty:
+        counts["difficulty"] = run.config.rollout.shards
     return counts | {"harness": evaluated} if run.config.evaluation.harness else counts
 
 
@@ -128,6 +130,8 @@ def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
     yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
     yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
     yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
+    for shard in range(run.config.rollout.shards) if run.config.measures_difficulty else ():
+        yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log")
     for number in range(current, min(current + run.config.rollout.lag, run.config.rounds) + 1):
         name = f"{number:05d}"
         for table, stage in (("rollouts", "rollout"), ("scores", "score"), ("reference", "reference")):

@@ -17,6 +17,7 @@ from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array, Gain, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
+from rloo_pipeline.report.training_prompts import training_prompts
 from rloo_pipeline.seeds import derive
 
 
@@ -57,6 +58,7 @@ def summarize(config: Config, run: Path) -> dict[str, Any]:
         },
         "versions": versions(),
         **_choice(config, run),
+        **({"training_prompts": chosen} if (chosen := training_prompts(config, run)) else {}),
     }
 
 

@@ -57,7 +57,8 @@ def write_experiment(runs: RunSet, results: Path) -> None:
 def _files(group: str, config: Config) -> Iterator[str]:
     """Files and folders of a group, with its logs and benchmarks, relative to the folder of a run."""
     yield from GROUPS[group].files
-    shards = [f"{group}/00001-{shard:03d}" for shard in range(config.rollout.shards)]
+    of_round = "" if group == "difficulty" else "00001-"
+    shards = [f"{group}/{of_round}{shard:03d}" for shard in range(config.rollout.shards)]
     names = LOGS.get(group, shards)
     for name in names if config.evaluation.harness else [name for name in names if "harness" not in name]:
         yield from (f"logs/{name}.log", f"benchmarks/{name}.tsv")

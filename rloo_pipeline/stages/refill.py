@@ -16,16 +16,23 @@ from rloo_pipeline.artifacts import policy, round_tables, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config
+from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
-from rloo_pipeline.seeds import derive, rows_for_refill
-from rloo_pipeline.stages.rollout import facts, rows_sampled
+from rloo_pipeline.stages.rollout import facts
 from rloo_pipeline.training.selection import teaching_groups
 
 
 def refill(
-    config: Config, prompts: Path, policy_folder: Path, round_: int, shards: RoundFiles, rollouts: Path, scores: Path
+    config: Config,
+    prompts: Path,
+    policy_folder: Path,
+    round_: int,
+    shards: RoundFiles,
+    rollouts: Path,
+    scores: Path,
+    rates: PassRateFiles = NO_PASS_RATES,
 ) -> None:
     """Samples until as many groups teach as the update trains on, prompts run out, or the limit is reached.
 
@@ -36,6 +43,7 @@ def refill(
         round_: number of the round, from 1.
         shards: rollouts and scores of the round.
         rollouts, scores: the tables to write.
+        rates: pass rates, as for the stage `rollout`.
 
     Raises:
         UserError: the tables are not of this round and policy, or a reward function fails.
@@ -44,7 +52,7 @@ def refill(
     digest = policy.digest(policy_folder)
     teaching = teaching_groups(config, round_tables.read(shards, round=round_, policy=digest)).tolist()
     train = PromptSet(prompts / "train")
-    spare = rows_for_refill(len(train), rows_sampled(config, train, round_), round_, derive(config.seed, "prompts"))
+    spare = prompts_of_round(config, train, round_, rates).spare
     sampling, parts = groups.sampling_config_of(settings), list[RoundTables]()
     seconds, sampler = 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(config, teaching)):

@@ -10,15 +10,22 @@ import pyarrow.compute as pc
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.seeds import derive, rows_of_round, shard_range
+from rloo_pipeline.seeds import shard_range
 
 
 def rollout(
-    config: Config, prompts: Path, policy_folder: Path, round_: int, shard: int, output: Path, held_out: Path | None
+    config: Config,
+    prompts: Path,
+    policy_folder: Path,
+    round_: int,
+    shard: int,
+    output: Path,
+    held_out: Path | None,
+    rates: PassRateFiles = NO_PASS_RATES,
 ) -> None:
     """Samples the completions of one shard, and its share of the held-out completions of the round.
 
@@ -30,21 +37,19 @@ def rollout(
         shard: number of the shard, from 0.
         output: the table.
         held_out: table for the held-out completions; without it there are none.
+        rates: pass rates, where `dataset.select` needs them.
 
     Raises:
-        UserError: there are fewer prompts than a round needs, the policy is not complete, or prompts and completions do
-            not fit its context.
+        UserError: there are fewer prompts than a round needs, a table of pass rates is damaged or of another round, the
+            policy is not complete, or prompts and completions do not fit its context.
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
-    if len(train) < settings.sampled_prompts:
-        raise UserError(
-            f"{prompts}: {len(train)} training prompts, a round needs {settings.sampled_prompts}; "
-            "lower rollout.generation_batch_size"
-        )
+    indices = prompts_of_round(config, train, round_, rates).sampled
+    share = shard_range(len(indices), settings.shards, shard)
     sampling = groups.sampling_config_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
-    rows = _prompts(config, train, round_, shard)
+    rows = train.rows(indices[share.start : share.stop])
     about = facts(config, round_, shard, sampler.digest)
     beside = _held_out(config, prompts, train.longest, shard) if held_out else []
     completions, held_out_completions = groups.sample_groups(
@@ -77,18 +82,6 @@ def facts(config: Config, round_: int, shard: int, policy: str) -> dict[str, Any
         "policy_round": config.rollout.policy_of(round_),
         **groups.sampling_facts(config.model, groups.sampling_config_of(config.rollout)),
     }
-
-
-def rows_sampled(config: Config, train: PromptSet, round_: int) -> list[int]:
-    """Rows of the training prompts that all shards of a round sample."""
-    return rows_of_round(len(train), config.rollout.sampled_prompts, round_, derive(config.seed, "prompts"))
-
-
-def _prompts(config: Config, train: PromptSet, round_: int, shard: int) -> list[dict[str, Any]]:
-    """The prompts of one shard of a round."""
-    indices = rows_sampled(config, train, round_)
-    share = shard_range(len(indices), config.rollout.shards, shard)
-    return train.rows(indices[share.start : share.stop])
 
 
 def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[dict[str, Any]]:

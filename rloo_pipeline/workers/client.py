@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 FOLDER = "RLOO_WORKERS"
 ROLES = {
     "probe": "sampler",
+    "difficulty": "sampler",
     "rollout": "sampler",
     "refill": "sampler",
     "evaluate": "sampler",
@@ -31,6 +32,7 @@ ROLES = {
     "distance": "logprobs",
     "update": "trainer",
     "score": "scorer",
+    "pass-rates": "scorer",
     "gate": "scorer",
     "held-out": "observer",
     "report-so-far": "observer",

@@ -47,6 +47,22 @@ def test_what_arms_share_is_made_once(project) -> None:
     assert not (project.folder / "results").exists()
 
 
+def test_arms_that_choose_other_prompts_share_the_pass_rates_of_policy_0(project) -> None:
+    arms = {
+        "all": {},
+        "some": {"dataset.select.pass_rate": [0.1, 0.9]},
+        "few": {"dataset.select.pass_rate": [0.3, 0.7]},
+        "online": {"dataset.select": {"pass_rate": [0.3, 0.7], "weights": "online"}},
+    }
+    write(project, mini(correct={"reward": "answer"}), arms=arms, seeds=[0, 1])
+    jobs = planned(project)
+    assert [jobs[name] for name in ("prompts", "warmstart", "probe", "checks")] == [2] * 4
+    assert jobs["difficulty"] == 2 * 2, "for each seed two shards"
+    assert jobs["evaluate"] == 2 + 8, "the held-out prompts are the same"
+    assert jobs["rollout"] == 2 * (4 * 2 + 4 * 2), "round 1 is no longer shared"
+    assert jobs["pass_rates"] == 2, "of round 1 of each run of one arm"
+
+
 def test_arms_may_differ_in_their_rounds(project) -> None:
     write(project, mini(), arms={"short": {}, "long": {"rounds": 5, "keep_every": 2}}, seeds=[0])
     jobs = planned(project)
@@ -69,8 +85,9 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
     broken = [{"function": "broken.py:broken", "name": "answer"}]
     arms = {"good": {}, "bad": {"rewards": broken, "evaluation.breakdown": []}, "slow": {"update.learning_rate": 1e-5}}
     write(project, mini(**SMALL), arms=arms, seeds=[0])
-    outcome = project.snakemake("--cores", "2")
+    outcome = project.snakemake("--cores", "2", plain=False)
     assert outcome.returncode == 1
+    assert "failed: score, run study/bad/0, round 1, shard 0: reward 'answer'" in outcome.stdout + outcome.stderr
     folder = project.folder / "results" / "study"
     assert {run for run in arms if (folder / run / "0" / "summary.json").exists()} == {"good", "slow"}
     good, slow = (rloo_pipeline.open_run(folder / arm / "0") for arm in ("good", "slow"))

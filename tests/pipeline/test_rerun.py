@@ -115,6 +115,18 @@ def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
     assert planned == of_rounds(("scores",)) | measured() | SECOND_ROUND | updates() | WARM | FINAL | REPORT | CHECKS
 
 
+def test_a_choice_of_prompts_runs_the_pass_rates_and_rollouts_on(finished) -> None:
+    rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages() | FINAL | REPORT
+    correct = finished.planned(correct={"reward": "answer"})
+    for select, more in (
+        ({"pass_rate": [0.1, 0.9]}, {f"warmstart/difficulty/{shard:03d}.parquet" for shard in range(2)}),
+        ({"weights": "online"}, {"rounds/00001/pass_rates.parquet"}),
+    ):
+        planned = finished.planned(dataset={"select": select}, correct={"reward": "answer"})
+        assert planned - correct == (rounds | more) - correct
+        assert not planned & {"prompts", "policies/00000", "warmstart/probe.parquet"}
+
+
 def test_a_sampling_option_runs_rollouts_on(finished) -> None:
     planned = finished.planned(rollout={"temperature": 0.9})
     rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()

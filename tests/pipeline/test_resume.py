@@ -30,7 +30,7 @@ STAGES = (
     "report",
 )
 
-SHORT = {"gate", "held-out", "report-so-far"}
+SHORT = {"gate", "held-out", "pass-rates", "report-so-far"}
 
 # Stands before the real command on the PATH and kills the first call of each stage: those that write policies while
 # they write (a hidden folder shows it), the others just after they have opened their log.
@@ -68,7 +68,14 @@ def project(tmp_path) -> Project:
 
 
 AFTER_POLICY_0 = AFTER_SFT[1:]
-LAG = {"rounds": 3, "rollout": {"lag": 1, "refill": 1}, "algorithm": {"filter_zero_variance": True}}
+LAG = {
+    "rounds": 3,
+    "rollout": {"lag": 1, "refill": 1},
+    "algorithm": {"filter_zero_variance": True},
+    "dataset": {"select": {"pass_rate": [0, 1], "num_generations": 2, "weights": "online"}},
+    "correct": {"reward": "format"},
+}
+"""Round 3 samples from policy 1, and draws its prompts by the scores of round 1."""
 
 
 def killed_once(project: Project, tmp_path: Path, *words: str, **changes) -> set[str]:
@@ -90,6 +97,36 @@ def killed_once(project: Project, tmp_path: Path, *words: str, **changes) -> set
     return {mark.name.removesuffix(".killed") for mark in marks.glob("*.killed")} - SHORT
 
 
+def prompts_of(project: Project, number: int) -> list[str]:
+    """The prompts that a round sampled, in order."""
+    from rloo_pipeline.artifacts import tables
+
+    folder = project.folder / "results" / "mini" / "rounds" / f"{number:05d}" / "rollouts"
+    ids: list[str] = tables.read_all(sorted(folder.glob("*.parquet")), "rollouts")["prompt_id"].to_pylist()
+    return ids[::4]
+
+
+def drawn(project: Project, number: int, by: int) -> list[str]:
+    """The prompts that a round draws by the scores until round `by`, without what the workflow says of it."""
+    from rloo_pipeline.artifacts import prompt_counts, tables
+    from rloo_pipeline.artifacts.prompt_set import PromptSet
+    from rloo_pipeline.data.prompts_of_round import after_round, draw, uncertainty
+    from rloo_pipeline.seeds import derive
+
+    run = project.folder / "results" / "mini"
+    known = prompt_counts.read(sorted((run / "warmstart" / "difficulty").glob("*.parquet")), 0)
+    for one in range(1, by + 1):
+        files = sorted((run / "rounds" / f"{one:05d}" / "scores").glob("*.parquet"))
+        scores = tables.read_all(files, "scores").to_pylist()
+        groups = [scores[first : first + 4] for first in range(0, len(scores), 4)]
+        right = {group[0]["prompt_id"]: sum(row["scores/format"] >= 1 for row in group) for group in groups}
+        known = after_round(known, {name: prompt_counts.Counts(count, 4) for name, count in right.items()})
+    weights = {
+        name: uncertainty(known[name]) for name in PromptSet(run / "prompts" / "train").table["prompt_id"].to_pylist()
+    }
+    return draw(weights, 16, derive(derive(1, "prompts"), number))
+
+
 @pytest.mark.long
 def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_path) -> None:
     assert killed_once(project, tmp_path) == set(STAGES), "a short stage may be through before it is killed"
@@ -104,11 +141,13 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
         one.take(finished, *AFTER_POLICY_0)
     outcome = undisturbed.snakemake("--cores", "2", *words, **LAG)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert killed_once(project, tmp_path, *words, **LAG) == {"rollout", "score", "refill", "reference", "update"}
+    stages = {"difficulty", "rollout", "score", "refill", "reference", "update"}
+    assert killed_once(project, tmp_path, *words, **LAG) == stages
     refills = undisturbed.files("rounds/*/refill/rollouts.parquet").values()
     assert any(pq.read_table(io.BytesIO(table)).num_rows for table in refills), "else no refill samples"
-    for pattern in ("policies/*/*", "rounds/**/*"):
+    for pattern in ("policies/*/*", "rounds/**/*", "warmstart/difficulty/*"):
         assert project.files(pattern) == undisturbed.files(pattern) != {}
+    assert prompts_of(project, 3) == drawn(project, 3, by=1) != drawn(project, 3, by=2)
 
 
 @pytest.mark.long

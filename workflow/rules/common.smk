@@ -260,6 +260,27 @@ def whole_reference(wildcards):
     return whole("reference")(wildcards) if RUNS.of(wildcards).uses_reference else []
 
 
+def difficulty_shards(wildcards):
+    """Pass rates of policy 0, where dataset.select needs them."""
+    config = RUNS.of(wildcards)
+    shards = range(config.rollout.shards) if config.measures_difficulty else []
+    return [RUNS.path(wildcards, f"warmstart/difficulty/{shard:03d}.parquet") for shard in shards]
+
+
+def pass_rates_before(wildcards):
+    """The pass rates before a round: those of policy 0, or as the round before left them."""
+    return of_round_before(wildcards, "rounds/{}/pass_rates.parquet") or difficulty_shards(wildcards)
+
+
+def pass_rates_of_policy(wildcards):
+    """The pass rates from the rounds that made the policy that a round is sampled from; no later scores, whose arrival
+    would decide which prompts the round has.
+    """
+    config = RUNS.of(wildcards)
+    number = config.rollout.policy_of(int(wildcards.round))
+    return RUNS.path(wildcards, f"rounds/{number:05d}/pass_rates.parquet") if config.updates_pass_rates and number else []
+
+
 def scoring_threads(config):
     """Threads of the job that scores: one for each worker process, or as many as one function's process has."""
     return max(config.scoring.workers, *(reward.threads for reward in config.rewards if not reward.gpus), 1)

@@ -138,6 +138,7 @@ rule report:
         harness=benchmarks,
         held_out=held_out_of_all,
         prompts=file("prompts"),
+        difficulty=difficulty_shards,
         stopped=stopped,
         choice=[] if RUNS.experiment else CHOICE,
     output:

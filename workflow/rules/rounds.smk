@@ -7,6 +7,8 @@ rule rollout:
         prompts=file("prompts"),
         policy=sampling_policy,
         base=base_policy,
+        difficulty=difficulty_shards,
+        pass_rates=pass_rates_of_policy,
         gate=gate_of_policy,
     output:
         rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
@@ -26,7 +28,8 @@ rule rollout:
         source=source("rollout"),
     shell:
         "rloo rollout --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
-        " --shard {wildcards.shard} --output {output.rollouts} --held-out {output.held_out} --log={log}"
+        " --shard {wildcards.shard} --difficulty {input.difficulty} --pass-rates {input.pass_rates}"
+        " --output {output.rollouts} --held-out {output.held_out} --log={log}"
 
 
 # One reward function that needs a GPU, for one shard.
@@ -93,6 +96,8 @@ rule refill:
         prompts=file("prompts"),
         policy=sampling_policy,
         base=base_policy,
+        difficulty=difficulty_shards,
+        pass_rates=pass_rates_of_policy,
         rollouts=shards_of("rollouts"),
         scores=shards_of("scores"),
     output:
@@ -112,8 +117,31 @@ rule refill:
         source=source("refill"),
     shell:
         "rloo refill --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
-        " --rollouts {input.rollouts} --scores {input.scores} --output {output.rollouts}"
-        " --output-scores {output.scores} --log={log}"
+        " --rollouts {input.rollouts} --scores {input.scores} --difficulty {input.difficulty}"
+        " --pass-rates {input.pass_rates} --output {output.rollouts} --output-scores {output.scores} --log={log}"
+
+
+# With dataset.select.weights: online. Rollouts of the policy that this round makes draw their prompts by it.
+rule pass_rates:
+    input:
+        scores=whole("scores"),
+        earlier=pass_rates_before,
+    output:
+        f"{RUN}/rounds/{{round}}/pass_rates.parquet",
+    log:
+        f"{RUN}/logs/pass_rates/{{round}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/pass_rates/{{round}}.tsv"
+    priority: 4
+    resources:
+        mem_mb=growing(4000),
+        runtime=growing(30),
+    params:
+        decides=decides("pass-rates"),
+        source=source("pass-rates"),
+    shell:
+        "rloo pass-rates --round {wildcards.round} --scores {input.scores} --earlier {input.earlier} --output {output}"
+        " --log={log}"
 
 
 rule reference:

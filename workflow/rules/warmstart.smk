@@ -72,6 +72,29 @@ rule checks:
         " {params.how} --output {output} --log={log}"
 
 
+# Pass rates of policy 0 on all training prompts, where dataset.select needs them.
+rule difficulty:
+    input:
+        prompts=file("prompts"),
+        policy=file("policies/00000"),
+    output:
+        f"{RUN}/warmstart/difficulty/{{shard}}.parquet",
+    log:
+        f"{RUN}/logs/difficulty/{{shard}}.log",
+    cache: True
+    priority: 5
+    threads: by_run(sampling_threads)
+    resources:
+        mem_mb=growing(8000),
+        runtime=growing(240),
+    params:
+        decides=decides("difficulty"),
+        source=source("difficulty"),
+    shell:
+        "rloo difficulty --prompts {input.prompts} --policy {input.policy} --shard {wildcards.shard} --output {output}"
+        " --log={log}"
+
+
 # With `warmstart.train: auto` the model is checked before SFT; SFT runs only where these checks ask for it.
 use rule probe as trial_probe with:
     input:

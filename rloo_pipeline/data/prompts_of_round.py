@@ -1,0 +1,172 @@
+"""Which training prompts a round samples: all in epochs, some of them, or drawn by how uncertain the policy is.
+
+With `dataset.select.weights` a round draws its prompts without replacement, with weights of E[p(1 − p)], the expected
+variance of a reward of 0 or 1 (Foster et al. 2025, arXiv 2502.12272, draw by p(1 − p)). The chance p that a completion
+is right has the distribution Beta(1 + right, 1 + wrong), as in MoPPS (Qu et al. 2025, arXiv 2507.04632), so a prompt
+that was never sampled has the weight 1/6, and none has the weight 0. Counts of earlier rounds lose half of their weight
+each time that the prompt is sampled again, since the policy has changed since.
+
+A round may only depend on what the policy that samples it was made from: with `rollout.lag` these are the scores of the
+rounds until that of its policy. So which prompts it gets is the same whatever else is done by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log
+from pathlib import Path
+from typing import NamedTuple
+
+from rloo_pipeline.artifacts import prompt_counts
+from rloo_pipeline.artifacts.prompt_counts import Counts
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.seeds import derive, rows_for_refill, rows_of_round
+
+KEPT = 0.5
+"""What earlier counts of a prompt are multiplied with when it is sampled again."""
+
+
+class PassRateFiles(NamedTuple):
+    """Tables of pass rates that a round gets."""
+
+    policy_0: Sequence[Path] = ()
+    """All shards of the stage `difficulty`."""
+    latest: Path | None = None
+    """That of the round that made the policy which samples; None for policy 0."""
+
+
+NO_PASS_RATES = PassRateFiles()
+
+
+class RoundPrompts(NamedTuple):
+    """Rows of the training prompts."""
+
+    sampled: list[int]
+    """Those that the round samples in any case."""
+    spare: list[int]
+    """All others that may be trained on, in the order in which a refill takes them."""
+
+
+def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassRateFiles) -> RoundPrompts:
+    """The training prompts of a round.
+
+    Args:
+        config: of the stage `rollout`.
+        train: all training prompts.
+        round_: number of the round, from 1.
+        files: what `dataset.select` needs.
+
+    Raises:
+        UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
+    """
+    count, select = config.rollout.sampled_prompts, config.dataset.select
+    require_enough(config, train)
+    ids: list[str] = train.table["prompt_id"].to_pylist()
+    difficulty = _of_policy_0(config, ids, files.policy_0) if config.measures_difficulty else {}
+    rows = list(range(len(ids)))
+    if select is not None and select.pass_rate is not None:
+        rows = kept_rows([difficulty[prompt_id] for prompt_id in ids], select.pass_rate)
+    if len(rows) < count:
+        raise UserError(_too_few(config, train, [difficulty[name].pass_rate for name in ids], len(rows)))
+    seed = derive(config.seed, "prompts")
+    if select is None or select.weights == "none":
+        places = rows_of_round(len(rows), count, round_, seed)
+        spare = rows_for_refill(len(rows), places, round_, seed)
+        return RoundPrompts([rows[place] for place in places], [rows[place] for place in spare])
+    counts = _latest(config, round_, files.latest, difficulty) if config.updates_pass_rates else difficulty
+    weights = {ids[row]: uncertainty(counts.get(ids[row], Counts())) for row in rows}
+    row_of = dict(zip(ids, range(len(ids)), strict=True))
+    drawn = [row_of[prompt_id] for prompt_id in draw(weights, len(weights), derive(seed, round_))]
+    return RoundPrompts(drawn[:count], drawn[count:])
+
+
+def require_enough(config: Config, train: PromptSet) -> None:
+    """Checks that there are as many training prompts as a round samples.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if len(train) < config.rollout.sampled_prompts:
+        raise UserError(
+            f"{train.folder.parent}: {len(train)} training prompts, a round needs {config.rollout.sampled_prompts}; "
+            "lower rollout.generation_batch_size"
+        )
+
+
+def kept_rows(counts: Sequence[Counts], pass_rate: tuple[float, float]) -> list[int]:
+    """Rows whose pass rate lies in a range, ends included."""
+    low, high = pass_rate
+    return [row for row, one in enumerate(counts) if low <= one.pass_rate <= high]
+
+
+def uncertainty(counts: Counts) -> float:
+    """E[p(1 − p)] for p ~ Beta(1 + right, 1 + wrong), which is ab / ((a + b)(a + b + 1))."""
+    a, b = 1 + counts.right, 1 + counts.samples - counts.right
+    return a * b / ((a + b) * (a + b + 1))
+
+
+def draw(weights: Mapping[str, float], count: int, seed: int) -> list[str]:
+    """Draws prompts one after the other without replacement, each with a chance in proportion to its weight.
+
+    Each prompt gets the key log(u)/w with its own uniform u, and the largest keys are drawn (Efraimidis and Spirakis
+    2006, "Weighted random sampling with a reservoir"). So the order of the prompts does not matter, and what is drawn
+    before others stays so when prompts are added or removed.
+
+    Args:
+        weights: positive, by prompt_id.
+        count: prompts to draw; at most all.
+        seed: of the draw.
+    """
+    keys = {name: log((derive(seed, name) + 1) / (2**63 + 1)) / weight for name, weight in weights.items()}
+    return sorted(keys, key=lambda name: (-keys[name], name))[:count]
+
+
+def after_round(before: Mapping[str, Counts], sampled: Mapping[str, Counts]) -> dict[str, Counts]:
+    """The counts after a round, by prompt_id.
+
+    Args:
+        before: the counts before it.
+        sampled: completions of the round.
+    """
+    counts = dict(before)
+    for prompt_id, new in sampled.items():
+        old = before.get(prompt_id, Counts())
+        counts[prompt_id] = Counts(KEPT * old.right + new.right, KEPT * old.samples + new.samples)
+    return dict(sorted(counts.items()))
+
+
+def _of_policy_0(config: Config, ids: Sequence[str], files: Sequence[Path]) -> dict[str, Counts]:
+    """The counts of policy 0 for all training prompts."""
+    if len(files) != config.rollout.shards:
+        raise UserError(
+            f"--difficulty: {len(files)} tables, and dataset.select needs all {config.rollout.shards} "
+            "(rollout.shards); name those that the stage difficulty wrote"
+        )
+    counts = prompt_counts.read(files, 0)
+    missing = next((prompt_id for prompt_id in ids if prompt_id not in counts), None)
+    if missing is not None:
+        raise UserError(f"{files[0].parent}: no pass rate of the training prompt {missing}; delete it and run again")
+    return counts
+
+
+def _latest(config: Config, round_: int, file: Path | None, difficulty: Mapping[str, Counts]) -> Mapping[str, Counts]:
+    """The counts that are known to the policy that samples a round."""
+    known = config.rollout.policy_of(round_)
+    if known == 0:
+        return difficulty
+    if file is None:
+        raise UserError(f"--pass-rates: dataset.select.weights: online needs the table of round {known}; name it")
+    return prompt_counts.read([file], known)
+
+
+def _too_few(config: Config, train: PromptSet, rates: Sequence[float], kept: int) -> str:
+    """The sentence for a range of pass rates that leaves too few prompts."""
+    low, high = (config.dataset.select and config.dataset.select.pass_rate) or (0, 1)
+    below, above = sum(rate < low for rate in rates), sum(rate > high for rate in rates)
+    return (
+        f"dataset.select.pass_rate: {kept} of {len(train)} training prompts have a pass rate of policy 0 from {low:g} "
+        f"to {high:g} ({below} are below, {above} above), and a round needs {config.rollout.sampled_prompts}; widen "
+        "the range, or lower rollout.generation_batch_size"
+    )

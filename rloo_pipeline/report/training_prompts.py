@@ -1,0 +1,46 @@
+"""Which training prompts a run uses, and how hard they are for policy 0 (`dataset.select`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rloo_pipeline.artifacts import prompt_counts
+from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.data.prompts_of_round import kept_rows
+
+
+def training_prompts(config: Config, run: Path) -> JSON | None:
+    """The facts for summary.json and the page.
+
+    Args:
+        config: of the report.
+        run: folder of the run.
+
+    Returns:
+        Keys `weights`, and where policy 0 was sampled for it also `prompts`, `kept`, `pass_rate` (the range or None),
+        `num_generations` and `right`: how many prompts had 0, 1, … K right completions. None where the run selects
+        nothing, or where policy 0 has not been sampled yet.
+
+    Raises:
+        UserError: a table is damaged.
+    """
+    select = config.dataset.select
+    if select is None:
+        return None
+    if not config.measures_difficulty:
+        return {"weights": select.weights}
+    files = [run / "warmstart" / "difficulty" / f"{shard:03d}.parquet" for shard in range(config.rollout.shards)]
+    if not all(file.exists() for file in files):
+        return None
+    counts = list(prompt_counts.read(files, 0).values())
+    right = np.bincount([int(one.right) for one in counts], minlength=select.num_generations + 1)
+    return {
+        "weights": select.weights,
+        "prompts": len(counts),
+        "kept": len(counts) if select.pass_rate is None else len(kept_rows(counts, select.pass_rate)),
+        "pass_rate": select.pass_rate,
+        "num_generations": select.num_generations,
+        "right": right.tolist(),
+    }

@@ -1,0 +1,59 @@
+"""difficulty: policy 0 and the training prompts → how many of K completions of each prompt are right.
+
+One shard of the prompts per job. The name of the run is not in the table, so that runs can share it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import prompt_counts, tables
+from rloo_pipeline.artifacts.prompt_counts import Counts
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.config import Config
+from rloo_pipeline.data.prompts_of_round import require_enough
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.evaluation.completions import is_correct
+from rloo_pipeline.rollout import groups
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.scoring.score_table import score_table
+from rloo_pipeline.seeds import shard_range
+
+
+def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: Path) -> None:
+    """Samples and scores completions of one shard of the training prompts.
+
+    Args:
+        config: of the stage.
+        prompts: folder that the stage `prompts` wrote.
+        folder: policy 0.
+        shard: number of the shard, from 0, of `rollout.shards`.
+        output: the table of pass rates.
+
+    Raises:
+        UserError: the configuration selects no prompts, the policy is not complete, or a reward function fails.
+    """
+    select = config.dataset.select
+    if select is None:
+        raise UserError("difficulty: the configuration has no dataset.select; set it, or leave this stage out")
+    train = PromptSet(prompts / "train")
+    require_enough(config, train)
+    share = shard_range(len(train), config.rollout.shards, shard)
+    rows = train.rows(list(share))
+    counts: dict[str, Counts] = {}
+    about: dict[str, object] = {"shard": shard, "num_generations": select.num_generations}
+    sampling = groups.sampling_config_of(config.rollout)
+    sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
+    about |= {"policy": sampler.digest, **groups.sampling_facts(config.model, sampling)}
+    draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
+    [completions] = groups.sample_groups(sampler, config, draw)
+    rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
+    scores = score_table(config, rolled, train, folder)
+    right = is_correct(scores, config.rewards, config.correct, select.num_generations).sum(axis=1)
+    for row, number in zip(rows, right.tolist(), strict=True):
+        counts[row["prompt_id"]] = Counts(float(number), float(select.num_generations))
+    prompt_counts.write(output, counts, 0, **about)
+    tokens = sum(tables.sampled_lengths(rolled))
+    say(f"{len(rows)} prompts, {tokens} tokens, pass rate {right.mean() / select.num_generations:.1%} on average")

@@ -1,0 +1,37 @@
+"""pass-rates: the scores of a round and the pass rates before it → the pass rates that later rounds draw prompts by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloo_pipeline.artifacts import prompt_counts as files
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.prompt_counts import Counts
+from rloo_pipeline.config import Config
+from rloo_pipeline.data.prompts_of_round import after_round
+from rloo_pipeline.evaluation.completions import is_correct
+
+
+def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Sequence[Path], output: Path) -> None:
+    """Adds a round to the counts.
+
+    Args:
+        config: of the stage.
+        round_: number of the round, from 1.
+        scores: all shards of its scores, in order.
+        earlier: the table of the round before; in round 1 the shards of the stage `difficulty`, if it ran.
+        output: the table.
+
+    Raises:
+        UserError: a table is missing, damaged, or of another round.
+    """
+    table = tables.read_all(scores, "scores", round=round_)
+    samples = config.rollout.num_generations
+    right = is_correct(table, config.rewards, config.correct, samples).sum(axis=1)
+    ids = table["prompt_id"].to_pylist()[::samples]
+    sampled = {name: Counts(float(count), float(samples)) for name, count in zip(ids, right.tolist(), strict=True)}
+    before = files.read(earlier, round_ - 1) if earlier else {}
+    facts = tables.footer(table)
+    about = {key: facts[key] for key in ("run", "seed", "policy")}
+    files.write(output, after_round(before, sampled), round_, shard=0, **about)
