@@ -10,9 +10,9 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rloo_pipeline.config.error_messages import first_problem
 from rloo_pipeline.config.loading import read_mapping, validate
@@ -39,12 +39,27 @@ class Experiment(Section):
     """Keys of the configuration, with dots, and the values of each; every combination is an arm."""
     arms: dict[str, dict[str, Any]] = {}
     """Names of arms and the keys that each changes, instead of `vary`. The first arm is the baseline in both."""
-    seeds: list[int] = Field([0, 1, 2, 3, 4], min_length=1)
+    seeds: list[Annotated[int, Field(ge=0)]] = Field([0, 1, 2, 3, 4], min_length=1)
     """Random seeds; every arm is run with each of them."""
     select: Select | None = None
     """Choice of an arm and of a round of each of its runs, as the key of the same name of a run. Default: that of the
     base.
     """
+
+    @field_validator("vary", "arms", mode="before")
+    @classmethod
+    def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
+        """Names what is not a list of values, or not a mapping of keys; an arm without keys changes none."""
+        if not isinstance(named, dict):
+            what = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
+            raise ValueError(f"must be a mapping, {what}, got {named!r:.100}")
+        if about.field_name == "arms":
+            named = {name: {} if changes is None else changes for name, changes in named.items()}
+        kind, what = (list, "a list of values") if about.field_name == "vary" else (dict, "a mapping of keys to values")
+        for name, one in named.items():
+            if not isinstance(one, kind):
+                raise ValueError(f"{name}: must be {what}, got {one!r:.100}")
+        return named
 
     @field_validator("seeds")
     @classmethod

@@ -93,6 +93,8 @@ class Controller:
         for handler in self._log_handlers():
             for run, config in self.runs.configs.items():
                 handler.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
+            if self.runs.experiment:
+                handler.add_experiment(self.folder / "experiment.html", self.runs.users)
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
         ancient_inputs.find_all_jobs()

@@ -116,6 +116,16 @@ class LogHandler(LogHandlerBase):
         if self._display:
             self._display.add_run(config, run, logs)
 
+    def add_experiment(self, page: Path, users: dict[str, str]) -> None:
+        """Tells the handler that these runs are an experiment.
+
+        Args:
+            page: of the experiment.
+            users: by folder of shared files, the runs that use them.
+        """
+        if self._display:
+            self._display.add_experiment(page, users)
+
     def give_terminal_back(self) -> None:
         """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
         if self._display:

@@ -65,6 +65,8 @@ class RunDisplay:
         self._runs: list[tuple[Config, Path]] = []
         self._measurements: list[Measurements] = []
         self._logs: list[str] = []
+        self._page: Path | None = None
+        self._users: Mapping[str, str] = {}
         self._running: dict[int, RunningJob] = {}
         self._failures: dict[int, Failure] = {}
         self._exit_status: dict[str, int] = {}
@@ -88,6 +90,10 @@ class RunDisplay:
         with self._lock:
             self._runs.append((config, run))
             self._logs = logs
+
+    def add_experiment(self, page: Path, users: Mapping[str, str]) -> None:
+        """The runs are an experiment: its page, and by folder of shared files the runs that use them."""
+        self._page, self._users = page, users
 
     def header(self) -> None:
         """Names each run, and where its page will be."""
@@ -137,7 +143,7 @@ class RunDisplay:
                 log = logs[0] if logs else None
                 self._planned.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason, log))
             return
-        title = failures.title(rule, wildcards)
+        title = failures.title(rule, {name: self._users.get(value, value) for name, value in (wildcards or {}).items()})
         with self._lock:
             self._running[number] = RunningJob(title, time.time(), outputs)
         if not self._live and outputs:
@@ -231,7 +237,8 @@ class RunDisplay:
             for line in failures.block(list(self._failures.values())):
                 self._line(line)
         elif self._total and self._done == self._total:
-            pages = ", ".join(str(page) for _, run in self._runs if (page := run / "report.html").exists())
+            made = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
+            pages = ", ".join(str(page) for page in made if page.exists())
             self._line(
                 f"finished in {terminal_table.clock(time.time() - self._began)}" + (f": {pages}" if pages else "")
             )

@@ -278,7 +278,9 @@ def pass_rates_of_policy(wildcards):
     """
     config = RUNS.of(wildcards)
     number = config.rollout.policy_of(int(wildcards.round))
-    return RUNS.path(wildcards, f"rounds/{number:05d}/pass_rates.parquet") if config.updates_pass_rates and number else []
+    return (
+        RUNS.path(wildcards, f"rounds/{number:05d}/pass_rates.parquet") if config.updates_pass_rates and number else []
+    )
 
 
 def scoring_threads(config):

@@ -81,6 +81,14 @@ def test_files_of_round_2_are_the_runs_own(runs) -> None:
     assert made.path(Job, "policies/00001") == "results/lr/b/0/policies/00001"
 
 
+def test_shared_files_name_the_runs_that_use_them(runs) -> None:
+    made = runs(arms={"a": None, "b": {"update.learning_rate": 1e-6}, "c": {"rollout.temperature": 0.9}}, seeds=[0])
+    of_a, of_c = made.homes["lr/a/0"], made.homes["lr/c/0"]
+    assert made.users[of_a["warmstart"]] == "lr/a/0 and 2 more"
+    assert made.users[of_a["rollout"]] == "lr/a/0 and 1 more"
+    assert made.users[of_c["rollout"]] == "lr/c/0"
+
+
 def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
     file = tmp_path / "one.yaml"
     file.write_text(yaml.safe_dump(mini()))
@@ -97,6 +105,11 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"vary": {"seed": [1]}}, "list the seeds under `seeds`"),
         ({"vary": {"update.learning_rat": [1]}}, "did you mean 'learning_rate'"),
         ({"vary": {"algorithm.preset": []}}, "vary.algorithm.preset: the list is empty"),
+        ({"vary": {"rounds": 3}}, "lr.yaml: vary: rounds: must be a list of values, got 3"),
+        ({"vary": ["rounds"]}, "vary: must be a mapping, keys and a list of values for each, got ['rounds']"),
+        ({"arms": ["a", "b"]}, "arms: must be a mapping, names and keys of each"),
+        ({"arms": {"a": 3}}, "arms: a: must be a mapping of keys to values, got 3"),
+        ({"seeds": [0, -1]}, "seeds.1: Input should be greater than or equal to 0"),
         ({"arms": {"shared": {}}}, "'shared' cannot be the name of an arm"),
         ({"arms": {"a/b": {}}}, "'a/b' cannot be the name of an arm"),
         ({"seeds": [1, 1]}, "a seed is there twice"),

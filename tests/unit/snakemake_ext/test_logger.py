@@ -96,17 +96,24 @@ def test_runs_of_an_experiment_are_counted_and_named(tmp_path, capfd) -> None:
     call = Call(folder / "a" / "0")
     for seed in (1, 2):
         call.handler.add_run(Config(**mini(run=f"study-a-{seed}", rounds=3)), folder / "a" / str(seed), [])
+    page, shared = folder / "experiment.html", "study/shared/score-0123456789ab"
+    call.handler.add_experiment(page, {shared: "study/a/0 and 1 more"})
     call.event("Workflow has started!", event=LogEvent.WORKFLOW_STARTED)
     call.outputs = {"update_last": [str(folder / "a" / "2" / "rounds/00001/metrics.json")]}
-    call.planned(1)
+    call.planned(2)
+    call.job(4, "score", run=shared, round="00001", shard="000")
+    call.done(4, 1, 2)
     write_json(folder / "a" / "2" / "rounds" / "00001" / "metrics.json", {"round": 1, "reward": 0.5})
     call.job(5, "update_last", run="study/a/2", round="00001")
-    call.done(5, 1, 1)
+    call.done(5, 2, 2)
+    page.write_text("")
     call.handler.close()
     output = capfd.readouterr()
     text = output.out + output.err
     assert f"and 2 more runs in {folder}" in text
     assert "study-a-2: round 1 of 3: reward 0.500" in text
+    assert "1 of 2 jobs done: score, run study/a/0 and 1 more, round 1, shard 0" in text
+    assert text.rstrip().endswith(f": {page}"), "and not a page for each run"
 
 
 def test_known_chatter_is_left_out_and_everything_else_is_not(tmp_path, capfd) -> None:
