@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from rloo_pipeline.config import JSON
 from rloo_pipeline.evaluation.across_seeds import FEWEST
 from rloo_pipeline.report import frame
@@ -16,11 +14,16 @@ from rloo_pipeline.report.figures import DASHES, Rounds, Style, figure_of_arms
 from rloo_pipeline.report.finished import Finished
 
 HELD_OUT = Chart(
-    "Held-out accuracy by round",
-    "Mean over seeds of pass@1 on the held-out problems. Shaded: from the lowest to the highest seed.",
+    "Held-out accuracy",
+    "Mean over seeds of pass@1 on the held-out problems, by the round that made the policy. Shaded: from the lowest to "
+    "the highest seed.",
     (ChartLine("accuracy", "accuracy"),),
     tickformat=".0%",
     from_zero=False,
+)
+EACH_ROUND = HELD_OUT._replace(
+    title="Held-out accuracy, each round",
+    caption="The same on some of the problems, which the sampler of each round answers once.",
 )
 REWARD_OF_ARMS = REWARD_OF_RUNS._replace(
     caption="Mean over seeds of the round’s mean reward. Shaded: from the lowest to the highest seed."
@@ -37,7 +40,12 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
     styles = [Style.at(place) for place in range(len(arms))]
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
+    each_round: dict[str, list[Rounds]] = {arm: [_each_round(run) for run in runs] for arm, runs in arms.items()}
     rewards: dict[str, list[Rounds]] = {arm: [run.rounds for run in runs] for arm, runs in arms.items()}
+    others = [
+        (EACH_ROUND, figure_of_arms(EACH_ROUND, each_round)),
+        (REWARD_OF_ARMS, figure_of_arms(REWARD_OF_ARMS, rewards)),
+    ]
     return frame.fill(
         "experiment_page.html.j2",
         summary=summary,
@@ -48,7 +56,7 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
         fewest=FEWEST,
         charts=[
             (HELD_OUT, figure_of_arms(HELD_OUT, held_out, HEIGHT_OF_REWARD)),
-            (REWARD_OF_ARMS, figure_of_arms(REWARD_OF_ARMS, rewards)),
+            *((chart, drawn) for chart, drawn in others if drawn),
         ],
     )
 
@@ -67,13 +75,20 @@ def _evaluations(run: Finished) -> list[Mapping[str, float | None]]:
     return [{"round": number, "accuracy": value} for number, value in sorted({**between, **ends}.items())]
 
 
+def _each_round(run: Finished) -> list[Mapping[str, float | None]]:
+    """Accuracies on the problems of each round, by the policy that answered; with a lag one may answer for several."""
+    by_policy = {measured["policy"]: measured["accuracy"] for measured in run.held_out}
+    return [{"round": number, "accuracy": value} for number, value in sorted(by_policy.items())]
+
+
 def headline(summary: JSON) -> str:
     """Which arm ends best, and which differ from the baseline by more than seeds and prompts explain."""
     rows: list[JSON] = summary["arms"]
     best = max(rows, key=lambda row: row["mean"]["value"])
-    seeds = int(np.median([len(row["seeds"]) for row in rows]))
+    counts = sorted({len(row["seeds"]) for row in rows})
+    seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"
     begin = (
-        f"Of {len(rows)} arms with {seeds} seed{'s' if seeds > 1 else ''} each, {best['arm']} ends best on average: "
+        f"Of {len(rows)} arms with {seeds} each, {best['arm']} ends best on average: "
         f"{frame.percent(best['mean']['value'])} of its answers to held-out problems are right."
     )
     if not summary["enough_seeds"]:

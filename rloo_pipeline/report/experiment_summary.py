@@ -26,6 +26,10 @@ FILE = "experiment.yaml"
 """File in the folder of an experiment that Snakemake's process writes: its name, base, arms and seeds."""
 
 
+SMALLEST_P = 0.001
+"""Smallest p-value that the LaTeX table writes out."""
+
+
 class FinishedExperiment(NamedTuple):
     """An experiment with the runs of it that are finished."""
 
@@ -218,14 +222,12 @@ def _cell(value: Any) -> str:
 def latex_table(summary: JSON) -> str:
     """The arms as a LaTeX table with booktabs and its caption."""
     against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
-    rows = "Dev" if summary["rows"] == "dev" else "Held-out"
     lines = [
+        r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{rows} pass@1 (\%) in {_tex(summary['experiment'])}: mean and interquartile mean over "
-        rf"{len(summary['seeds'])} seeds with 95\% intervals of the hierarchical bootstrap over seeds and prompts; "
-        rf"difference from {_tex(summary['baseline'])} in points, paired by seed and prompt, with $p$ corrected by "
-        rf"Holm over all {len(summary['comparisons'])} comparisons.}}",
+        rf"\caption{{{_caption(summary)}}}",
+        rf"\label{{tab:{summary['experiment']}}}",
         r"\begin{tabular}{lrrrr}",
         r"\toprule",
         r"arm & mean & IQM & difference & $p$ \\",
@@ -235,11 +237,27 @@ def latex_table(summary: JSON) -> str:
         compared = against.get(row["arm"], {"value": None})
         p = compared.get("p_holm")
         cells = [_tex(row["arm"]), _with_interval(row["mean"]), _with_interval(row["iqm"]), _with_interval(compared)]
-        lines.append(" & ".join([*cells, "--" if p is None else f"{p:.3f}"]) + r" \\")
+        shown = "--" if p is None else f"{p:.3f}" if p >= SMALLEST_P else rf"$<{SMALLEST_P}$"
+        lines.append(" & ".join([*cells, shown]) + r" \\")
     if chosen := summary["selection"]:
         cells = [f"{_tex(chosen['arm'])}, test", *(_with_interval(chosen["test"][part]) for part in ("mean", "iqm"))]
         lines += [r"\midrule", " & ".join([*cells, "--", "--"]) + r" \\"]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _caption(summary: JSON) -> str:
+    """What the LaTeX table shows; without intervals where there are too few seeds for them."""
+    rows = "Dev" if summary["rows"] == "dev" else "Held-out"
+    seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))
+    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts"
+    corrected = rf", with $p$ corrected by Holm over all {len(summary['comparisons'])} comparisons"
+    few = rf" With fewer than {FEWEST} seeds there are no intervals."
+    return (
+        rf"{rows} pass@1 (\%) in {_tex(summary['experiment'])}: mean and interquartile mean over {seeds} "
+        rf"seed{'' if seeds == '1' else 's'}{intervals if summary['enough_seeds'] else ''}; difference from "
+        rf"{_tex(summary['baseline'])} in points, paired by seed and prompt"
+        rf"{corrected if summary['enough_seeds'] else ''}.{'' if summary['enough_seeds'] else few}"
+    )
 
 
 def _with_interval(estimate: Mapping[str, Any]) -> str:

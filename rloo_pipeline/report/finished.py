@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import read_config, read_metrics
+from rloo_pipeline.diagnosis.run_files import held_out_until, read_config, read_metrics
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array
@@ -25,6 +25,8 @@ class Finished(NamedTuple):
     """summary.json."""
     rounds: list[JSON]
     """metrics.json of every round."""
+    held_out: list[JSON]
+    """held_out.json of every round that has one."""
     training_prompts: list[str]
     """prompt_id of each training prompt."""
     held_out_prompts: list[str]
@@ -62,6 +64,7 @@ def read(folder: Path) -> Finished:
         config,
         summary,
         [read_metrics(folder, number) for number in range(1, config.rounds + 1)],
+        held_out_until(folder, config.rounds),
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
         is_correct(completions, config.rewards, config.correct, samples).mean(axis=1),

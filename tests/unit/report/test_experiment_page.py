@@ -48,6 +48,7 @@ def test_the_page_has_every_arm_and_every_run_with_its_link(study) -> None:
         assert f"{row['mean']['value']:.1%} {low:.1%} to {high:.1%}" in text
     assert page.count('/report.html">report</a>') == 11
     assert "! not finished" in text
+    assert "Of 3 arms with 3 to 4 seeds each, better ends best" in text
     assert "From plain differ by more than seeds and problems explain: better" in text
 
 
@@ -72,6 +73,9 @@ def test_the_tables_have_a_row_for_each_arm_and_run(study) -> None:
     latex = (study / "experiment.tex").read_text(encoding="utf-8")
     assert r"same\_50\% & " in latex
     assert latex.count(r" \\") == 1 + len(ARMS)
+    assert "over 3 to 4 seeds with 95" in latex
+    better = next(line for line in latex.splitlines() if line.startswith("better"))
+    assert better.endswith(r"& $<0.001$ \\"), "a p-value is not 0"
 
 
 def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
@@ -111,6 +115,9 @@ def test_with_two_seeds_it_says_that_nothing_can_be_said(tmp_path) -> None:
     assert "With fewer than 3 seeds, nothing can be said about training" in text
     assert "differ by more than" not in text
     summary = read_json(folder / "experiment.json")
+    latex = (folder / "experiment.tex").read_text(encoding="utf-8")
+    assert "over 2 seeds; difference from plain in points, paired by seed and prompt. With fewer than 3 seeds" in latex
+    assert "95" not in latex.split("tabular")[0]
     assert all(row["p"] is None and row["ci95"] is None for row in summary["comparisons"])
 
 
