@@ -90,6 +90,10 @@ def read_config(folder: Path) -> Config:
         UserError: the folder has no config.yaml, or it is not valid.
     """
     file = folder / "config.yaml"
+    if not file.exists() and (folder / "experiment.yaml").exists():
+        runs = sorted(str(one.parent) for one in folder.glob("*/[0-9]*/config.yaml"))
+        example = f", such as {runs[0]}" if runs else ""
+        raise UserError(f"{folder}: the folder of an experiment; name one of its runs{example}")
     if not file.exists():
         raise UserError(
             f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"

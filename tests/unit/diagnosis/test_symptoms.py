@@ -274,6 +274,13 @@ def test_the_table_shows_a_run_in_flight(tmp_path) -> None:
     assert "KL explosion" in output
     assert "KL 0.6 nats per token" in output
     assert "update of round 13: torch.OutOfMemoryError" in output
+    (tmp_path / "study" / "plain" / "0").mkdir(parents=True)
+    for file in ("experiment.yaml", "plain/0/config.yaml"):
+        (tmp_path / "study" / file).write_text("")
+    with pytest.raises(
+        UserError, match=r"study: the folder of an experiment; name one of its runs, such as .*plain/0$"
+    ):
+        print_table(tmp_path / "study")
     with pytest.raises(UserError, match="not the folder of a run"):
         print_table(tmp_path / "none")
 
