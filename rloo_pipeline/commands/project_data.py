@@ -66,9 +66,9 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
                 f"--data {name}: no such file or folder; if it is an id on the Hub, name its columns with --prompt and "
                 "--answer"
             )
-        known = tuple(column for column in (prompt, answer) if column)
+        named = tuple(column for column in (prompt, answer) if column)
         train, test = ({"name": name, "split": split} for split in ("train", "test"))
-        return ProjectData(name, train, test, known, prompt, answer, False, None, (), {})
+        return ProjectData(name, train, test, named, prompt, answer, False, None, (), {})
     files = _files(name, path, held_out)
     rows = read_rows(Source(path=str(files[0])), str(files[0]))
     splits: dict[str, Sequence[Row]] = {}
@@ -112,14 +112,14 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
         UserError: there is no such file.
     """
     if path.is_dir():
-        found = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
-        test = next((found[stem] for stem in HELD_OUT_NAMES if stem in found), None)
-        if "train" not in found or not (test or held_out):
+        by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
+        test = next((by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem), None)
+        if "train" not in by_stem or not (test or held_out):
             raise UserError(
                 f"--data {name}: no file train and test ({', '.join(FORMATS)}) in this folder; name the files with "
                 "--data FILE and --held-out FILE"
             )
-        files = [found["train"], Path(held_out) if held_out else test]
+        files = [by_stem["train"], Path(held_out) if held_out else test]
     else:
         files = [path, Path(held_out) if held_out else None]
     for file in filter(None, files):

@@ -25,8 +25,6 @@ SAMPLER = {"cpu": 800 * MB, "cuda": 2.5 * GB}
 """vLLM before it loads a model; on GPUs with its graphs and workspaces."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Values per token that a layer keeps for the backward pass, as multiples of its widths."""
-KEPT_CPU_FLOAT32 = {"hidden": 4.8, "heads": 7.5, "key_value": 5.8, "intermediate": 3.1}
-"""The same in float32 on CPUs, where `training/kernels/layers.py` computes it."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """The part of these that stays in float32 in a 16-bit model: norms."""
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
@@ -102,7 +100,7 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     gradients = learned * size * split["grads"]
     optimizer = (moments(config, shape) + learned * master) * split["adam"] + learned * sums * split["grads"]
     weights = held(config, shape) * split["weights"]
-    forward = {"activations": activations(config, shape, batch, chip), "logits": logits(config, shape, batch, chip)}
+    forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, chip)}
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][chip] * _largest(config, shape)
     if first:
@@ -151,25 +149,24 @@ def reference(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | N
     return {
         "process": PROCESS[chip],
         "weights": shape.parameters * BYTES[config.model.dtype] / share,
-        "activations": batch.tokens * _layer_bytes(config, shape, chip),
+        "activations": batch.tokens * _layer_bytes(config, shape),
         "logits": logits(config, shape, batch, chip),
     }
 
 
-def activations(config: Config, shape: ModelDims, batch: MicroBatch, chip: str) -> float:
+def activations(config: Config, shape: ModelDims, batch: MicroBatch) -> float:
     """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
-    per_layer = _layer_bytes(config, shape, chip)
+    per_layer = _layer_bytes(config, shape)
     if config.deepspeed.gradient_checkpointing is True:
         return batch.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + per_layer)
     return batch.tokens * shape.layers * per_layer
 
 
-def _layer_bytes(config: Config, shape: ModelDims, chip: str) -> float:
+def _layer_bytes(config: Config, shape: ModelDims) -> float:
     """Bytes per token that a layer keeps."""
     size = BYTES[config.model.dtype]
     widths = shape._asdict()
-    multiples = KEPT_CPU_FLOAT32 if chip == "cpu" and size == 4 else KEPT
-    all_values = sum(float(multiple * widths[name]) for name, multiple in multiples.items()) * size
+    all_values = sum(float(multiple * widths[name]) for name, multiple in KEPT.items()) * size
     return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 

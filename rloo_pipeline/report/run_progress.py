@@ -165,9 +165,9 @@ def _working(run: Path, job: LiveJob, now: float) -> Working | None:
         return None
     if lines and lines[-1]["part"] == ".time" and lines[-1]["text"].startswith("took"):
         return None  # the log of an earlier run of the job, whose output was deleted
-    said = [line for line in lines if not line["part"]]
-    last = said[-1]["text"] if said else ""
-    return Working(job, last, max(0.0, now - changed), bool(said) and said[-1]["level"] == "ERROR")
+    own = [line for line in lines if not line["part"]]
+    last = own[-1]["text"] if own else ""
+    return Working(job, last, max(0.0, now - changed), bool(own) and own[-1]["level"] == "ERROR")
 
 
 def _seconds_per_round(run: RunFiles) -> float | None:

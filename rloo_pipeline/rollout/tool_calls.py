@@ -56,11 +56,11 @@ class CallReader:
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # a malformed call is no error of the program
         self.template = template
         self.readers: dict[str, tuple[ToolParser, Any]] = {}
-        known = sorted(ToolParserManager.list_registered())
-        if parser != "auto" and parser not in known:
+        names = sorted(ToolParserManager.list_registered())
+        if parser != "auto" and parser not in names:
             raise UserError(
-                f"rollout.tool_parser: vLLM has no parser '{parser}'{did_you_mean(parser, known)}; set auto, or one of "
-                f"{', '.join(known)}"
+                f"rollout.tool_parser: vLLM has no parser '{parser}'{did_you_mean(parser, names)}; set auto, or one of "
+                f"{', '.join(names)}"
             )
         self.texts = [template.turn_text(call_message([example])) for example in EXAMPLES]
         candidates = AUTO if parser == "auto" else (parser,)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import batch_forms, model_support
-from rloo_pipeline.training.kernels import attention, layers, lm_head
+from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.packing import Pack
 
@@ -31,7 +31,7 @@ class TokenLogProbs(nn.Module):
         Args:
             model: causal language model, or a PEFT model around one.
             temperature: sampling temperature T.
-            plain: installs no kernels in layers and head, and computes all logits at once.
+            plain: computes all logits at once.
         """
         super().__init__()
         self.model = model
@@ -42,8 +42,6 @@ class TokenLogProbs(nn.Module):
         self.form = batch_forms.form_of(base)
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = None if plain else lm_head.attach(model)
-        if not plain:
-            layers.install(model)
 
     def forward(
         self, pack: Pack, loss_of: LossOf | None = None

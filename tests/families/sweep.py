@@ -10,7 +10,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import dropout, model_support, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
-from rloo_pipeline.training.kernels import layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import small
@@ -121,6 +120,5 @@ def _of_copy(copy: Any, form: Packed) -> Outcome:
 
 
 def _alone(plain: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    with layers.disabled():
-        logits = plain(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logits = plain(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return (logits.float() / 0.9).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)

@@ -7,7 +7,6 @@ from transformers import AutoModelForCausalLM
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, policy_model, self_check
-from rloo_pipeline.training.kernels import layers
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -45,13 +44,12 @@ def one_by_one(folder, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     all_logps = []
     longest = max(COMPLETIONS)
-    with layers.disabled():
-        for place, (prompt, completion) in enumerate(zip(*SEQUENCES[:2], strict=True)):
-            logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-            logps = (logits / TEMPERATURE).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
-            padded = torch.nn.functional.pad(logps, (0, longest - len(logps)))[None]
-            loss_of([place], padded, padded != 0, None).backward()
-            all_logps.append(logps.detach())
+    for place, (prompt, completion) in enumerate(zip(*SEQUENCES[:2], strict=True)):
+        logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logps = (logits / TEMPERATURE).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
+        padded = torch.nn.functional.pad(logps, (0, longest - len(logps)))[None]
+        loss_of([place], padded, padded != 0, None).backward()
+        all_logps.append(logps.detach())
     return all_logps, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

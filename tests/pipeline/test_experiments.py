@@ -98,6 +98,6 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
 
     write(project, mini(**SMALL), arms={name: arms[name] for name in ("good", "slow")}, seeds=[0, 3])
     outcome = project.snakemake("--dry-run", "--logger-rloo-plain")
-    said = outcome.stdout + outcome.stderr
-    runs = set(re.findall(r"wildcards: run=study/((?:good|slow)/\d+)", said))
+    output = outcome.stdout + outcome.stderr
+    runs = set(re.findall(r"wildcards: run=study/((?:good|slow)/\d+)", output))
     assert runs == {"good/3", "slow/3"}, "nothing of seed 0 runs again"

@@ -222,14 +222,14 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
 def test_with_a_lag_a_gate_trains_nothing_more_and_what_was_sampled_ahead_is_counted(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     outcome = project.snakemake("--cores", "2", rounds=4, gates=STOP, rollout={"lag": 1})
-    said = outcome.stdout + outcome.stderr
-    assert outcome.returncode == 0, said
-    assert "ended after round 1 of 4" in said
+    output = outcome.stdout + outcome.stderr
+    assert outcome.returncode == 0, output
+    assert "ended after round 1 of 4" in output
     run = project.folder / "results" / "mini"
     assert not (run / "policies" / "00002").exists(), "update 2 waits for the gate, though its rollouts are there"
     assert not (run / "rounds" / "00003").exists(), "nor is policy 1 sampled from"
     assert list((run / "rounds" / "00002" / "rollouts").iterdir())
-    assert "Rollouts of 1 later round(s), sampled ahead by rollout.lag, stay unused." in said
+    assert "Rollouts of 1 later round(s), sampled ahead by rollout.lag, stay unused." in output
 
 
 def test_a_comment_in_the_config_runs_nothing(finished) -> None:
@@ -279,8 +279,8 @@ STATEMENT = "\n", "\nEDITED = True\n"
 def test_an_edit_of_what_code_does_runs_the_stages_that_it_does_it_in(finished, file, edit, expected) -> None:
     before, after = edit
     with edited(finished.folder / "rloo_pipeline" / file) as path:
-        start, found, end = path.read_text().rpartition(before)
-        path.write_text(start + (after if found else "the edit is of nothing") + end)
+        start, match, end = path.read_text().rpartition(before)
+        path.write_text(start + (after if match else "the edit is of nothing") + end)
         assert finished.planned() == expected
 
 

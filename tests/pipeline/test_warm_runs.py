@@ -26,7 +26,7 @@ def same(project: Project, finished: Project, patterns: Sequence[str] = EVERYTHI
         assert project.files(pattern) == files
 
 
-def said(project: Project) -> list[str]:
+def lines_of(project: Project) -> list[str]:
     """The logs of the workers."""
     logs = (project.folder / "results" / "mini" / "logs" / "workers").glob("*.log")
     return [line for log in logs for line in log.read_text().splitlines()]
@@ -34,7 +34,7 @@ def said(project: Project) -> list[str]:
 
 def served(project: Project) -> list[str]:
     """The stages that workers ran."""
-    return sorted(line.split()[1] for line in said(project) if line.startswith("rloo ") and line.endswith(": 0"))
+    return sorted(line.split()[1] for line in lines_of(project) if line.startswith("rloo ") and line.endswith(": 0"))
 
 
 def test_stages_by_themselves_give_the_bytes_that_workers_gave(tmp_path, finished) -> None:
@@ -92,8 +92,8 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
         assert len(workers) == 8
         for worker in workers:
             worker.kill()
-        said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
+        output, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, output
     assert len(served(project)) < len(served(finished))
     same(project, finished)
 
@@ -119,7 +119,7 @@ def test_a_mixture_of_experts_gives_the_same_bytes_with_workers_and_without(tmp_
     outcome = warm.snakemake(*words, **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert Counter(served(warm))["rollout"] == 2
-    assert not any("holds" in line for line in said(warm)), "an engine that did not fit"
+    assert not any("holds" in line for line in lines_of(warm)), "an engine that did not fit"
     cold = Project(tmp_path / "cold").take(warm, *AFTER_SFT)
     outcome = cold.snakemake(*words, **changes, workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -27,8 +27,8 @@ def wheel(tmp_path_factory) -> Path:
         copy(source, sources / part)
     build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", build, str(folder)], cwd=sources, check=True, capture_output=True)
-    (made,) = folder.glob("*.whl")
-    return made
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")

@@ -86,23 +86,23 @@ def through_everything(kind: str, folder: Path) -> dict[str, Any]:
     again = forks.call(rollout, [first, second])
     swapped = len(again) == 2
     again = again if swapped else [*again, *forks.call(rollout, [second])]
-    found = {"gain": gain, "same": again[0] == rows, "swapped": swapped}
+    outcome = {"gain": gain, "same": again[0] == rows, "swapped": swapped}
     pairs = [(first, rows), (second, again[1])]
     if kind in ADAPTED:
         lora = Lora(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj"])
-        found["gain of an adapter"] = forks.call(update, first, rows, folder / "adapter", lora)
+        outcome["gain of an adapter"] = forks.call(update, first, rows, folder / "adapter", lora)
         pairs.append((folder / "adapter", *forks.call(rollout, [folder / "adapter"])))
-    return {**found, "trainer": [forks.call(logps_of, *pair) for pair in pairs]}
+    return {**outcome, "trainer": [forks.call(logps_of, *pair) for pair in pairs]}
 
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_sampler_and_trainer_are_one_model_before_and_after_an_update(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = through_everything(kind, tmp_path)
-    assert found["same"], "a new engine samples the same, and so does one that is swapped to its own policy"
-    assert found["swapped"]
-    assert found["gain"] > 0
-    assert found.get("gain of an adapter", 1) > 0
-    for form, apart in found["trainer"]:
+    outcome = through_everything(kind, tmp_path)
+    assert outcome["same"], "a new engine samples the same, and so does one that is swapped to its own policy"
+    assert outcome["swapped"]
+    assert outcome["gain"] > 0
+    assert outcome.get("gain of an adapter", 1) > 0
+    for form, apart in outcome["trainer"]:
         assert form == FORMS[kind]
         assert apart < CLOSE

@@ -89,7 +89,7 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     import torch
 
     from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.kernels import attention, layers
+    from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.learning_rate import LearningRate
     from rloo_pipeline.training.packing import Sequences
     from rloo_pipeline.training.settings import TrainerSettings
@@ -103,24 +103,13 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     prompts, completions, _ = shapes.batch(shape)
     sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
     rows, wrapped, deepspeed = list(range(len(completions))), engine.engine.module, engine.engine
-    replaced = [layer for layer in engine.model.modules() if hasattr(layer, layers.PLAIN)]
-    saved = {layer: layer.forward for layer in replaced}
-    module = sys.modules[type(engine.model).__module__]
-    rotary, split, clip = getattr(module, layers.ROTARY), wrapped.split, vars(deepspeed).get("clip_fp32_gradients")
-
-    def plain_layers(attribute: str) -> None:
-        for layer in replaced:
-            if hasattr(layer, attribute):
-                layer.forward = layer.plain_forward
+    split, clip = wrapped.split, vars(deepspeed).get("clip_fp32_gradients")
 
     def own_clip() -> None:
         vars(deepspeed).pop("clip_fp32_gradients", None)
 
     without: dict[str, Callable[[], Any]] = {
         "": lambda: None,
-        "RMSNorm": lambda: plain_layers("variance_epsilon"),
-        "SwiGLU": lambda: plain_layers("gate_proj"),
-        "rotary": lambda: setattr(module, layers.ROTARY, getattr(rotary, layers.PLAIN)),
         "short attention": lambda: setattr(attention, "SHORT", 0),
         "lm_head": lambda: setattr(wrapped, "split", None),
         "clip": own_clip,
@@ -128,9 +117,6 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     }
 
     def measure(name: str) -> float:
-        for layer, forward in saved.items():
-            layer.forward = forward
-        setattr(module, layers.ROTARY, rotary)
         attention.SHORT, wrapped.split, deepspeed.enable_backward_allreduce = short, split, False
         if clip is not None:
             deepspeed.clip_fp32_gradients = clip

@@ -119,10 +119,10 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
 
 def builtin_type(name: str) -> type:
     """A builtin type; raises ValueError where there is none of this name, such as for `eval`."""
-    found = getattr(builtins, name, None)
-    if not isinstance(found, type):
+    value = getattr(builtins, name, None)
+    if not isinstance(value, type):
         raise ValueError(f"{name} is no builtin type")
-    return found
+    return value
 
 
 def encode_error(error: BaseException) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Attention, layers and vocabulary projection with hand-written gradients."""
+"""Attention and vocabulary projection with hand-written gradients."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rloo_pipeline.training import dropout
 from rloo_pipeline.training.batch_forms import Packed
-from rloo_pipeline.training.kernels import attention, layers
+from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import small
@@ -50,9 +50,8 @@ class PlainModel:
         self.config, self.trust_remote_code = config, trust_remote_code
         self.model = small.build(config, trust_remote_code, "eager").eval()
         self.sequences = probe(self.model.config.get_text_config().vocab_size, longest)
-        with layers.disabled():
-            self.logps = _one_by_one(self.model, self.sequences)
-            self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
+        self.logps = _one_by_one(self.model, self.sequences)
+        self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
 
     def compare(self, form: Packed) -> Difference:
         """The differences of a form of batch."""

@@ -23,27 +23,27 @@ def runs(tmp_path):
 
 
 def test_a_grid_is_every_combination_with_every_seed(runs) -> None:
-    made = runs(vary={"algorithm.preset": ["rloo", "grpo"], "update.learning_rate": [1e-6, 3e-6]}, seeds=[4, 7])
-    assert list(made.configs)[:3] == [
+    run_set = runs(vary={"algorithm.preset": ["rloo", "grpo"], "update.learning_rate": [1e-6, 3e-6]}, seeds=[4, 7])
+    assert list(run_set.configs)[:3] == [
         "lr/rloo_learning_rate-1e-06/4",
         "lr/rloo_learning_rate-1e-06/7",
         "lr/rloo_learning_rate-3e-06/4",
     ]
-    assert len(made.configs) == 8
-    config = made.configs["lr/grpo_learning_rate-3e-06/7"]
+    assert len(run_set.configs) == 8
+    config = run_set.configs["lr/grpo_learning_rate-3e-06/7"]
     assert (config.run, config.seed) == ("lr-grpo_learning_rate-3e-06-7", 7)
     assert (config.algorithm.preset, config.update.learning_rate) == ("grpo", 3e-6)
 
 
 def test_arms_change_keys_of_any_depth_and_leave_the_others(runs) -> None:
-    made = runs(arms={"plain": {}, "kl": {"algorithm": {"beta": 0.5}, "rollout.temperature": 0.7}}, seeds=[0])
-    plain, kl = made.configs.values()
+    run_set = runs(arms={"plain": {}, "kl": {"algorithm": {"beta": 0.5}, "rollout.temperature": 0.7}}, seeds=[0])
+    plain, kl = run_set.configs.values()
     assert (plain.algorithm.beta, kl.algorithm.beta, kl.rollout.temperature) == (0.05, 0.5, 0.7)
     assert kl.algorithm.steps_per_generation == plain.algorithm.steps_per_generation == 2
 
 
-def shared(made, group: str) -> int:
-    return len({homes[group] for run, homes in made.homes.items() if run in made.configs})
+def shared(run_set, group: str) -> int:
+    return len({homes[group] for run, homes in run_set.homes.items() if run in run_set.configs})
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def shared(made, group: str) -> int:
     ],
 )
 def test_what_the_changed_key_does_not_decide_is_shared(runs, key, values, own) -> None:
-    made = runs(vary={key: values}, seeds=[0, 1])
-    groups = next(iter(made.homes.values()))
-    assert {group for group in groups if shared(made, group) == 4} == own
-    assert {group for group in groups if shared(made, group) == 2} == groups.keys() - own
+    run_set = runs(vary={key: values}, seeds=[0, 1])
+    groups = next(iter(run_set.homes.values()))
+    assert {group for group in groups if shared(run_set, group) == 4} == own
+    assert {group for group in groups if shared(run_set, group) == 2} == groups.keys() - own
 
 
 def test_another_arm_or_seed_or_order_moves_no_shared_file(runs) -> None:
@@ -69,16 +69,16 @@ def test_another_arm_or_seed_or_order_moves_no_shared_file(runs) -> None:
 
 
 def test_files_of_round_2_are_the_runs_own(runs) -> None:
-    made = runs(arms={"a": {}, "b": {"update.learning_rate": 1e-6}}, seeds=[0])
+    run_set = runs(arms={"a": {}, "b": {"update.learning_rate": 1e-6}}, seeds=[0])
 
     class Job:
         run = "lr/b/0"
 
-    assert made.path(Job, "rounds/00002/rollouts/000.parquet") == "results/lr/b/0/rounds/00002/rollouts/000.parquet"
-    first = made.path(Job, "rounds/00001/rollouts/000.parquet")
-    assert first == f"results/{made.homes['lr/a/0']['rollout']}/rounds/00001/rollouts/000.parquet"
-    assert made.path(Job, "policies/00000").startswith("results/lr/shared/warmstart-")
-    assert made.path(Job, "policies/00001") == "results/lr/b/0/policies/00001"
+    assert run_set.path(Job, "rounds/00002/rollouts/000.parquet") == "results/lr/b/0/rounds/00002/rollouts/000.parquet"
+    first = run_set.path(Job, "rounds/00001/rollouts/000.parquet")
+    assert first == f"results/{run_set.homes['lr/a/0']['rollout']}/rounds/00001/rollouts/000.parquet"
+    assert run_set.path(Job, "policies/00000").startswith("results/lr/shared/warmstart-")
+    assert run_set.path(Job, "policies/00001") == "results/lr/b/0/policies/00001"
 
 
 def test_shared_files_name_the_runs_that_use_them(runs) -> None:
@@ -92,10 +92,10 @@ def test_shared_files_name_the_runs_that_use_them(runs) -> None:
 def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
     file = tmp_path / "one.yaml"
     file.write_text(yaml.safe_dump(mini()))
-    made = read_runs(file, ("rounds=7",))
-    assert made.experiment is None
-    assert {name: config.rounds for name, config in made.configs.items()} == {"mini": 7}
-    assert made.file("prompts") == "results/mini/prompts"
+    run_set = read_runs(file, ("rounds=7",))
+    assert run_set.experiment is None
+    assert {name: config.rounds for name, config in run_set.configs.items()} == {"mini": 7}
+    assert run_set.file("prompts") == "results/mini/prompts"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ DEV = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split
 
 
 def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
-    made = runs(arms={"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV, "rounds": 3}}, seeds=[0], select={})
-    assert [config.select.by for config in made.configs.values()] == ["dev.pass@1"] * 2
-    assert [config.candidates for config in made.configs.values()] == [{"final": 2}, {"final": 3}]
+    run_set = runs(arms={"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV, "rounds": 3}}, seeds=[0], select={})
+    assert [config.select.by for config in run_set.configs.values()] == ["dev.pass@1"] * 2
+    assert [config.candidates for config in run_set.configs.values()] == [{"final": 2}, {"final": 3}]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,6 @@ def test_the_digest_of_a_stage_has_no_code_without_effect_on_its_result() -> Non
     training = {
         "training/kernels/attention.py",
         "training/layout.py",
-        "training/kernels/layers.py",
         "training/engine.py",
     }
     loss = {"algorithm/loss.py", "algorithm/advantages.py", "algorithm/mismatch.py"}

@@ -18,12 +18,12 @@ from rloo_pipeline.scoring.score_batch import RewardBatch, score_all
 SOCKETS = """
 import json, os, stat, struct, sys, time
 def sockets():
-    found = []
+    numbers = []
     for number in range(3, 256):
         try:
-            if stat.S_ISSOCK(os.fstat(number).st_mode): found.append(number)
+            if stat.S_ISSOCK(os.fstat(number).st_mode): numbers.append(number)
         except OSError: pass
-    return found
+    return numbers
 def tell(data):
     for number in sockets(): os.write(number, data)
 def frame(*messages):

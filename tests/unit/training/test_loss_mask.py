@@ -63,11 +63,11 @@ ROWS = rows()
 
 def model(noise: float = 0.0) -> Any:
     """A small policy; `noise` is by how much its weights are away from those of π_old."""
-    made = qwen3()
+    policy = qwen3()
     draw = torch.Generator().manual_seed(9)
-    for parameter in made.parameters():
+    for parameter in policy.parameters():
         parameter.data += noise * torch.randn(parameter.shape, generator=draw)
-    return made
+    return policy
 
 
 class Own(NamedTuple):
