@@ -8,24 +8,18 @@ the groups of the round are shuffled by seed and split into steps_per_generation
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rloo_pipeline.artifacts import files, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
-from rloo_pipeline.training import round_data, round_training, trainer_state
-from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.metrics import Metrics, group_metrics, sample_metrics, staleness, update_metrics
-from rloo_pipeline.training.round_training import TrainedRound, measures_ratio
-from rloo_pipeline.training.settings import TrainerSettings
-from rloo_pipeline.workers import engine_cache
-
-if TYPE_CHECKING:
-    from rloo_pipeline.training.batch import AlgorithmState
+from rloo_pipeline.training import between_rounds, round_data, round_training, trainer_state
+from rloo_pipeline.training.metrics import Metrics
+from rloo_pipeline.training.round_metrics import round_metrics
+from rloo_pipeline.training.round_training import TrainedRound
 
 
 class UpdateOutputs(NamedTuple):
@@ -71,30 +65,22 @@ def update(
     """
     import torch
 
-    from rloo_pipeline.training.selection import teaching_groups
-
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
-    engine, state = _engine(config, round_, policies.start, digest, trainer)
+    engine, state = between_rounds.take(config, round_, policies.start, digest, trainer)
     trained = round_training.train(config, round_, engine, state, sampled)
     policy_digest = engine.save_policy(outputs.policy)
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
     if engine.rank.first:
-        metrics = sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
-        metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
-        metrics |= group_metrics(teaching_groups(config, sampled), sampled, config.rollout.num_prompts)
-        metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
-        metrics |= trained.experts | _step_metrics(engine, trained)
-        metrics |= {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}
+        metrics = round_metrics(config, round_, engine, sampled, trained)
         _write(config, round_, trained, metrics, outputs, policy_digest)
         say(
-            f"round {round_}: reward {metrics['reward']}, grad norm {_shown(metrics['grad_norm'])}, "
+            f"round {round_}: reward {_shown(metrics['reward'])}, grad norm {_shown(metrics['grad_norm'])}, "
             f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
         )
-    if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
-        engine.close()
+    between_rounds.keep(config, round_, engine, policy_digest, outputs.trainer)
 
 
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
@@ -105,43 +91,8 @@ def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: st
     return round_tables.read(used, vocabulary, round=round_, policy=sampler)
 
 
-def _engine(
-    config: Config, round_: int, start: Path, digest: str, trainer: Path | None
-) -> tuple[Engine, AlgorithmState]:
-    """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
-    from rloo_pipeline.training.batch import AlgorithmState
-
-    seed = derive(config.seed, "update", round_)
-    if trainer is None:
-        return Engine(start, TrainerSettings.from_config(config), seed), AlgorithmState()
-    engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
-    if engine is not None:
-        engine.enter_gpu()
-        engine.folder = start
-        return engine, AlgorithmState.from_json(trainer_state.algorithm_state(trainer))
-    engine = Engine(start, TrainerSettings.from_config(config), seed)
-    return engine, AlgorithmState.from_json(trainer_state.load(engine, trainer, round=round_ - 1, policy=digest))
-
-
-def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
-    """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
-    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
-
-
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
-
-
-def _step_metrics(engine: Engine, trained: TrainedRound) -> Metrics:
-    """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
-    steps = trained.steps
-    return {
-        "step": engine.step_count,
-        "steps_left_out": trained.skipped_steps,
-        "loss": sum(loss for loss, _ in steps) / len(steps) if steps else None,
-        "grad_norm": sum(norm for _, norm in steps) / len(steps) if steps else None,
-        "learning_rate": engine.settings.learning_rate.at_step(engine.step_count - 1),
-    }
 
 
 def _write(

@@ -122,7 +122,7 @@ def test_an_answer_of_a_tool_is_context_of_update_and_reference(tmp_path, tiny_m
         Round(tmp_path / name, tiny_model, **CHANGES, deepspeed=keys).write(1, answer=3)
         for name, keys in (("whole", {}), ("cut", {"max_tokens_per_micro_batch": 60}))
     ]
-    shard, written = runs[0].run / "rounds/00001/rollouts/000.parquet", tmp_path / "reference.parquet"
+    shard, written = runs[0].run / "rounds/00001/rollouts/000.parquet", runs[0].run / "reference.parquet"
     reference = ("reference", "--policy", tiny_model, "--rollouts", shard, "--output", written)
     outcome = rloo_in_turn(*(run.words() for run in runs), (*reference, f"--log={tmp_path / 'log'}"))
     assert outcome.returncode == 0, outcome.stderr

@@ -1,0 +1,45 @@
+"""metrics.json of a round: what `metrics` computes of samples and steps, and what the engine knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.training.metrics import Metrics, group_metrics, sample_metrics, staleness, update_metrics
+from rloo_pipeline.training.round_training import TrainedRound, measures_ratio
+
+if TYPE_CHECKING:
+    from rloo_pipeline.artifacts.round_tables import RoundTables
+    from rloo_pipeline.training.engine import Engine
+
+
+def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTables, trained: TrainedRound) -> Metrics:
+    """The metrics of a round.
+
+    Args:
+        config: of the stage.
+        round_: number of the round, from 1.
+        engine: the trainer after the round.
+        sampled: all completions of the round.
+        trained: result of the training.
+    """
+    from rloo_pipeline.training.selection import teaching_groups
+
+    metrics = sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
+    metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
+    metrics |= group_metrics(teaching_groups(config, sampled), sampled, config.rollout.num_prompts)
+    metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
+    metrics |= trained.experts | _step_metrics(engine, trained)
+    return metrics | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}
+
+
+def _step_metrics(engine: Engine, trained: TrainedRound) -> Metrics:
+    """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
+    steps = trained.steps
+    return {
+        "step": engine.step_count,
+        "steps_left_out": trained.skipped_steps,
+        "loss": sum(loss for loss, _ in steps) / len(steps) if steps else None,
+        "grad_norm": sum(norm for _, norm in steps) / len(steps) if steps else None,
+        "learning_rate": engine.settings.learning_rate.at_step(engine.step_count - 1),
+    }
