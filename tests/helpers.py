@@ -12,6 +12,7 @@ from pathlib import Path
 
 import forks
 import left_out
+import psutil
 import pytest
 import yaml
 
@@ -53,6 +54,14 @@ def until(there: Callable[[], object], seconds: float = 300.0) -> None:
     while not there():
         assert time.monotonic() < deadline, "it has not come"
         time.sleep(0.02)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; it may keep its number, since process 1 of a container waits for no process."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def merged(base: dict, changes: dict) -> dict:

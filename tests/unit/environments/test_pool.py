@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
-import psutil
 import pytest
+from helpers import has_ended, until
 
 from rloo_pipeline.environments.connection import Answer
 from rloo_pipeline.environments.episode import ANSWER_CHARACTERS
@@ -195,11 +194,7 @@ def test_a_killed_episode_leaves_no_process(room, tmp_path) -> None:
     assert answers(room)[0].lost == "act took over 3 s"
     finished(room, 1)
     pid = int(file.read_text())
-    for _ in range(600):
-        if not psutil.pid_exists(pid):
-            return
-        time.sleep(0.1)
-    pytest.fail("the tool's process lives on")
+    until(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(
@@ -359,8 +354,4 @@ def test_processes_end_with_a_pool_that_is_killed(mine) -> None:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    for _ in range(600):
-        if not any(map(psutil.pid_exists, pids)):
-            return
-        time.sleep(0.1)
-    pytest.fail("processes live on")
+    until(lambda: all(map(has_ended, pids)))

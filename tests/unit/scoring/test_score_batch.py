@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import ROOT, until
+from helpers import ROOT, has_ended, until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
@@ -191,7 +191,7 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
     before = set(psutil.Process().children())
     scored(file, "starts_a_child", groups=(1,), timeout=3)
     child = int(Path(f"{file}.child").read_text())
-    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: has_ended(child))
     until(lambda: set(psutil.Process().children()) <= before)
 
 
