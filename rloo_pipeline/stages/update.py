@@ -8,37 +8,25 @@ the groups of the round are shuffled by seed and split into steps_per_generation
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import files, policy, round_tables, tables
-from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
+from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables, TrainingPolicies, UpdateOutputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
-from rloo_pipeline.training import between_rounds, round_data, round_training, trainer_state
+from rloo_pipeline.training import round_data, round_training, trainer_state
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.round_metrics import round_metrics
 from rloo_pipeline.training.round_training import TrainedRound
+from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.workers import engine_cache
 
-
-class UpdateOutputs(NamedTuple):
-    """Files and folders that an update writes."""
-
-    policy: Path
-    trainer: Path
-    metrics: Path
-    events: Path
-    table: Path
-
-
-class TrainingPolicies(NamedTuple):
-    """Folders of the policies of an update."""
-
-    start: Path
-    """Policy `round_ - 1`, from which the update starts."""
-    sampler: Path
-    """The policy that sampled, an older one with `rollout.lag`."""
+if TYPE_CHECKING:
+    from rloo_pipeline.training.batch import AlgorithmState
 
 
 def update(
@@ -69,7 +57,7 @@ def update(
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
-    engine, state = between_rounds.take(config, round_, policies.start, digest, trainer)
+    engine, state = _engine(config, round_, policies.start, digest, trainer)
     trained = round_training.train(config, round_, engine, state, sampled)
     policy_digest = engine.save_policy(outputs.policy)
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
@@ -80,7 +68,8 @@ def update(
             f"round {round_}: reward {_shown(metrics['reward'])}, grad norm {_shown(metrics['grad_norm'])}, "
             f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
         )
-    between_rounds.keep(config, round_, engine, policy_digest, outputs.trainer)
+    if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
+        engine.close()
 
 
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
@@ -89,6 +78,29 @@ def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: st
     used = inputs if config.uses_reference else inputs._replace(reference=())
     vocabulary = policy.vocabulary(policies.start)
     return round_tables.read(used, vocabulary, round=round_, policy=sampler)
+
+
+def _engine(
+    config: Config, round_: int, start: Path, digest: str, trainer: Path | None
+) -> tuple[Engine, AlgorithmState]:
+    """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
+    from rloo_pipeline.training.batch import AlgorithmState
+
+    seed = derive(config.seed, "update", round_)
+    if trainer is None:
+        return Engine(start, TrainerSettings.from_config(config), seed), AlgorithmState()
+    engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
+    if engine is not None:
+        engine.enter_gpu()
+        engine.folder = start
+        return engine, AlgorithmState.from_json(trainer_state.algorithm_state(trainer))
+    engine = Engine(start, TrainerSettings.from_config(config), seed)
+    return engine, AlgorithmState.from_json(trainer_state.load(engine, trainer, round=round_ - 1, policy=digest))
+
+
+def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
+    """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
+    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
 
 
 def _shown(value: float | None) -> str:
