@@ -8,7 +8,7 @@ from rloo_pipeline.config.run import TABLE_COLUMNS, Config, Container, Report
 from rloo_pipeline.config.sampling import Correct, Evaluation, Harness, Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
 from rloo_pipeline.config.stages import STAGES, Sections
-from rloo_pipeline.config.training import Deepspeed, Lora, Update
+from rloo_pipeline.config.training import Deepspeed, Lora, Offload, Update
 
 __all__ = [
     "JSON",
@@ -31,6 +31,7 @@ __all__ = [
     "Lora",
     "Mismatch",
     "Model",
+    "Offload",
     "OptimizerName",
     "Report",
     "ResponseLength",

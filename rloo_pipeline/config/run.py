@@ -20,7 +20,7 @@ from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Select, Vllm
 from rloo_pipeline.config.section import JSON, Section
 from rloo_pipeline.config.stages import STAGES
-from rloo_pipeline.config.training import Deepspeed, Update
+from rloo_pipeline.config.training import Deepspeed, Offload, Update
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -255,6 +255,8 @@ class Config(Section):
         for key, name in optimizers.items():
             if name != "adamw" and zero_stage == 3:
                 raise ValueError(f"{key}: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less, or adamw")
+            if name != "adamw" and self.deepspeed.offload.optimizer is not None:
+                raise ValueError(f"{key}: {name} cannot be used with deepspeed.offload; leave that out, or set adamw")
             if name in {"adafactor", "muon"} and split:
                 raise ValueError(
                     f"{key}: {name} needs whole matrices, and ZeRO, which 16-bit formats always use, splits them over "
@@ -348,4 +350,6 @@ class Config(Section):
             params["rewards"] = [reward.decides() for reward in self.rewards]
         if params.get("dataset") == {"select": None}:  # a run without it stays as it was before there was the key
             del params["dataset"]
+        if params.get("deepspeed", {}).get("offload") == Offload().model_dump():
+            del params["deepspeed"]["offload"]
         return params

@@ -48,7 +48,7 @@ _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the context of the model."""
 _OTHERS = {"evaluation": {"every", "each_round", "harness"}}
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
-_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type", "config"}
+_MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type", "offload", "config"}
 _PAGES = {"report": {"every"}, "evaluation": {"each_round"}}
 _HARNESS_ALONE = {"evaluation": set(Evaluation.model_fields) - {"harness"}}
 

@@ -24,8 +24,8 @@ OWNED = {
     "data_types": "model.dtype",
     "communication_data_type": "deepspeed.communication_data_type",
     "zero_optimization.stage": "deepspeed.zero_stage",
-    "zero_optimization.offload_optimizer": "deepspeed.zero_stage, without offload",
-    "zero_optimization.offload_param": "deepspeed.zero_stage, without offload",
+    "zero_optimization.offload_optimizer": "deepspeed.offload.optimizer",
+    "zero_optimization.offload_param": "deepspeed.offload.parameters",
     "zero_optimization.overlap_comm": "the order in which gradients are summed",
     "zero_optimization.elastic_checkpoint": "how a trainer state is saved",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "how a policy is saved",
@@ -103,10 +103,21 @@ class Update(Section):
         return self
 
 
+class Offload(Section):
+    """What an update keeps in the memory of the node instead of the GPU's: DeepSpeed's ZeRO-Offload."""
+
+    optimizer: Literal["cpu"] | None = None
+    """The optimizer's state and the float32 copies of the weights. AdamW then runs on the CPU (DeepSpeedCPUAdam), which
+    DeepSpeed compiles on first use; that needs g++. Needs `zero_stage` 1, 2 or 3.
+    """
+    parameters: Literal["cpu"] | None = None
+    """The weights, which come to the GPU layer by layer. Needs `zero_stage` 3 and `optimizer: cpu`."""
+
+
 class Deepspeed(Section):
     """Resources of the training engine (DeepSpeed). A trainer state can only be continued with the `processes` and
-    `zero_stage` that wrote it. These two and `communication_data_type` rerun updates when they change; the other keys
-    rerun nothing and apply to rounds that have not run yet.
+    `zero_stage` that wrote it. These two, `communication_data_type`, `offload` and `config` rerun updates when they
+    change; the other keys rerun nothing and apply to rounds that have not run yet.
     """
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
@@ -129,6 +140,8 @@ class Deepspeed(Section):
     result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the GPU, or on CPUs that
     of the machine.
     """
+    offload: Offload = Offload()
+    """What is kept in the memory of the node."""
     config: str | JSON | None = None
     """A JSON file with further keys of DeepSpeed's configuration, or these keys. They are merged with the rest. Values
     `auto` are left out, and keys that follow from this configuration are refused. The content counts for reruns.
@@ -168,6 +181,14 @@ class Deepspeed(Section):
                 if key == owned or key.startswith(f"{owned}."):
                     raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
         return nest(keys)
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload.optimizer is not None and self.zero_stage == 0:
+            raise ValueError("offload.optimizer needs zero_stage 1, 2 or 3; set it")
+        if self.offload.parameters is not None and (self.zero_stage != 3 or self.offload.optimizer is None):
+            raise ValueError("offload.parameters needs zero_stage: 3 and offload.optimizer: cpu; set both")
+        return self
 
     @model_validator(mode="after")
     def _check_nodes(self) -> Self:

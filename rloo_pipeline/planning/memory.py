@@ -27,6 +27,8 @@ KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Values per token that a layer keeps for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
 """The part of these that stays in float32 in a 16-bit model: norms."""
+LIVE = 1e9
+"""Weights that DeepSpeed has on a GPU at most where they are offloaded (its `stage3_max_live_parameters`)."""
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
 """Bytes of optimizer state per trained parameter. An 8-bit state has a float32 scale per 256 numbers, Adafactor's rows
 and columns do not count, and Muon has AdamW's two moments for parameters outside the matrices of the layers.
@@ -96,10 +98,14 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
     stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
     split = {name: share if stage >= least else 1.0 for name, least in (("adam", 1), ("grads", 2), ("weights", 3))}
-    master, sums = 4 if stage else 0, 4 if size == 2 else 0
+    sums = 4 if size == 2 else 0
     gradients = learned * size * split["grads"]
-    optimizer = (moments(config, shape) + learned * master) * split["adam"] + learned * sums * split["grads"]
+    optimizer = state(config, shape) * split["adam"] + learned * sums * split["grads"]
     weights = held(config, shape) * split["weights"]
+    if chip == "cuda" and config.deepspeed.offload.optimizer is not None:
+        optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
+    if chip == "cuda" and config.deepspeed.offload.parameters is not None:
+        weights = min(float(shape.parameters), LIVE) * size
     forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, chip)}
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][chip] * _largest(config, shape)
@@ -115,6 +121,19 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     }
 
 
+def offloaded(config: Config, shape: ModelDims) -> Terms:
+    """Memory of the node that one process of an update on a GPU takes besides its own."""
+    stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
+    learned, share, terms = trained(config, shape), 1 / config.deepspeed.processes, Terms()
+    if config.deepspeed.offload.optimizer is not None:
+        terms["optimizer"] = state(config, shape) * share
+        # DeepSpeed's float32 gradients of the step and, under ZeRO 3, their sums
+        terms["gradients"] = learned * (8 if stage == 3 else 4) * share
+    if config.deepspeed.offload.parameters is not None:
+        terms["weights"] = held(config, shape) * share
+    return terms
+
+
 def held(config: Config, shape: ModelDims) -> float:
     """Bytes of all weights as the trainer holds them; NF4 has 4 bits and a float32 scale per 64 weights."""
     size = BYTES[config.model.dtype]
@@ -126,6 +145,12 @@ def _in_layers(shape: ModelDims) -> int:
     """Weights in the matrices of all layers; those of experts are not among them."""
     layer = 2 * shape.hidden * (shape.heads + shape.key_value) + 3 * shape.hidden * shape.intermediate
     return min(shape.parameters, shape.layers * layer)
+
+
+def state(config: Config, shape: ModelDims) -> float:
+    """Bytes of optimizer state and of DeepSpeed's float32 weights, of all processes together."""
+    stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
+    return moments(config, shape) + trained(config, shape) * (4 if stage else 0)
 
 
 def moments(config: Config, shape: ModelDims) -> float:

@@ -43,6 +43,10 @@ def configuration(settings: TrainerSettings) -> JSON:
         "overlap_comm": False,
         "reduce_bucket_size": BUCKET,
     }
+    if settings.offload.optimizer is not None:
+        zero["offload_optimizer"] = {"device": settings.offload.optimizer}
+    if settings.offload.parameters is not None:
+        zero["offload_param"] = {"device": settings.offload.parameters}
     ours = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

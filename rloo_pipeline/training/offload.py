@@ -26,8 +26,10 @@ def to_host(engine: DeepSpeedEngine) -> Callable[[], None]:
         A function that moves them back.
 
     Raises:
-        IncompatibleEngine: under ZeRO 3, which keeps weights in buffers of its own.
+        IncompatibleEngine: under ZeRO 3 or `deepspeed.offload`, which keep weights in buffers of their own.
     """
+    if engine.zero_cpu_offload():
+        raise IncompatibleEngine("an optimizer that is in host memory already")
     if engine.zero_optimization_stage() == 3:
         raise IncompatibleEngine("weights that ZeRO 3 has split")
     copies = [_emptied(storage) for storage in _storages(_persistent(engine))]

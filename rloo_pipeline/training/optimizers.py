@@ -28,6 +28,10 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     adam: dict[str, Any] = {"betas": settings.adam_betas, "eps": settings.adam_epsilon}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups: list[Group] = [{"params": [parameter], "shape": tuple(parameter.shape)} for parameter in trained]
+    if settings.offload.optimizer is not None:
+        from rloo_pipeline.training import cpu_adam
+
+        return cpu_adam.build(trained, lr=rate, weight_decay=decay, **adam)
     if settings.optimizer == "adamw":
         return AdamW(trained, lr=rate, weight_decay=decay, fused=True, **adam)
     if settings.optimizer == "adamw_8bit":

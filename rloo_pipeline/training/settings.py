@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Self
 
-from rloo_pipeline.config import JSON, Config, Dtype, Lora, OptimizerName
+from rloo_pipeline.config import JSON, Config, Dtype, Lora, Offload, OptimizerName
 from rloo_pipeline.training.learning_rate import LearningRate
 
 
@@ -28,6 +28,8 @@ class TrainerSettings(NamedTuple):
     optimizer: OptimizerName = "adamw"
     quantization: Literal["nf4"] | None = None
     """How the frozen base of an adapter is held."""
+    offload: Offload = Offload()
+    """What is kept in the memory of the node."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
 
@@ -60,5 +62,6 @@ class TrainerSettings(NamedTuple):
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
             quantization=config.model.quantization,
+            offload=config.deepspeed.offload,
             deepspeed_config=config.deepspeed.own_keys,
         )

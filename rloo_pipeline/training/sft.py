@@ -96,5 +96,6 @@ def _settings(config: Config, section: Sft) -> TrainerSettings:
         communication_data_type=config.deepspeed.communication_data_type,
         disable_dropout=section.disable_dropout,
         optimizer=section.optimizer,
+        offload=config.deepspeed.offload,
         deepspeed_config=config.deepspeed.own_keys,
     )

@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.planning import checkpointing, estimate, memory
 from rloo_pipeline.runtime import devices
@@ -63,3 +63,5 @@ def test_70_billion_weights_fit_on_four_nodes_and_on_two_of_larger_cards(nodes, 
     assert by_stage["update"].fits is fits
     assert by_stage["reference"].fits, "log-probs are computed by all processes"
     assert by_stage["rollout"].fits
+    offload = estimate.override(resolved, {"deepspeed.offload": Offload(optimizer="cpu")})
+    assert next(iter(estimate.fits(offload, LLAMA_70B, estimate.card_of(card)))).fits

@@ -1,0 +1,74 @@
+"""DeepSpeed's AdamW for CPUs, whose moments and float32 weights are in host memory (`deepspeed.offload.optimizer`).
+
+DeepSpeed compiles it for the processor at hand when it is first used, and torch keeps the result in the cache folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import caches, guard
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+BATON = "lock"
+"""torch's file for a compilation that is under way. It stays if that process is killed, and all others then wait."""
+
+
+def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
+    """DeepSpeedCPUAdam with decoupled weight decay, over parameters with AdamW's options.
+
+    Raises:
+        UserError: it cannot be compiled here.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    guard.require("deepspeed")
+    folder = _folder()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # ninja is there
+    with (folder / "rloo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with the process, so whoever has it may remove a baton
+        (folder / "cpu_adam" / BATON).unlink(missing_ok=True)
+        try:
+            optimizer: Any = DeepSpeedCPUAdam(parameters, **options)
+        except RuntimeError as error:
+            raise UserError(
+                f"deepspeed.offload: DeepSpeed cannot compile its AdamW for CPUs here ({error.__cause__ or error}); it "
+                "needs g++, which the image for GPUs has; install that, or leave the key out"
+            ) from error
+    optimizer.register_step_pre_hook(_start_anew)
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _start_anew(optimizer: Any, *_: object) -> None:
+    """Makes the compiled part anew, which remembers nothing else than the powers of β₁ and β₂ of the last step.
+
+    It multiplies them by β from one step to the next, and takes powers after a resume, which rounds in another way.
+    """
+    group = optimizer.param_groups[0]
+    optimizer.ds_opt_adam.destroy_adam(optimizer.opt_id)
+    how = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], optimizer.adam_w_mode, False)
+    optimizer.ds_opt_adam.create_adam(optimizer.opt_id, *how)
+
+
+def _folder() -> Path:
+    """A folder for what is compiled for a processor of this kind: another one may not have its instructions."""
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", caches.cache_folder() / "torch_extensions"))
+    digest = hashlib.sha256(f"{sys.version}{torch.__version__}{kind}".encode()).hexdigest()[:12]
+    folder = root if root.name == digest else root / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
