@@ -108,6 +108,12 @@ FIGURES = [
         "",
         "limits",
     ),
+    Figure(
+        "peak memory of a rank of four under ZeRO 3, 300 million weights in bfloat16",
+        "split_peak_memory_4_vs_1",
+        "of one process's",
+        "split",
+    ),
     Figure("a dry run of 10 rounds with 8 shards", "plan_seconds_10_rounds", "s", "plan"),
     Figure("of 100 rounds", "plan_seconds_100_rounds", "s", "plan"),
     Figure("of 1,000 rounds", "plan_seconds_1000_rounds", "s", "plan"),

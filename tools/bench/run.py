@@ -23,6 +23,7 @@ from pathlib import Path
 
 import overlap
 import shapes
+import split
 import step
 import whole
 from rich.console import Console
@@ -229,6 +230,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "overlap_slurm": overlap.on_slurm,
     "plan": plan,
     "scoring": scoring,
+    "split": split.split,
     "gpu": gpu,
 }
 
