@@ -57,8 +57,6 @@ EPISODES = pa.schema(
 )
 """Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns belong together. `turns` index
 completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON."""
-OF_ENVIRONMENTS = ("environment_reward", "environment_state")
-"""Columns of episodes that reward functions get."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
     [

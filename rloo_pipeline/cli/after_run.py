@@ -1,4 +1,4 @@
-"""Commands after a run: compare, experiment, rescore, track."""
+"""Commands after a run: compare, experiment, replay, rescore, track."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def _experiment(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.show_experiment import experiment
 
     experiment(arguments.folder)
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    config = load(arguments.config or arguments.run / "config.yaml")
+    from rloo_pipeline.commands.replay import replay
+
+    replay(config, arguments.run, arguments.round, arguments.shard)
 
 
 def _rescore(arguments: argparse.Namespace) -> None:
@@ -50,6 +57,15 @@ COMMANDS = (
         _experiment,
         "Write the page and the tables of an experiment from its finished runs.",
         option("folder", type=Path, metavar="EXPERIMENT", help="folder of the experiment, results/<experiment>"),
+    ),
+    command(
+        "replay",
+        _replay,
+        "Play the episodes of a finished run again without the model, and compare the answers of tools and rewards.",
+        CONFIG,
+        RUN,
+        option("--round", type=int, help="a round; by default all"),
+        option("--shard", type=int, help="a shard; by default all"),
     ),
     command(
         "rescore",

@@ -1,7 +1,7 @@
 """check: a configuration → one line per thing that a run depends on, in seconds and without an engine.
 
-Model, tokenizer, chat template, data and columns are checked as `stage-assets` and `prompts` check them, and every
-reward function is called as `score` calls it, on a few rows of the data.
+Model, tokenizer, chat template, data and columns are checked as `stage-assets` and `prompts` check them. Where the run
+has tools, a scripted model plays an episode, and every reward function is called as `score` calls it, on a few rows.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import io
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.commands import reward_trial
+from rloo_pipeline.commands import episode_trial, reward_trial
+from rloo_pipeline.commands.episode_trial import EpisodeTrial
 from rloo_pipeline.commands.reward_trial import DatasetSample
 from rloo_pipeline.config import STAGES, Config, Source, import_string, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.data import building
 from rloo_pipeline.data.prompting import completion_messages, encode, prompt_of
-from rloo_pipeline.data.rows import read_rows
+from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, show
 from rloo_pipeline.runtime.console import Terminal
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 TEMPLATED = 2000
 """Maximum number of rows of a dataset that are templated and tokenized; all rows are read."""
+BEGUN = 64
+"""As `TEMPLATED`, where each row begins an episode."""
 
 
 def check(arguments: ConfigArguments, console: Terminal | None = None) -> None:
@@ -98,17 +101,28 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
     except ImportError as error:
         yield _skipped("model", error)
         folder = tokenizer = None
-    datasets: dict[str, DatasetSample] = {}
-    for key, source in dataset_inputs.sources(config).items():
-        try:
-            datasets[key] = _read(config, key, source, tokenizer)
-            yield _dataset_finding(config, key, datasets[key], folder)
-        except UserError as error:
-            yield Finding(key, False, str(error))
-        except ImportError as error:
-            yield _skipped(key, error)
-        except FileNotFoundError as error:
-            yield Finding(key, True, f"{error} is not in the Hub's cache yet, so it was not checked", note=True)
+    with ExitStack() as stack:
+        trial: EpisodeTrial | None = None
+        if config.rollout.uses_tools:
+            try:
+                trial = episode_trial.prepare(stack, config, folder)
+            except UserError as error:
+                yield Finding("tools", False, str(error))
+            except ImportError as error:
+                yield _skipped("tools", error)
+        datasets: dict[str, DatasetSample] = {}
+        for key, source in dataset_inputs.sources(config).items():
+            try:
+                datasets[key] = _read(config, key, source, tokenizer, trial)
+                yield _dataset_finding(config, key, datasets[key], folder)
+                if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
+                    yield from episode_trial.findings(trial, key, datasets[key].episodes)
+            except UserError as error:
+                yield Finding(key, False, str(error))
+            except ImportError as error:
+                yield _skipped(key, error)
+            except FileNotFoundError as error:
+                yield Finding(key, True, f"{error} is not in the Hub's cache yet, so it was not checked", note=True)
     yield from reward_trial.findings(config, datasets, folder, tokenizer)
 
 
@@ -157,8 +171,14 @@ def _tokenizer(config: Config, folder: Path) -> PreTrainedTokenizerBase:
     return policy.load_tokenizer(folder, config.model.trust_remote_code)
 
 
-def _read(config: Config, key: str, source: Source, tokenizer: PreTrainedTokenizerBase | None) -> DatasetSample:
-    """The rows of a dataset and its first prompts.
+def _read(
+    config: Config,
+    key: str,
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase | None,
+    trial: EpisodeTrial | None,
+) -> DatasetSample:
+    """The rows of a dataset and its first prompts; with a `trial`, prompts list tools and some episodes are played.
 
     Raises:
         UserError: it cannot be read, a column is missing, or a row has no valid prompt.
@@ -169,6 +189,10 @@ def _read(config: Config, key: str, source: Source, tokenizer: PreTrainedTokeniz
         raise FileNotFoundError(source.name)
     rows = read_rows(source, place)
     dataset_inputs.check_source_columns(config, key, list(rows[0]), place)
+    if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
+        begun = list(trial.templater.prompt_rows(rows[:BEGUN], place))
+        prompts, lengths = [row["prompt"] for row in begun], [len(row["prompt_ids"]) for row in begun]
+        return DatasetSample(rows, prompts, lengths, episode_trial.play(trial, _played(config, begun)))
     dataset = DatasetSample(rows, [], [])
     for number, row in enumerate(islice(rows, TEMPLATED)):
         location = f"{place}, row {number}"
@@ -179,6 +203,14 @@ def _read(config: Config, key: str, source: Source, tokenizer: PreTrainedTokeniz
         if key == dataset_inputs.DEMONSTRATIONS and config.warmstart.sft is not None:
             completion_messages(row, config.warmstart.sft.completion_column, location)
     return dataset
+
+
+def _played(config: Config, begun: list[Row]) -> list[Row]:
+    """The rows that an episode is played on: those that rewards are called with, and one of each environment."""
+    several = isinstance(config.rollout.environment, dict)
+    others = {row["environment"]: row for row in reversed(begun)} if several else {}
+    first = begun[: reward_trial.PROMPTS]
+    return [*first, *(row for row in others.values() if row not in first)]
 
 
 def _dataset_finding(config: Config, key: str, dataset: DatasetSample, folder: Path | None) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ from rloo_pipeline.runtime import devices
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rloo_pipeline.rollout.episode_loop import EpisodeRecord
     from rloo_pipeline.scoring.score_batch import RewardBatch
 
 PROMPTS, SAMPLES = 4, 2
@@ -31,6 +32,8 @@ class DatasetSample(NamedTuple):
     """Of the first rows: messages or strings."""
     lengths: list[int]
     """Tokens of these prompts; empty if there is no tokenizer."""
+    episodes: Sequence[EpisodeRecord] = ()
+    """Of the first rows, if the run has tools."""
 
 
 class RewardInputs(NamedTuple):
@@ -82,6 +85,7 @@ def _not_called(reward: Reward, reason: str) -> Finding:
 def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
     from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
     from rloo_pipeline.scoring.score_batch import RewardBatch
+    from rloo_pipeline.scoring.score_table import environment_columns
 
     rows = [row for row in dataset.rows[:PROMPTS] for _ in range(SAMPLES)]
     prompts = [prompt for prompt in dataset.prompts[:PROMPTS] for _ in range(SAMPLES)]
@@ -99,8 +103,13 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
     reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids"}
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
-    batch = RewardBatch(prompts, completions, ids, columns | {"finish_reason": ["stop"] * len(rows)})
-    return RewardInputs(batch, solution is not None)
+    columns["finish_reason"] = ["stop"] * len(rows)
+    if dataset.episodes:
+        episodes = [episode for episode in dataset.episodes[: len(dataset.rows[:PROMPTS])] for _ in range(SAMPLES)]
+        for place in range(1, len(rows), SAMPLES):  # the wrong answer, after a call of each tool
+            completions[place], ids[place] = episodes[place].messages, episodes[place].ids
+        columns |= environment_columns([(episode.reward, episode.state) for episode in episodes])
+    return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 
 
 def _call(reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -> Finding:

@@ -25,7 +25,7 @@ from rloo_pipeline.config.training import Deepspeed, Offload, Update
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
     *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
-    *("environment_reward", "environment_state"),
+    *("environment_reward", "environment_state", "environment_observation", "environments"),
 )
 """Columns of the tables of a run, and their names in reward functions; a dataset has no such column."""
 

@@ -9,6 +9,7 @@ conversation as the beginning of every longer one; `ToolTemplate.check` refuses 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config import Dataset
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 ASKED: Message = {"role": "user", "content": "1"}
+THOUGHT = "<think>thought258</think>"
+"""Content of calls in short conversations: some templates write an empty thought in the last turn and not in earlier
+ones, and a thought in all."""
 
 
 def call_message(calls: Sequence[tuple[str, dict[str, Any]]], content: str = "") -> Message:
@@ -60,8 +64,17 @@ class ToolTemplate:
             names: of the tools that were called, in the order of the calls.
             texts: their answers.
         """
-        before = [ASKED, call_message([(name, {}) for name in names])]
+        before = [ASKED, call_message([(name, {}) for name in names], THOUGHT)]
         return self._difference(before, answer_messages(names, texts))
+
+    @cached_property
+    def several_calls(self) -> bool:
+        """Whether the template can write several calls in one turn."""
+        try:
+            self.continuation(["a", "b"], ["1", "2"])
+        except UserError:
+            return False
+        return True
 
     def turn_text(self, message: Message) -> str:
         """The text of the model's turn with a message, as the template writes it, without the end of the turn."""
@@ -85,7 +98,7 @@ class ToolTemplate:
         """
         name, key, value, text = "name123", "key456", "value789", "answer147"
         call, answer = (
-            call_message([(name, {key: value})], "<think>thought258</think>"),
+            call_message([(name, {key: value})], THOUGHT),
             answer_messages([name], [text]),
         )
         whole = self.render([ASKED, call, *answer])
@@ -100,10 +113,20 @@ class ToolTemplate:
         self._difference([ASKED, call, *answer, call], answer)
 
     def _difference(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
-        """Ids of `after` and the start of the next turn, behind the last end token of `before`."""
+        """Ids of `after` and the start of the next turn, behind the end token of the turn that ends `before`.
+
+        With some templates that is the token with which the answer begins, at which the model stops.
+        """
         start, whole = (self._ids(self.render(before)), self._ids(self.render([*before, *after], True)))
-        ends = [place for place, token in enumerate(start) if token in self.stop_ids]
-        start = start[: ends[-1] + 1] if ends else start
+        ends = [place + 1 for place, token in enumerate(start) if token in self.stop_ids]
+        if ends and not str(self.tokenizer.decode(start[ends[-1] :])).strip():
+            start = start[: ends[-1]]
+        elif len(whole) > len(start) and whole[len(start)] in self.stop_ids:
+            start = [*start, whole[len(start)]]
+        else:
+            raise UserError(
+                self._refusal("does not end a turn that calls a tool with a token at which the model stops")
+            )
         if whole[: len(start)] != start:
             raise UserError(
                 self._refusal("writes earlier turns in another way once a tool has answered, as with thinking dropped")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -22,15 +24,25 @@ GROUPS = 6
 COMPLETIONS = 8
 """Completions shown of a group, the first ones."""
 MAX_CHARACTERS = 6000
-"""Characters shown of a text; of a longer one, its two ends."""
+"""Characters shown of a completion; of a longer one, its two ends, and of an episode those of each message."""
 
 Messages = list[dict[str, str]]
+
+
+class ShownTurn(NamedTuple):
+    """One message of an episode."""
+
+    role: str
+    """`assistant`, or `tool` with its name."""
+    text: str
+    """Content and calls."""
 
 
 class ShownCompletion(NamedTuple):
     """One completion as the page shows it."""
 
-    text: str
+    turns: list[ShownTurn]
+    """Of a completion without tools one turn with its text."""
     right: bool
     rewards: dict[str, float | None]
     finish_reason: str
@@ -106,7 +118,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
     names = [*(reward.column for reward in config.rewards), "reward"]
     return [
         ShownCompletion(
-            _shortened(row["completion"]),
+            turns_of(row),
             bool(correct[place, 0]),
             {name: row[tables.score_column(name)] for name in names},
             row["finish_reason"],
@@ -117,10 +129,33 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
     ]
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_CHARACTERS:
+def turns_of(row: Mapping[str, Any]) -> list[ShownTurn]:
+    """The messages of a completion, which share MAX_CHARACTERS."""
+    if row.get("messages") is None:
+        return [ShownTurn("assistant", _shortened(row["completion"], MAX_CHARACTERS))]
+    messages = json.loads(row["messages"])
+    most = MAX_CHARACTERS // len(messages)
+    return [
+        ShownTurn(
+            " ".join(filter(None, (message["role"], message.get("name")))),
+            _shortened("\n".join(filter(None, (message["content"], *_calls(message)))), most),
+        )
+        for message in messages
+    ]
+
+
+def _calls(message: Mapping[str, Any]) -> Iterator[str]:
+    """The calls of a message, as Python writes them."""
+    for call in message.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        given = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        yield f"→ {name}({', '.join(given)})"
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
         return text
-    half = MAX_CHARACTERS // 2
+    half = most // 2
     return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"
 
 

@@ -16,8 +16,10 @@ from rloo_pipeline.seeds import derive
 if TYPE_CHECKING:
     from rloo_pipeline.environments.connection import Answer
 
-OWN = ("prompt_id", "prompt", "prompt_ids")
-"""Columns of the prompt sets that `reset` does not get: the prompt ends with what it says."""
+OBSERVATION = "environment_observation"
+"""Column of the prompt sets with what `reset` said, which is the end of the prompt."""
+OWN = ("prompt_id", "prompt_ids", OBSERVATION)
+"""Columns of the prompt sets that `reset` does not get."""
 POLL_SECONDS = 1.0
 """Longest wait for an answer before dead processes are looked for."""
 
@@ -30,8 +32,11 @@ def pool_of(settings: Rollout) -> EnvironmentPool:
 
 
 def reset(pool: EnvironmentPool, episode: int, row: dict[str, Any]) -> None:
-    """Asks for the beginning of an episode."""
+    """Asks for the beginning of an episode. `reset` gets the prompt as it was before it said anything, as in TRL."""
     columns = {name: value for name, value in row.items() if name not in OWN}
+    if said := row.get(OBSERVATION):
+        last = columns["prompt"][-1]
+        columns["prompt"] = [*columns["prompt"][:-1], {**last, "content": last["content"].removesuffix(said)}]
     pool.reset(episode, columns, derive(0, "environment", row["prompt_id"]))
 
 
@@ -48,7 +53,7 @@ def observation(answer: Answer, prompt_id: str) -> str:
 
 
 def observations(pool: EnvironmentPool, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What `reset` says for each row.
+    """What `reset` says for each row; these episodes are over then, so that the pool can play others.
 
     Args:
         pool: the processes.
@@ -60,7 +65,7 @@ def observations(pool: EnvironmentPool, rows: Sequence[dict[str, Any]]) -> list[
     texts: dict[int, str] = {}
     for episode, row in enumerate(rows):
         reset(pool, episode, row)
-    while len(texts) < len(rows):
+    while pool.waiting:
         for answer in pool.ready(POLL_SECONDS):
             if answer.request == "reset":
                 texts[answer.episode] = observation(answer, rows[answer.episode]["prompt_id"])

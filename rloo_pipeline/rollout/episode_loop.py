@@ -22,7 +22,7 @@ from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messa
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import beginnings
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
-from rloo_pipeline.rollout.tool_calls import MALFORMED, CallReader
+from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 
@@ -39,8 +39,12 @@ class Player(NamedTuple):
 
     settings: Rollout
     pool: EnvironmentPool
-    template: ToolTemplate
     reader: CallReader
+
+    @property
+    def template(self) -> ToolTemplate:
+        """The chat template of the model."""
+        return self.reader.template
 
 
 @dataclass
@@ -62,6 +66,8 @@ class EpisodeRecord:
     finish_reason: str = ""
     reward: float | None = None
     state: str | None = None
+    lost: str | None = None
+    """Why its environment could not go on."""
 
     @property
     def model_turns(self) -> int:
@@ -149,13 +155,14 @@ class Episodes:
         text = template.tokenizer.decode(completion.ids[:-1], skip_special_tokens=False)
         turn = self.player.reader.read(str(text), self.player.pool.schemas(episode.row))
         plain = {"role": "assistant", "content": completion.text}
-        episode.messages.append(call_message(turn.calls, turn.content) if turn.calls else plain)
+        too_many = len(turn.calls) > 1 and not template.several_calls
+        episode.messages.append(call_message(turn.calls, turn.content) if turn.calls and not too_many else plain)
         limits = (settings.max_turns, settings.max_tool_calling_iterations and settings.max_tool_calling_iterations + 1)
         if not (turn.calls or turn.malformed) or any(limit and episode.model_turns >= limit for limit in limits):
             return self._end(place, "stop")
-        if turn.malformed:
+        if turn.malformed or too_many:
             episode.called = (UNREADABLE,)
-            return self._continue(place, [MALFORMED])
+            return self._continue(place, [TOO_MANY if too_many else MALFORMED])
         episode.called = tuple(name for name, _ in turn.calls)
         self.player.pool.call(place, turn.calls)
         return False
@@ -181,6 +188,7 @@ class Episodes:
         for answer in self.player.pool.ready(timeout):
             episode = self.episodes[answer.episode]
             if answer.lost:
+                episode.lost = answer.lost
                 say(f"episode {answer.episode} ({episode.row['prompt_id']}): {answer.lost}")
             if answer.request == "finish":
                 episode.reward, episode.state = answer.reward, answer.state
@@ -198,7 +206,7 @@ def check_reset(row: dict[str, Any], answer: Answer) -> None:
         UserError: it failed, or gave another text than in the stage `prompts`.
     """
     text = beginnings.observation(answer, row["prompt_id"])
-    if not str(row["prompt"][-1]["content"]).endswith(text):
+    if text != row.get(beginnings.OBSERVATION, ""):
         raise UserError(
             f"rollout.environment: reset gave {text!r:.80} for prompt {row['prompt_id']}, and another text in the "
             "stage `prompts`; let it depend on the row and on `random` alone, which is seeded for each row"

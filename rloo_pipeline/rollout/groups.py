@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, product
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
 from rloo_pipeline.workers import engine_cache
 
+if TYPE_CHECKING:
+    from rloo_pipeline.rollout.tool_calls import CallReader
+
 EVALUATION = ("evaluation",)
 """Names of the seeds of held-out samples, which do not depend on the policy."""
 
@@ -35,7 +38,8 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
         longest_prompt, max_completion_length: tokens that the context must have room for, together.
 
     Raises:
-        UserError: the policy is damaged or not complete, or its model or the CPU does not fit the configuration.
+        UserError: the policy is damaged or not complete, its model or the CPU does not fit the configuration, or no
+            parser reads the calls of tools as its chat template writes them.
         IncompatibleEngine: this worker keeps a sampler that cannot take this policy.
     """
     model, vllm = config.model, config.vllm
@@ -46,6 +50,8 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     digest = policy.digest(folder)  # before anything reads its files
     policy.check(folder)
     plain_model.check_tensors(folder, model.trust_remote_code)
+    if config.rollout.uses_tools:
+        call_reader(policy.base_of(folder), config)  # fails before an engine is started
     key = (settings, config.seed, compatibility_key(folder, model.trust_remote_code))
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:
@@ -56,6 +62,23 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
         sampler.swap(folder, needed, digest)
     engine_cache.keep("sampler", key, sampler)
     return sampler
+
+
+def call_reader(folder: Path, config: Config) -> CallReader:
+    """What reads calls of tools in the turns of a model; its `template` renders their answers.
+
+    Args:
+        folder: of the model, not of an adapter.
+        config: with the sections `model`, `dataset` and `rollout`.
+
+    Raises:
+        UserError: rollout.tool_parser is no parser of vLLM, or none reads a call as the chat template writes it.
+    """
+    from rloo_pipeline.rollout.tool_calls import CallReader
+
+    tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)
+    template = ToolTemplate(tokenizer, config.dataset, policy.stop_ids(folder, tokenizer))
+    return CallReader(template, config.rollout.tool_parser)
 
 
 def sampling_config_of(rollout: Rollout) -> SamplingConfig:
@@ -165,12 +188,9 @@ def _episodes(
     """The columns of completions with tools."""
     from rloo_pipeline.rollout.beginnings import pool_of
     from rloo_pipeline.rollout.episode_loop import Episodes, Player
-    from rloo_pipeline.rollout.tool_calls import CallReader
 
-    tokenizer = policy.load_tokenizer(Path(sampler.settings["model"]), config.model.trust_remote_code)
-    template = ToolTemplate(tokenizer, config.dataset, sampler.stop_ids)
-    reader = CallReader(template, config.rollout.tool_parser)
+    reader = call_reader(Path(sampler.settings["model"]), config)
     with pool_of(config.rollout) as pool:
-        episodes = Episodes(Player(config.rollout, pool, template, reader), rows, requests, sampling)
+        episodes = Episodes(Player(config.rollout, pool, reader), rows, requests, sampling)
         sampler.play(episodes, sampling, "episodes")
     return [episode.columns() for episode in episodes.episodes]

@@ -66,7 +66,7 @@ class Templater:
         for row, text, place in zip(begun_rows, texts, places, strict=True):
             prompt = _with_observation(row["prompt"], text, place)
             ids = encode(prompt, self.dataset, self.tokenizer, place, self._tools(self.pool, row))
-            yield {**row, "prompt": prompt, "prompt_ids": ids}
+            yield {**row, "prompt": prompt, "prompt_ids": ids, beginnings.OBSERVATION: text}
 
     def _begin(self, row: Row, place: str) -> Row:
         """A row with its prompt and prompt_id, a hash of its content."""

@@ -24,6 +24,7 @@ AUTO = ("hermes", "qwen3_coder", "llama3_json", "mistral", "glm45", "deepseek_v3
 EXAMPLES = (("first", {"key": "value"}), ("other", {"word": "text"}))
 """Calls that a parser must read as the template writes them."""
 MALFORMED = "error: this call cannot be read"
+TOO_MANY = "error: one call at a time"
 
 
 class ToolCalls(NamedTuple):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import RewardBatch, log_summary, score_with
+
+OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
+"""Columns of prompt sets that are no columns of the dataset."""
 
 
 class ScoreColumn(NamedTuple):
@@ -134,11 +138,30 @@ def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
     by_id = prompts.by_id(ids)
     rows: list[dict[str, Any]] = [by_id[prompt_id] for prompt_id in ids]
     completions = _completions(rollouts, [isinstance(row["prompt"], str) for row in rows])
-    names = [name for name in prompts.table.column_names if name not in {*OWN_ARGUMENTS, "prompt_ids", "prompt"}]
+    names = [name for name in prompts.table.column_names if name not in OF_PROMPTS]
     columns = {name: [row[name] for row in rows] for name in names}
-    for name in ("finish_reason", *(tables.OF_ENVIRONMENTS if tables.is_episodes(rollouts) else ())):
-        columns[name] = rollouts[name].to_pylist()
+    columns["finish_reason"] = rollouts["finish_reason"].to_pylist()
+    if tables.is_episodes(rollouts):
+        given = (rollouts[name].to_pylist() for name in ("environment_reward", "environment_state"))
+        columns |= environment_columns(list(zip(*given, strict=True)))
     return RewardBatch([row["prompt"] for row in rows], completions, rollouts["completion_ids"].to_pylist(), columns)
+
+
+def environment_columns(given: Sequence[tuple[float | None, str | None]]) -> dict[str, list[Any]]:
+    """The arguments of reward functions that environments give; `environments` is TRL's.
+
+    Args:
+        given: reward of each episode, and the public attributes of its environment as JSON; None where there is no
+            environment, or its process was lost.
+
+    Returns:
+        The two, and `environments`: objects with these attributes.
+    """
+    return {
+        "environment_reward": [reward for reward, _ in given],
+        "environment_state": [state for _, state in given],
+        "environments": [SimpleNamespace(**json.loads(state or "{}")) for _, state in given],
+    }
 
 
 def _completions(rollouts: pa.Table, plain: Sequence[bool]) -> list[Any]:

@@ -11,7 +11,9 @@ from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout.beginnings import OBSERVATION
 from rloo_pipeline.rollout.episode_loop import Episodes, Player
+from rloo_pipeline.rollout.replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, CallReader
 
@@ -57,13 +59,19 @@ def write(template, request) -> Completion:
     return turn(template, str(chance.randint(0, 99)))
 
 
-def play(template, reader, model, count=12, **settings) -> list[dict]:
+def rows_of(count, said="") -> list[dict]:
+    """Rows of a prompt set whose prompts end with what `reset` said."""
+    prompt = [{"role": "user", "content": f"1{said}"}]
+    return [{"prompt_id": f"{place}", "prompt": prompt, OBSERVATION: said} for place in range(count)]
+
+
+def play(template, reader, model, count=12, said="", **settings) -> list[dict]:
     """The columns of episodes with a model, of which one turn at a time is sampled, the last that came first."""
     rollout = Rollout(**settings)
-    rows = [{"prompt_id": f"{place}", "prompt": [{"role": "user", "content": "1"}]} for place in range(count)]
+    rows = rows_of(count, said)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
     with beginnings.pool_of(rollout) as pool:
-        episodes = Episodes(Player(rollout, pool, template, reader), rows, requests, SAMPLING)
+        episodes = Episodes(Player(rollout, pool, reader), rows, requests, SAMPLING)
         running: list = []
         while True:
             running += episodes.requests(not running)
@@ -173,3 +181,72 @@ def test_a_parser_that_does_not_read_the_templates_calls_is_refused(template) ->
         CallReader(template, "hermess")
     with pytest.raises(UserError, match="tool_parser: mistral"):
         CallReader(template, "mistral")
+
+
+COUNTER = """
+import random
+
+class Counter:
+    def reset(self, prompt, **row):
+        self.total, self.draw = {start}, random.random()
+        return f" from {{self.total}}"
+
+    def calculator(self, expression: str) -> str:
+        '''Adds a number.
+
+        Args:
+            expression: which
+        '''
+        self.total += int(expression)
+        return str(self.total)
+
+    def get_reward(self):
+        return self.total + self.draw
+"""
+
+
+def count(template, request) -> Completion:
+    """A model that adds numbers, once in a way that cannot be read, until it ends or has no room for an answer."""
+    chance = random.Random(str(request))
+    if chance.random() < 0.8:
+        text = template.turn_text(call_message([("calculator", {"expression": str(chance.randint(1, 99))})]))
+        return turn(template, text if chance.random() < 0.9 else text.replace('"}}', ""))
+    return turn(template, "1")
+
+
+def replayed(rows, episodes, **settings):
+    with beginnings.pool_of(Rollout(**settings)) as pool:
+        return Replay(pool, rows, episodes).run()
+
+
+def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_path) -> None:
+    for name, start in (("same", 3), ("other", 4)):
+        (tmp_path / f"{name}.py").write_text(COUNTER.format(start=start))
+    file = f"{tmp_path}/same.py:Counter"
+    episodes = play(template, reader, count, 40, said=" from 3", environment=file, max_turns=6)
+    kinds = {(one["finish_reason"], "tool_calls" in json.loads(one["messages"])[-1]) for one in episodes}
+    assert kinds >= {("stop", False), ("stop", True), ("length", True)}, "the model ended, or a limit did"
+    assert any(MALFORMED in one["messages"] for one in episodes)
+    outcome = replayed(rows_of(40, " from 3"), episodes, environment=file, environment_workers=3)
+    assert outcome.differences == []
+    assert outcome.calls > 40
+    assert len({one["environment_reward"] for one in episodes}) == 40
+    stored = [one | {"environment_reward": 0.0} if place == 5 else one for place, one in enumerate(episodes)]
+    [wrong] = replayed(rows_of(40, " from 3"), stored, environment=file).differences
+    assert (wrong.row, wrong.what, wrong.stored) == (5, "reward", "0.0")
+    with pytest.raises(UserError, match="reset gave ' from 4' for prompt 0"):
+        replayed(rows_of(1, " from 3"), episodes[:1], environment=f"{tmp_path}/other.py:Counter")
+
+
+def test_a_replay_names_the_answer_that_differs(template, reader, tmp_path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+    episodes = play(template, reader, write, tools=[f"{file}:calculator"])
+    assert replayed(rows_of(12), episodes, tools=[f"{file}:calculator"]).differences == []
+    other = tmp_path / "other.py"
+    other.write_text(TOOLS.format(seconds=0).replace("eval(expression)", "eval(expression) + (expression[0] == '1')"))
+    differences = replayed(rows_of(12), episodes, tools=[f"{other}:calculator"]).differences
+    assert differences
+    for one in differences:
+        assert one.what.startswith('calculator({"expression": "1')
+        assert int(one.replayed) == int(one.stored) + 1

@@ -1,0 +1,126 @@
+"""Plays episodes of a table again without the model: the calls are those in the file, and what answers is compared.
+
+Tools and environments get the same rows, calls and seeds as in the rollouts. So answers, reward and state are equal
+unless a tool depends on something else: the clock, a service, a file that changed, or code that was edited since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.data.tool_template import Message
+from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout.episode_loop import check_reset
+
+if TYPE_CHECKING:
+    from rloo_pipeline.environments.connection import Answer
+    from rloo_pipeline.environments.pool import EnvironmentPool
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+class Turn(NamedTuple):
+    """The calls of one turn of the model, which were made."""
+
+    calls: Calls
+    answers: list[str] | None
+    """What was answered; None where there was no room for it, so that it is not in the file."""
+
+
+class Difference(NamedTuple):
+    """Something that came out differently."""
+
+    row: int
+    """Of the table."""
+    what: str
+    """A tool with its arguments, `reward` or `state`."""
+    stored: str
+    replayed: str
+
+
+class Replayed(NamedTuple):
+    """What a replay found."""
+
+    calls: int
+    """Number of calls that were made."""
+    differences: list[Difference]
+    """By row."""
+
+
+def turns_of(messages: Sequence[Message], finish_reason: str) -> Iterator[Turn]:
+    """The turns of an episode whose calls were made; calls that could not be read were not.
+
+    Args:
+        messages: what follows the prompt.
+        finish_reason: of the episode. After `stop`, a last turn has calls that were one too many and not made; after
+            `length` they were made, and there was no room for their answers.
+    """
+    calls: Calls = []
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        if role == "assistant":
+            functions = [call["function"] for message in group for call in message.get("tool_calls") or ()]
+            calls = [(function["name"], function["arguments"]) for function in functions]
+        elif calls:
+            yield Turn(calls, [message["content"] for message in group])
+            calls = []
+    if calls and finish_reason == "length":
+        yield Turn(calls, None)
+
+
+class Replay:
+    """Episodes that are played again."""
+
+    def __init__(
+        self, pool: EnvironmentPool, rows: Sequence[dict[str, Any]], episodes: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Prepares the episodes.
+
+        Args:
+            pool: processes for tools and environments.
+            rows: for each episode, the row of its prompt with all columns.
+            episodes: rows of a table of rollouts, with `messages`, `finish_reason` and what the environment gave.
+        """
+        self.pool, self.rows, self.episodes = pool, rows, episodes
+        self.turns = [list(turns_of(json.loads(one["messages"]), one["finish_reason"])) for one in episodes]
+        self.next = [0] * len(episodes)
+        """Number of turns of each episode whose calls were answered."""
+        self.differences: list[Difference] = []
+
+    def run(self) -> Replayed:
+        """Plays all episodes.
+
+        Raises:
+            UserError: the code cannot be imported or breaks the contract, or a `reset` says something else.
+        """
+        for place, row in enumerate(self.rows):
+            beginnings.reset(self.pool, place, row)
+        while self.pool.waiting:
+            for answer in self.pool.ready(beginnings.POLL_SECONDS):
+                self._take(answer)
+        calls = sum(len(turn.calls) for turns in self.turns for turn in turns)
+        return Replayed(calls, sorted(self.differences, key=lambda one: one.row))
+
+    def _take(self, answer: Answer) -> None:
+        place, episode = answer.episode, self.episodes[answer.episode]
+        if answer.request == "finish":
+            self._compare(place, "reward", episode["environment_reward"], answer.reward)
+            self._compare(place, "state", episode["environment_state"], answer.state)
+            return
+        if answer.request == "reset":
+            check_reset(self.rows[place], answer)
+        else:
+            turn = self.turns[place][self.next[place]]
+            self.next[place] += 1
+            for (name, given), stored, text in zip(turn.calls, turn.answers or answer.texts, answer.texts, strict=True):
+                self._compare(place, f"{name}({json.dumps(given, ensure_ascii=False)})", stored, text)
+        if self.next[place] < len(self.turns[place]):
+            self.pool.call(place, self.turns[place][self.next[place]].calls)
+        else:
+            self.pool.finish(place)
+
+    def _compare(self, row: int, what: str, stored: object, replayed: object) -> None:
+        if stored != replayed:
+            self.differences.append(Difference(row, what, str(stored), str(replayed)))

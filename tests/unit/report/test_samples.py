@@ -1,0 +1,29 @@
+"""The completions of the report's page: an episode is shown message by message, with its calls."""
+
+import json
+
+from rloo_pipeline.data.tool_template import answer_messages, call_message
+from rloo_pipeline.report.samples import MAX_CHARACTERS, ShownTurn, turns_of
+
+
+def test_an_episode_is_shown_turn_by_turn() -> None:
+    calls = [("add", {"a": 1, "b": "ü"}), ("stop", {})]
+    messages = [
+        call_message(calls, "I add."),
+        *answer_messages(["add", "stop"], ["3", ""]),
+        {"role": "assistant", "content": "3"},
+    ]
+    assert turns_of({"completion": "", "messages": json.dumps(messages)}) == [
+        ShownTurn("assistant", 'I add.\n→ add(a=1, b="ü")\n→ stop()'),
+        ShownTurn("tool add", "3"),
+        ShownTurn("tool stop", ""),
+        ShownTurn("assistant", "3"),
+    ]
+
+
+def test_a_completion_without_tools_is_one_turn_and_messages_share_the_characters() -> None:
+    assert turns_of({"completion": "x"}) == [ShownTurn("assistant", "x")]
+    long = "x" * (2 * MAX_CHARACTERS)
+    for row in ({"completion": long}, {"messages": json.dumps([{"role": "assistant", "content": long}] * 3)}):
+        shown = "".join(turn.text for turn in turns_of(row))
+        assert shown.count("x") == MAX_CHARACTERS
