@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import beginnings
-from rloo_pipeline.rollout.replay import Difference, Replay
+from rloo_pipeline.rollout.episode_replay import Replay, ReplayDifference
 from rloo_pipeline.runtime.progress import say
 
 SHOWN = 5
@@ -35,6 +35,7 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
         raise UserError(f"{run}: its configuration has neither rollout.tools nor rollout.environment to play again")
     rounds, shards = ("[0-9]*" if round_ is None else f"{round_:05d}"), ("*" if shard is None else f"{shard:03d}")
     files = sorted(run.glob(f"rounds/{rounds}/rollouts/{shards}.parquet"))
+    files += sorted(run.glob(f"rounds/{rounds}/refill/rollouts.parquet")) if shard is None else []
     if not files:
         raise UserError(
             f"{run}: has no rollouts rounds/{rounds}/rollouts/{shards}.parquet; name another round or shard"
@@ -51,7 +52,7 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
         )
 
 
-def _replay(config: Config, prompts: PromptSet, file: Path, name: str) -> list[Difference]:
+def _replay(config: Config, prompts: PromptSet, file: Path, name: str) -> list[ReplayDifference]:
     """The differences of one shard."""
     table = tables.read(file, "rollouts")
     columns = ["messages", "finish_reason", "environment_reward", "environment_state"]
@@ -66,7 +67,7 @@ def _replay(config: Config, prompts: PromptSet, file: Path, name: str) -> list[D
     return outcome.differences
 
 
-def _show(differences: Sequence[Difference]) -> None:
+def _show(differences: Sequence[ReplayDifference]) -> None:
     for one in differences[:SHOWN]:
         say(f"  row {one.row}, {one.what[:CHARACTERS]}: {one.stored[:CHARACTERS]!r}, now {one.replayed[:CHARACTERS]!r}")
     if len(differences) > SHOWN:

@@ -124,9 +124,7 @@ class ToolTemplate:
         elif len(whole) > len(start) and whole[len(start)] in self.stop_ids:
             start = [*start, whole[len(start)]]
         else:
-            raise UserError(
-                self._refusal("does not end a turn that calls a tool with a token at which the model stops")
-            )
+            raise UserError(self._refusal("does not end a turn with a call by a token at which the model stops"))
         if whole[: len(start)] != start:
             raise UserError(
                 self._refusal("writes earlier turns in another way once a tool has answered, as with thinking dropped")

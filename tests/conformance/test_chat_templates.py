@@ -1,4 +1,4 @@
-"""The chat templates of models, as TRL ships them: what follows a call is what the template writes, or it is refused."""
+"""The chat templates of models, as TRL ships them: what follows a call is what they write, or they are refused."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rloo_pipeline.errors import UserError
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 ENDS = {
-    **dict.fromkeys(("qwen2_5", "qwen3", "qwen3_5_think", "qwen3_instruct_2507"), ["<|im_end|>"]),
+    **{name: ["<|im_end|>"] for name in ("qwen2_5", "qwen3", "qwen3_5_think", "qwen3_instruct_2507")},
     "llama3_1": ["<|eot_id|>", "<|eom_id|>"],
     "glm4moe": ["<|user|>", "<|observation|>", "<|endoftext|>"],
     "gptoss": ["<|call|>", "<|return|>"],

@@ -4,6 +4,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from helpers import Project, rloo
 
 pytestmark = pytest.mark.slow
@@ -60,12 +61,21 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     scores = pq.read_table(run / "rounds/00002/scores/000.parquet").to_pylist()
     called = [sum(turn["role"] == "tool" for turn in row["turns"]) / len(row["turns"]) for row in rows]
     assert [row["scores/called"] for row in scores] == called, "rewards see the whole conversation"
+    assert "→ calculator(expression=" in (run / "report.html").read_text(), "the page has the calls"
+    replayed = rloo("replay", run, "--round", 2)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "all answers, rewards and states are those of the file" in replayed.stdout + replayed.stderr
+    rewards = tmp_path / "new.yaml"
+    rewards.write_text(yaml.safe_dump({"rewards": [{"function": f"{project.folder}/calls.py:called"}]}))
+    rescored = rloo("rescore", run, "--rewards", rewards, "--out", tmp_path / "rescored")
+    assert rescored.returncode == 0, rescored.stderr
+    new = pq.read_table(tmp_path / "rescored/rounds/00002/scores/000.parquet")["scores/called"].to_pylist()
+    assert new == called, "rescored from the file alone"
     policy, again = run / "policies/00001", tmp_path / "again.parquet"
     words = ["rollout", "--prompts", run / "prompts", "--policy", policy, "--round", 2, "--shard", 0, "--output", again]
     config = tmp_path / "config.yaml"
-    config.write_text(
-        (run / "config.yaml").read_text().replace("environment_workers: 64", "environment_workers: 1"), encoding="utf-8"
-    )
+    written = (run / "config.yaml").read_text().partition("\n")[2]  # without the digest
+    config.write_text(written.replace("environment_workers: 64", "environment_workers: 1"))
     assert "environment_workers: 1\n" in config.read_text()
     repeated = rloo(*words, "--config", config)
     assert repeated.returncode == 0, repeated.stderr

@@ -13,9 +13,9 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import beginnings
 from rloo_pipeline.rollout.beginnings import OBSERVATION
 from rloo_pipeline.rollout.episode_loop import Episodes, Player
-from rloo_pipeline.rollout.replay import Replay
+from rloo_pipeline.rollout.episode_replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
-from rloo_pipeline.rollout.tool_calls import MALFORMED, CallReader
+from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 
 SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 120)
 TOOLS = """
@@ -135,6 +135,20 @@ def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, t
 
     [row] = play(template, reader, model, 1, tools=[f"{file}:calculator"])
     assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
+
+
+def test_several_calls_at_once_may_be_too_many(template, reader, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+    call = template.turn_text(call_message([("calculator", {"expression": "1+1"})]))
+
+    def model(template, request):
+        return turn(template, call * 2 if len(request.prompt_ids) == 3 else "2")
+
+    for several, answers in ((True, ["2", "2", "2"]), (False, [TOO_MANY, "2"])):
+        monkeypatch.setitem(template.__dict__, "several_calls", several)
+        [row] = play(template, reader, model, 1, tools=[f"{file}:calculator"])
+        assert [message["content"] for message in json.loads(row["messages"])][1:] == answers
 
 
 def test_each_turn_has_a_seed_of_its_own(template, reader, tmp_path) -> None:

@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     """What was answered; None where there was no room for it, so that it is not in the file."""
 
 
-class Difference(NamedTuple):
+class ReplayDifference(NamedTuple):
     """Something that came out differently."""
 
     row: int
@@ -46,7 +46,7 @@ class Replayed(NamedTuple):
 
     calls: int
     """Number of calls that were made."""
-    differences: list[Difference]
+    differences: list[ReplayDifference]
     """By row."""
 
 
@@ -87,7 +87,7 @@ class Replay:
         self.turns = [list(turns_of(json.loads(one["messages"]), one["finish_reason"])) for one in episodes]
         self.next = [0] * len(episodes)
         """Number of turns of each episode whose calls were answered."""
-        self.differences: list[Difference] = []
+        self.differences: list[ReplayDifference] = []
 
     def run(self) -> Replayed:
         """Plays all episodes.
@@ -123,4 +123,4 @@ class Replay:
 
     def _compare(self, row: int, what: str, stored: object, replayed: object) -> None:
         if stored != replayed:
-            self.differences.append(Difference(row, what, str(stored), str(replayed)))
+            self.differences.append(ReplayDifference(row, what, str(stored), str(replayed)))
