@@ -63,10 +63,13 @@ def points(difference: float) -> str:
 
 
 def figure_of(value: float | str | None) -> str:
-    """A number to three significant digits, or with thousands separators; text unchanged, a dash for None."""
+    """A number to three significant digits, or with thousands separators, and with a real minus sign; text unchanged, a
+    dash for None.
+    """
     if value is None or isinstance(value, str):
         return value or "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"−{shown[1:]}" if shown.startswith("-") else shown
 
 
 def signed(value: float | None) -> str:

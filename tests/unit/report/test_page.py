@@ -217,12 +217,13 @@ def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> Non
 
 
 def test_numbers_are_formatted() -> None:
-    assert [figure_of(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, 0)] == [
+    assert [figure_of(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, -1e-05, 0)] == [
         "–",
         "pad 0",
         "12,345",
         "0.0188",
         "2,210",
+        "−1e-05",
         "0",
     ]
     assert [points(value) for value in (0.123, -0.123, 0.0, -0.0001)] == ["+12.3", "−12.3", "0.0", "0.0"]
