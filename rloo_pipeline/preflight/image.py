@@ -16,6 +16,8 @@ OLDEST = (1, 1)
 LOCK = "/opt/rloo/lock.txt"
 """List of pinned packages inside the image."""
 CUDA = re.compile(r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit)==(\d+)\.(\d+)", re.MULTILINE)
+DRIVERS = {12: 525, 13: 580}
+"""First driver of each major version of CUDA, on Linux."""
 TIMEOUT = 120
 """Seconds for a command."""
 SYSTEM = Path("/proc/sys")
@@ -90,13 +92,15 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
     if version is None:
         yield Finding("CUDA", True, "an image for CPUs")
         return
-    message = f"image of CUDA {version[1]}.{version[2]}"
+    message, major = f"image of CUDA {version[1]}.{version[2]}", int(version[1])
+    if major in DRIVERS:
+        message += f", which needs driver {DRIVERS[major]} or newer"
     if driver_version is None:
         fix = "expected on a login node: run `srun … rloo doctor` on a GPU node"
-        yield Finding("CUDA", False, f"{message}, and no NVIDIA driver here", fix)
+        yield Finding("CUDA", False, f"{message}; no NVIDIA driver here", fix)
         return
-    message += f", driver for CUDA {driver_version[0]}.{driver_version[1]}"
-    fits = driver_version[0] >= int(version[1])  # a driver supports every minor version of its major version
+    message += f"; the driver here is for CUDA {driver_version[0]}.{driver_version[1]}"
+    fits = driver_version[0] >= major  # a driver supports every minor version of its major version
     yield Finding("CUDA", fits, message, "ask for a newer driver, or build the image from an older CUDA")
 
 

@@ -1,5 +1,5 @@
 """The definitions of the images, built without the packages of their %post: files, arguments, labels, help, shell
-syntax. The image for GPUs is checked no further, since its base image is not available here.
+syntax.
 """
 
 import json
@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT
 from machine import missing
 
-from rloo_pipeline.preflight.image import CUDA
+from rloo_pipeline.preflight.image import DRIVERS
 
 ARGUMENTS = {"bootstrap": "localimage", "version": "9.9", "lock": "0123456789ab", "commit": "c0ffee"}
 
@@ -59,11 +59,12 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
     assert (image_folder / "opt/rloo/check").exists()
 
 
-def test_the_image_for_gpus_has_the_cuda_of_its_wheels_and_names_the_driver() -> None:
-    definition = (ROOT / "containers/rloo-cuda.def").read_text()
-    wheels = CUDA.search((ROOT / "requirements/cuda.txt").read_text())
-    base = re.search(r"base=nvidia/cuda:(\d+)\.(\d+)\.\d+-devel", definition)
-    assert wheels
-    assert base
-    assert base.groups() == wheels.groups()
-    assert f"must be of CUDA {wheels[1]}: 580 or newer" in definition.split("%help")[1]
+def test_the_image_for_gpus_compiles_for_the_cuda_of_torch_and_names_the_driver() -> None:
+    definition, listed = ((ROOT / file).read_text() for file in ("containers/rloo-cuda.def", "requirements/cuda.txt"))
+    pins = dict(line.split("==") for line in listed.splitlines() if "==" in line)
+    runtime = pins["nvidia-cuda-runtime"].split(".")[:2]
+    for part in ("cuda-toolkit", "nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm"):
+        assert pins[part].split(".")[:2] == runtime, "DeepSpeed refuses a compiler of another CUDA than torch's"
+    major = int(runtime[0])
+    assert f"nvidia/cu{major}\n" in definition
+    assert f"must be of CUDA {major}: {DRIVERS[major]} or newer" in definition.split("%help")[1]

@@ -80,7 +80,7 @@ def test_the_cuda_of_the_image_is_compared_with_the_driver(lock, driver, oks) ->
 
 def test_the_pinned_list_of_the_gpu_image_names_its_cuda() -> None:
     messages = [finding.message for finding in image.cuda((ROOT / "requirements" / "cuda.txt").read_text(), (12, 4))]
-    assert "image of CUDA 13.0, driver for CUDA 12.4" in messages[1]
+    assert messages[1] == "image of CUDA 13.0, which needs driver 580 or newer; the driver here is for CUDA 12.4"
 
 
 def test_a_quota_that_is_too_small_is_a_problem() -> None:
