@@ -116,8 +116,9 @@ def drawn(project: Project, number: int, by: int) -> list[str]:
     run = project.folder / "results" / "mini"
     known = prompt_counts.read(sorted((run / "warmstart" / "difficulty").glob("*.parquet")), 0)
     for one in range(1, by + 1):
-        files = sorted((run / "rounds" / f"{one:05d}" / "scores").glob("*.parquet"))
-        scores = tables.read_all(files, "scores").to_pylist()
+        folder = run / "rounds" / f"{one:05d}"
+        shards = sorted((folder / "scores").glob("*.parquet"))
+        scores = tables.read_all([*shards, folder / "refill" / "scores.parquet"], "scores").to_pylist()
         groups = [scores[first : first + 4] for first in range(0, len(scores), 4)]
         right = {group[0]["prompt_id"]: sum(row["scores/format"] >= 1 for row in group) for group in groups}
         known = after_round(known, {name: prompt_counts.Counts(count, 4) for name, count in right.items()})
