@@ -12,7 +12,7 @@ from typing import Any
 
 
 def note_parameters(rules: Iterable[Any]) -> None:
-    """Notes the parameters of all functions in the inputs, params and resources of Snakemake's rules."""
+    """Notes the parameters of all functions in the inputs, params, resources and priorities of Snakemake's rules."""
     from snakemake.common import get_function_params, overwrite_function_params
 
     for function in {id(function): function for rule in rules for function in _functions(rule)}.values():
@@ -21,7 +21,7 @@ def note_parameters(rules: Iterable[Any]) -> None:
 
 def _functions(rule: Any) -> Iterator[Any]:
     """The plain functions of a rule; Snakemake wraps those of inputs in a string, those of resources in an object."""
-    values = [*rule.input, *rule.params, *rule.resources.values()]
+    values = [*rule.input, *rule.params, *rule.resources.values(), rule.priority]
     for value in values:
         value = getattr(value, "_file", value)
         value = getattr(value, "callable", None) or getattr(value, "_evaluator", None) or value

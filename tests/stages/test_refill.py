@@ -11,6 +11,8 @@ import pytest
 from helpers import Round, rloo, write_prompts
 
 from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.config import Rollout
+from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, rows_of_round
 
 pytestmark = pytest.mark.slow
@@ -137,6 +139,9 @@ def test_it_samples_what_is_missing_and_the_update_trains_on_groups_that_teach(t
     used = list(dict.fromkeys(row["prompt_id"] for row in trained if not row["masked"]))
     first = [f"{shard}-{group}" for shard in range(2) for group in range(8)][:12]
     assert used == [*first, *(name for name, flag in zip(run.sampled(), flags, strict=True) if flag)][:GROUPS]
+    shown = read_round(run.run / "rounds" / "00001", Rollout(shards=2, refill=3))
+    taught_by = {row["prompt_id"] for row in shown.to_pylist() if row["advantage"]}
+    assert (len(shown), taught_by) == (metrics["groups/sampled"] * K, set(used))
     whole = Refilled(tmp_path / "one", tiny_model, taught=12, refill=3).one_shard()
     whole.refill(shards=1)
     assert pq.read_table(whole.file("rollouts")).equals(pq.read_table(run.file("rollouts"))), "whatever the shards are"

@@ -39,6 +39,7 @@ while [ $# -gt 0 ]; do
     case $stage$1 in
     stage-assets--output | prompts--output | warmstart--output | update--output*) mkdir -p "$2" ;;
     score--held-out) : >"$3" ;;
+    score--held-out) : >"$3" ;;
     *--output | *--metrics | *--events | *--table | *--held-out) : >"$2" ;;
     esac
     shift
@@ -103,8 +104,8 @@ class Project:
         command = [sys.executable, "-m", "rloo_pipeline", "submit", "--config", configuration, *resources, "--"]
         taken([*command, *self.configuration, "--", target], self.folder, {})
         in_queue = ["squeue", "-h", "-n", f"rloo-{self.run.name}"]
-        while subprocess.run(in_queue, capture_output=True, check=True).stdout.strip():
-            time.sleep(1)
+        while (asked := subprocess.run(in_queue, capture_output=True, check=False)).returncode or asked.stdout.strip():
+            time.sleep(1)  # also while SLURM does not answer
         outcome = self.run / "logs" / "submit" / "outcome.json"
         if not outcome.exists() or json.loads(outcome.read_text())["outcome"] != "done":
             raise SystemExit(f"{outcome.parent}: the job did not end well")

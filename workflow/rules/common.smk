@@ -369,6 +369,11 @@ def policies_of_seed(wildcards):
     ]
 
 
+def next_policy_first(stage):
+    """A priority for the jobs of a stage between `stage` and `stage` + 1: the earlier round, which the next policy needs."""
+    return lambda wildcards: stage + 1 - int(wildcards.round) / 100_000
+
+
 def growing(amount):
     """Memory (MB) or time (minutes): `amount` for the first attempt, twice that for the second, and so on."""
     return lambda wildcards, attempt: amount * attempt

@@ -17,8 +17,8 @@ rule rollout:
         f"{RUN}/logs/rollout/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/rollout/{{round}}-{{shard}}.tsv"
-    # Of what could run, the stage nearest to the next policy is first; with a lag several rounds wait for a core.
-    priority: 1
+    # With a lag, jobs of several rounds wait for a core: of all, updates are first, then scores.
+    priority: next_policy_first(1)
     threads: by_run(lambda config: config.vllm.threads)
     resources:
         mem_mb=growing(8000),
@@ -48,7 +48,7 @@ rule score_alone:
         reward=one_of(
             sorted({re.escape(one.column) for config in RUNS.configs.values() for one in config.rewards if one.gpus})
         ),
-    priority: 2
+    priority: next_policy_first(2)
     threads: lambda wildcards: alone(wildcards)[wildcards.reward].threads
     resources:
         gres=lambda wildcards: f"gpu:{alone(wildcards)[wildcards.reward].gpus}",
@@ -76,7 +76,7 @@ rule score:
         f"{RUN}/logs/score/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/score/{{round}}-{{shard}}.tsv"
-    priority: 2
+    priority: next_policy_first(2)
     threads: by_run(scoring_threads)
     resources:
         mem_mb=scoring_memory,
@@ -107,7 +107,7 @@ rule refill:
         f"{RUN}/logs/refill/{{round}}.log",
     benchmark:
         f"{RUN}/benchmarks/refill/{{round}}.tsv"
-    priority: 2
+    priority: next_policy_first(2)
     threads: by_run(sampling_threads)
     resources:
         mem_mb=growing(8000),
@@ -154,7 +154,7 @@ rule reference:
         f"{RUN}/logs/reference/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/reference/{{round}}-{{shard}}.tsv"
-    priority: 2
+    priority: next_policy_first(2)
     container:
         PASS_IMAGE
     threads: by_run(pass_threads)
@@ -205,7 +205,7 @@ rule update:
         f"{RUN}/benchmarks/update/{{round}}.tsv"
     wildcard_constraints:
         **rounds_like(kept),
-    priority: 3
+    priority: next_policy_first(3)
     container:
         SPREAD_IMAGE
     threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
