@@ -140,7 +140,7 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
     }
-    alone = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill"}
+    alone = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
     assert {rule for rule, by in used.items() if by is None} == alone
     refills = Config(**mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True}))
     request = slurm_checks.requests(settings, rules, refills)["refill"]
