@@ -78,7 +78,7 @@ class Rollout(Section):
     """
     environment_workers: int = Field(64, ge=1)
     """Largest number of processes in which tools and environments run: one for each open episode of an environment, or
-    for each call of a function in `tools`. Changes no result.
+    for each call of a function in `tools`. Changes results only by rounding.
     """
     environment_timeout: float = Field(60.0, gt=0)
     """Time limit of a call of a tool, in seconds; at the limit its process is killed, and the model gets an error as

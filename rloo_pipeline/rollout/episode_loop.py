@@ -3,7 +3,8 @@
 An episode is one request after the other: the prompt of a turn is the prompt of the first one and all tokens since, as
 ids. What the model sampled is appended as it came, answers as the template continues (`data.tool_template`). Each
 episode advances by itself, so the engine goes on with the others while a tool works. The seed of a turn depends on its
-episode and its number only, so that the result is the same in whatever order answers arrive.
+episode and its number only, so that the result is the same in whatever order answers arrive. What is in one step of
+vLLM depends on that order, and with it the last digits of log-probs.
 
 An episode ends when the model calls no tool (`stop`), when a call would be one too many for `max_turns` or
 `max_tool_calling_iterations` and is not made (`stop`), or when the next answer or the model itself needs more than
