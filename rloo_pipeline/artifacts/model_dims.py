@@ -38,6 +38,8 @@ class ModelDims(NamedTuple):
     """Number of parameters; tied ones count once."""
     source: str = ""
     """Folder that the dimensions were read from."""
+    vision: int = 0
+    """Of the parameters, those of the vision encoder and its projector."""
 
     def cached(self, dtype: str) -> int:
         """Bytes of KV cache that one token takes."""
@@ -87,15 +89,21 @@ def read(folder: Path) -> ModelDims:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error
     tied = bool(facts.get("tie_word_embeddings", config_json.get("tie_word_embeddings", False)))
-    return dims._replace(parameters=_count_parameters(folder) or _estimate_parameters(dims, tied))
+    vision = _estimate_vision(config_json.get("vision_config") or {}, dims.hidden)
+    counted, counted_vision = _count_parameters(folder)
+    if counted:
+        return dims._replace(parameters=counted, vision=counted_vision if vision else 0)
+    return dims._replace(parameters=_estimate_parameters(dims, tied) + vision, vision=vision)
 
 
-def _count_parameters(folder: Path) -> int:
-    """Counts parameters in the headers of the safetensors files; 0 where a file is missing."""
-    total, files = 0, sorted(folder.glob("*.safetensors"))
+def _count_parameters(folder: Path) -> tuple[int, int]:
+    """Counts parameters in the headers of the safetensors files, all and those of a vision encoder; 0 where a file is
+    missing.
+    """
+    total, vision, files = 0, 0, sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists() and not {file.name for file in files} >= set(read_json(index)["weight_map"].values()):
-        return 0
+        return 0, 0
     for file in files:
         with file.open("rb") as handle:
             header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
@@ -105,7 +113,17 @@ def _count_parameters(folder: Path) -> int:
                 for size in entry["shape"]:
                     count *= size
                 total += count
-    return total
+                vision += count if "visual." in name else 0
+    return total, vision
+
+
+def _estimate_vision(facts: dict[str, Any], hidden: int) -> int:
+    """Parameters of the vision encoder of a Qwen-VL, by its section of config.json; 0 for other models."""
+    if "depth" not in facts or "spatial_merge_size" not in facts:
+        return 0
+    width, merged = int(facts["hidden_size"]), int(facts["hidden_size"]) * int(facts["spatial_merge_size"]) ** 2
+    layer = 4 * width**2 + 3 * width * int(facts["intermediate_size"])
+    return int(facts["depth"]) * layer + merged**2 + merged * hidden
 
 
 def _estimate_parameters(dims: ModelDims, tied: bool) -> int:

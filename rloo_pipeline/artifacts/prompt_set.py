@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.files import read_json, verify_manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
@@ -38,6 +39,8 @@ class PromptSet:
             raise UserError(
                 f"{folder}: truncated or damaged Arrow file ({error}); delete {folder.parent} and run again"
             ) from error
+        self.about_images = image_store.about(folder.parent)
+        self.images = image_store.ImageStore(folder.parent) if self.about_images else None
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -48,10 +51,24 @@ class PromptSet:
         lengths = pc.list_value_length(self.table["prompt_ids"])
         return int(pc.max(lengths).as_py())
 
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns of the dataset, with that of the images, and of those that `prompts` added."""
+        own = {image_store.IDS, image_store.PLACEHOLDERS} if self.about_images else set()
+        names = [name for name in self.table.column_names if name not in own]
+        return [*names, self.about_images.column] if self.about_images else names
+
     def rows(self, indices: list[int]) -> list[dict[str, Any]]:
-        """The rows at these indices with all their columns."""
-        rows: list[dict[str, Any]] = self.table.take(indices).to_pylist()
-        return rows
+        """The rows at these indices with all their columns; images are decoded."""
+        return [self._with_images(row) for row in self.table.take(indices).to_pylist()]
+
+    def _with_images(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row with the pixels of its images in the column of the dataset that had them."""
+        if self.about_images is None or self.images is None:
+            return row
+        images = [self.images.image(digest) for digest in row[image_store.IDS]]
+        column = next(iter(images), None) if self.about_images.single else images
+        return {**row, self.about_images.column: column, image_store.PIXELS: images}
 
     def texts(self, prompt_ids: list[str]) -> list[str]:
         """The text of each of these prompts; messages of a chat are `role: content`, one below the other.
@@ -71,7 +88,7 @@ class PromptSet:
         """
         unique_ids = pa.array(sorted(set(prompt_ids)))
         selected = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=unique_ids)).to_pylist()
-        rows = {row["prompt_id"]: row for row in selected}
+        rows = {row["prompt_id"]: self._with_images(row) for row in selected}
         for prompt_id in prompt_ids:
             if prompt_id not in rows:
                 raise UserError(
@@ -100,7 +117,14 @@ def held_out_part(prompts: Path) -> Path:
     return prompts / ("dev" if (prompts / "dev").exists() else "eval")
 
 
-def _text(prompt: str | list[dict[str, str]]) -> str:
+def _text(prompt: str | list[dict[str, Any]]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n".join(f"{message['role']}: {content_text(message['content'])}" for message in prompt)
+
+
+def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The text of a message whose content may be parts, with `[image]` for an image."""
+    if content is None or isinstance(content, str):
+        return str(content)
+    return "".join("[image]" if part.get("type") == "image" else str(part.get("text") or "") for part in content)

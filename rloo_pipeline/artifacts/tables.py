@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rloo_pipeline import __version__
-from rloo_pipeline.artifacts import episodes
+from rloo_pipeline.artifacts import episodes, image_store
 from rloo_pipeline.artifacts.files import AGAIN, atomic_write, check_belongs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
@@ -57,6 +57,8 @@ EPISODES = pa.schema(
 )
 """Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns belong together. `turns` index
 completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON."""
+WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
+"""Rollouts of prompts with images, which they name by digest."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
     [

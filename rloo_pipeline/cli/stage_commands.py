@@ -105,7 +105,7 @@ def _reference(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
         from rloo_pipeline.stages.reference import reference
 
-        reference(config, arguments.policy, arguments.rollouts, arguments.output)
+        reference(config, arguments.policy, arguments.rollouts, arguments.output, arguments.prompts)
 
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
@@ -118,7 +118,7 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
             arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
         )
         policies = TrainingPolicies(arguments.policy, arguments.sampler or arguments.policy)
-        update(config, arguments.round, policies, arguments.trainer, inputs, outputs)
+        update(config, arguments.round, policies, arguments.trainer, inputs, outputs, arguments.prompts)
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -164,7 +164,8 @@ def _distance(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
         from rloo_pipeline.stages.distance import distance
 
-        distance(config, arguments.completions, arguments.policy, arguments.reference, arguments.output)
+        tables = (arguments.completions, arguments.policy, arguments.reference)
+        distance(config, *tables, arguments.output, arguments.prompts)
 
 
 def _stage_harness(config: Config, arguments: argparse.Namespace) -> None:
@@ -231,6 +232,7 @@ OUTPUT = _path("output", "file or folder to write")
 ASSETS = _path("assets", "folder that stage-assets wrote")
 PROMPTS = _path("prompts", "folder that prompts wrote")
 POLICY = _path("policy", "folder of a policy")
+IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
 ROLLOUTS = _path("rollouts", "table of rollouts")
 SUMMARY = _path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
@@ -310,7 +312,7 @@ COMMANDS = (
         "reference",
         _reference,
         "Compute the log-probs of one shard under the reference policy.",
-        *(POLICY, ROLLOUTS),
+        *(POLICY, ROLLOUTS, IMAGES),
     ),
     _stage(
         "update",
@@ -323,7 +325,7 @@ COMMANDS = (
         ROUND,
         option("--sampler", type=Path, help="policy that the rollouts are of (rollout.lag); by default --policy"),
         option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
-        *(_shards("rollouts"), _shards("scores")),
+        *(_shards("rollouts"), _shards("scores"), IMAGES),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
     ),
     _stage(
@@ -370,7 +372,7 @@ COMMANDS = (
         _distance,
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(_path("completions", "table of completions that evaluate wrote"), POLICY),
-        _path("reference", "folder of policy 0"),
+        *(_path("reference", "folder of policy 0"), IMAGES),
     ),
     _stage("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network."),
     _stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),

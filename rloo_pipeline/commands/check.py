@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts import model_dims, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands import episode_trial, reward_trial
 from rloo_pipeline.commands.episode_trial import EpisodeTrial
@@ -23,7 +23,7 @@ from rloo_pipeline.commands.reward_trial import DatasetSample
 from rloo_pipeline.config import STAGES, Config, Source, import_string, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs
-from rloo_pipeline.data import building
+from rloo_pipeline.data import building, images
 from rloo_pipeline.data.prompting import completion_messages, encode, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
@@ -34,10 +34,20 @@ from rloo_pipeline.training import self_check
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEMPLATED = 2000
-"""Maximum number of rows of a dataset that are templated and tokenized; all rows are read."""
+TEMPLATED, WITH_IMAGES = 2000, 100
+"""Maximum number of rows of a dataset that are templated and tokenized, and of rows with images; all rows are read."""
 BEGUN = 64
 """As `TEMPLATED`, where each row begins an episode."""
+
+
+class ModelParts(NamedTuple):
+    """What of the model makes prompts of rows; None where it is not there."""
+
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: Any
+    """Of images, in a run with images."""
+    takes_images: bool
+    """Whether the model is one of images."""
 
 
 def check(arguments: ConfigArguments, console: Terminal | None = None) -> None:
@@ -86,6 +96,7 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
     yield from _functions(config)
     folder: Path | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+    processor: Any = None
     try:
         folder = _model(config, scratch)
         yield _model_finding(config, folder)
@@ -95,12 +106,15 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
         tokenizer = None if folder is None else _tokenizer(config, folder)
         if tokenizer is not None:
             yield Finding("tokenizer", True, f"{len(tokenizer)} tokens, end token {tokenizer.eos_token}")
+        if folder is not None and config.dataset.image_column is not None:
+            processor = vision.load_processor(folder, config.model.trust_remote_code)
+            yield Finding("images", True, f"{type(processor.image_processor).__name__} of the model")
     except UserError as error:
         yield Finding("model", False, str(error))
-        folder = tokenizer = None
+        folder = tokenizer = processor = None
     except ImportError as error:
         yield _skipped("model", error)
-        folder = tokenizer = None
+        folder = tokenizer = processor = None
     with ExitStack() as stack:
         trial: EpisodeTrial | None = None
         if config.rollout.uses_tools:
@@ -111,9 +125,10 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
             except ImportError as error:
                 yield _skipped("tools", error)
         datasets: dict[str, DatasetSample] = {}
+        takes_images = folder is not None and vision.takes_images(read_json(folder / "config.json"))
         for key, source in dataset_inputs.sources(config).items():
             try:
-                datasets[key] = _read(config, key, source, tokenizer, trial)
+                datasets[key] = _read(config, key, source, ModelParts(tokenizer, processor, takes_images), trial)
                 yield _dataset_finding(config, key, datasets[key], folder)
                 if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
                     yield from episode_trial.findings(trial, key, datasets[key].episodes)
@@ -175,7 +190,7 @@ def _read(
     config: Config,
     key: str,
     source: Source,
-    tokenizer: PreTrainedTokenizerBase | None,
+    parts: ModelParts,
     trial: EpisodeTrial | None,
 ) -> DatasetSample:
     """The rows of a dataset and its first prompts; with a `trial`, prompts list tools and some episodes are played.
@@ -193,13 +208,21 @@ def _read(
         begun = list(trial.templater.prompt_rows(rows[:BEGUN], place))
         prompts, lengths = [row["prompt"] for row in begun], [len(row["prompt_ids"]) for row in begun]
         return DatasetSample(rows, prompts, lengths, episode_trial.play(trial, _played(config, begun)))
-    dataset = DatasetSample(rows, [], [])
-    for number, row in enumerate(islice(rows, TEMPLATED)):
+    dataset, column = DatasetSample(rows, [], []), config.dataset.image_column
+    if parts.takes_images and column is None:
+        images.check_named(rows, place)
+    for number, row in enumerate(islice(rows, TEMPLATED if column is None else WITH_IMAGES)):
         location = f"{place}, row {number}"
         prompt = prompt_of(row, config.dataset, location)
         dataset.prompts.append(prompt)
-        if tokenizer is not None:
-            dataset.lengths.append(len(encode(prompt, config.dataset, tokenizer, location)))
+        if column is not None:
+            pixels = images.pixels_of(row[column], f"{location}, column '{column}'")
+            if parts.processor is not None:
+                ids = images.encode(prompt, pixels, config.dataset, parts.processor, location)
+                dataset.lengths.append(len(ids.prompt_ids))
+            row[column] = pixels if isinstance(row[column], list) else next(iter(pixels), None)  # as rewards get it
+        elif parts.tokenizer is not None:
+            dataset.lengths.append(len(encode(prompt, config.dataset, parts.tokenizer, location)))
         if key == dataset_inputs.DEMONSTRATIONS and config.warmstart.sft is not None:
             completion_messages(row, config.warmstart.sft.completion_column, location)
     return dataset

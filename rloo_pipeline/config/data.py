@@ -35,6 +35,10 @@ class Model(Section):
     """
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Read that code before you turn this on."""
+    train_vision: bool = False
+    """Train a model of images whole. By default its vision encoder, with the projector onto the language model, stays
+    as it is.
+    """
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -89,6 +93,11 @@ class Dataset(Section):
     user_prompt: str | None = None
     """Template that makes a user message from the columns, for example `"{question}\\nAnswer:"`. Replaces
     `prompt_column`. Write a literal brace twice: `'\\boxed{{}}'`.
+    """
+    image_column: str | None = None
+    """Column with the image or the list of images of a prompt, such as TRL's `image` and `images`: of type
+    `datasets.Image`, or PIL images of a generator. They stand where the messages have content parts
+    `{type: image}`, otherwise at the beginning of the first message of the user. The model must be one of images.
     """
     system_prompt: str | None = None
     """System message at the start of every conversation. A prompt that is a string then becomes a user message."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config import lag
+from rloo_pipeline.config import image_checks, lag
 from rloo_pipeline.config.algorithm import Algorithm, estimators
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
 from rloo_pipeline.config.gates import Gates
@@ -26,6 +26,7 @@ TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
     *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
     *("environment_reward", "environment_state", "environment_observation", "environments"),
+    *("image_ids", "placeholder_ids"),
 )
 """Columns of the tables of a run, and their names in reward functions; a dataset has no such column."""
 
@@ -263,6 +264,11 @@ class Config(Section):
                     "processes; set deepspeed.processes: 1, or model.dtype: float32 with deepspeed.zero_stage: 0, or "
                     "use adamw or adamw_8bit"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        image_checks.check(self.model_dump())
         return self
 
     @model_validator(mode="after")

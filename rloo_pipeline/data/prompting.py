@@ -40,6 +40,8 @@ def check_columns(columns: Iterable[str], dataset: Dataset, path: str) -> None:
         key, required = "dataset.prompt_column", [dataset.prompt_column]
     for name in required:
         check_column(name, columns, key, path)
+    if dataset.image_column is not None:
+        check_column(dataset.image_column, columns, "dataset.image_column", path)
 
 
 def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:

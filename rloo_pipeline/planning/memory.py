@@ -62,7 +62,8 @@ class MicroBatch(NamedTuple):
 def micro_batch_of(config: Config) -> MicroBatch:
     """The largest micro-batch, with every prompt and completion at its maximum length."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-    per_sequence = prompt / config.rollout.num_generations + completion  # samples share their prompt's tokens
+    shared_by = config.rollout.num_generations if config.dataset.image_column is None else 1
+    per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
     per_process = sequences / config.deepspeed.processes
     size = max(1.0, min(per_process, config.deepspeed.max_tokens_per_micro_batch // per_sequence))
@@ -70,10 +71,10 @@ def micro_batch_of(config: Config) -> MicroBatch:
 
 
 def trained(config: Config, shape: ModelDims) -> float:
-    """Number of parameters that get gradients: all, or those of the LoRA adapter."""
+    """Number of parameters that get gradients: all, or those of the LoRA adapter; a vision encoder may be frozen."""
     lora = config.update.lora
     if lora is None:
-        return float(shape.parameters)
+        return float(shape.parameters - (0 if config.model.train_vision else shape.vision))
     hidden, intermediate = shape.hidden, shape.intermediate
     pairs = 2 * (hidden + shape.heads) + 2 * (hidden + shape.key_value) + 3 * (hidden + intermediate)
     return float(shape.layers * lora.r * pairs)

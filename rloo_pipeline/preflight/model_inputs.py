@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts import model_dims, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import building
@@ -92,7 +92,21 @@ def check_model(config: Config, folder: Path) -> None:
         UserError: training does not support it, or its context is too short for the completions alone.
     """
     model_support.check_run(config, folder)
+    check_images(config, read_json(folder / "config.json"), str(folder / "config.json"))
     check_context(config, read_json(folder / "config.json"), 1, str(folder))
+
+
+def check_images(config: Config, facts: dict[str, Any], path: str) -> None:
+    """Checks that the model of a run with images is one of images that training covers.
+
+    Raises:
+        UserError: it is not.
+    """
+    if config.dataset.image_column is not None and not vision.takes_images(facts):
+        raise UserError(
+            f"{path}: dataset.image_column is set, and {facts.get('model_type')} is no model that prompts with images "
+            f"are supported for ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
+        )
 
 
 def check_context(config: Config, facts: dict[str, Any], longest_prompt: int, path: str) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import round_tables, tables
-from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
+from rloo_pipeline.artifacts import image_store, round_tables, tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text, held_out_part
 from rloo_pipeline.config import Config
+from rloo_pipeline.data.images import with_parts
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, permutation
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 EXAMPLES = 20
 """Held-out prompts whose completions are shown."""
@@ -26,7 +32,11 @@ COMPLETIONS = 8
 MAX_CHARACTERS = 6000
 """Characters shown of a completion; of a longer one, its two ends, and of an episode those of each message."""
 
-Messages = list[dict[str, str]]
+THUMBNAIL, IMAGES = 160, 4
+"""Longest side of an image on the page in pixels, and images shown of a prompt, the first ones."""
+
+Messages = list[dict[str, Any]]
+"""Role and content of each message, and `images` as data URIs."""
 
 
 class ShownTurn(NamedTuple):
@@ -82,7 +92,7 @@ def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
     ids = after["prompt_id"].take(rows).to_pylist()
     prompts = PromptSet(held_out_part(run / "prompts")).by_id(ids)
     pairs = zip(ids, *(_completions(config, table.take(rows)) for table in (before, after)), strict=True)
-    return [HeldOutExample(_messages(prompts[key]["prompt"]), first, last) for key, first, last in pairs]
+    return [HeldOutExample(_messages(prompts[key]), first, last) for key, first, last in pairs]
 
 
 def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
@@ -107,7 +117,7 @@ def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]
     shown = []
     for place in drawn:
         completions = _completions(config, table.slice(place * samples, min(samples, COMPLETIONS)))
-        messages = _messages(prompts[ids[place]]["prompt"])
+        messages = _messages(prompts[ids[place]])
         shown.append(ShownGroup(number, messages, completions, samples - len(completions)))
     return shown
 
@@ -159,5 +169,25 @@ def _shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"
 
 
-def _messages(prompt: str | Messages) -> Messages:
-    return [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt
+def _messages(row: Mapping[str, Any]) -> Messages:
+    """The messages of a prompt as the page shows them."""
+    if isinstance(row["prompt"], str):
+        return [{"role": "prompt", "content": row["prompt"]}]
+    pixels = row.get(image_store.PIXELS)
+    if pixels is None:
+        return list(row["prompt"])
+    waiting, shown = iter([*map(_thumbnail, pixels[:IMAGES]), *[None] * len(pixels[IMAGES:])]), []
+    for message in with_parts(row["prompt"], len(pixels), "the page"):
+        images = [next(waiting) for part in message["content"] if part["type"] == "image"]
+        text = content_text([part for part in message["content"] if part["type"] != "image"])
+        left_out = f"[{images.count(None)} more images]\n" if None in images else ""
+        shown.append({"role": message["role"], "content": left_out + text, "images": [*filter(None, images)]})
+    return shown
+
+
+def _thumbnail(image: Image) -> str:
+    """A small copy of an image as a data URI of at most a few kB."""
+    small, buffer = image.copy(), io.BytesIO()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.save(buffer, "WEBP", quality=60)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

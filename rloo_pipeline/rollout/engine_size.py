@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts import model_dims, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.config import Dtype
@@ -59,6 +60,17 @@ def dims_of(folder: Path) -> ModelDims | None:
         return model_dims.read(folder)
     except UserError:
         return None
+
+
+def image_settings(facts: dict[str, Any], most: int) -> dict[str, Any]:
+    """vLLM's settings for a model of images, by its config.json, whose prompts have at most so many; else none.
+
+    The processor normalizes pixels, as for the trainer: vLLM itself would take mean and deviation from files that may
+    lack them.
+    """
+    if not vision.takes_images(facts):
+        return {}
+    return {"limit_mm_per_prompt": {"image": most, "video": 0}, "mm_device_do_normalize": False}
 
 
 def vllm_lora_rank(rank: int) -> int:

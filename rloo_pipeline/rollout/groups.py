@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import image_store, policy, tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.compatibility import compatibility_key
-from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
@@ -29,13 +30,14 @@ EVALUATION = ("evaluation",)
 """Names of the seeds of held-out samples, which do not depend on the policy."""
 
 
-def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completion_length: int) -> Sampler:
+def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completion_length: int) -> Sampler:
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
         folder: of the policy.
         config: of the stage.
-        longest_prompt, max_completion_length: tokens that the context must have room for, together.
+        prompts: what it will sample from.
+        max_completion_length: tokens that the context must have room for beside the longest prompt.
 
     Raises:
         UserError: the policy is damaged or not complete, its model or the CPU does not fit the configuration, or no
@@ -44,9 +46,14 @@ def load_sampler(folder: Path, config: Config, longest_prompt: int, max_completi
     """
     model, vllm = config.model, config.vllm
     settings = EngineSettings(
-        model.dtype, model.trust_remote_code, vllm.gpu_memory_utilization, vllm.kv_cache_gib, vllm.tensor_parallel_size
+        model.dtype,
+        model.trust_remote_code,
+        vllm.gpu_memory_utilization,
+        vllm.kv_cache_gib,
+        vllm.tensor_parallel_size,
+        prompts.about_images.most if prompts.about_images else 0,
     )
-    needed = longest_prompt + max_completion_length
+    needed = prompts.longest + max_completion_length
     digest = policy.digest(folder)  # before anything reads its files
     policy.check(folder)
     plain_model.check_tensors(folder, model.trust_remote_code)
@@ -111,9 +118,16 @@ class Draw(NamedTuple):
     def requests(self, seed: int) -> list[Request]:
         """One request for each completion, by prompt and sample."""
         return [
-            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling)
-            for row, sample in product(self.rows, range(self.samples))
+            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling, shown)
+            for row, shown in zip(self.rows, map(_shown, self.rows), strict=True)
+            for sample in range(self.samples)
         ]
+
+
+def _shown(row: dict[str, Any]) -> ShownImages | None:
+    """The images of a prompt; None if it has none."""
+    ids = row.get(image_store.IDS)
+    return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
 def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[list[dict[str, Any]]]:
@@ -145,6 +159,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[list[d
                 "prompt_ids": row["prompt_ids"],
                 **completion,
                 "seed": request.seed,
+                image_store.IDS: row.get(image_store.IDS),
             }
             for (row, sample), request, completion in zip(
                 product(draw.rows, range(draw.samples)), own, completions, strict=False
@@ -156,6 +171,8 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[list[d
 
 def schema(config: Config) -> pa.Schema:
     """The schema of the rows of `sample_groups`."""
+    if config.dataset.image_column is not None:
+        return tables.WITH_IMAGES
     return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
 
 

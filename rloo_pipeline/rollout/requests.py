@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rloo_pipeline.errors import UserError
+
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm import SamplingParams, TokensPrompt
 
 
 class Request(NamedTuple):
@@ -17,6 +19,32 @@ class Request(NamedTuple):
     seed: int
     sampling: SamplingConfig | None = None
     """By default that of the call."""
+    shown: ShownImages | None = None
+    """Images of the prompt."""
+
+    @property
+    def for_vllm(self) -> TokensPrompt:
+        """The prompt as vLLM takes it, with placeholders that it expands itself."""
+        from vllm import TokensPrompt
+
+        if self.shown is None:
+            return TokensPrompt(prompt_token_ids=self.prompt_ids)
+        return TokensPrompt(
+            prompt_token_ids=self.shown.placeholder_ids,
+            multi_modal_data={"image": self.shown.images},
+            multi_modal_uuids={"image": self.shown.ids},
+        )
+
+
+class ShownImages(NamedTuple):
+    """The images of a prompt."""
+
+    images: list[Any]
+    """PIL images."""
+    ids: list[str]
+    """Digests, by which vLLM recognizes them."""
+    placeholder_ids: list[int]
+    """Token ids of the prompt with one placeholder for each image."""
 
 
 class Completion(NamedTuple):
@@ -73,8 +101,14 @@ class SamplingConfig(NamedTuple):
     max_completion_length: int
 
 
-def params_of(request: Request, sampling: SamplingConfig, stop_ids: list[int]) -> SamplingParams:
-    """vLLM's parameters for one request."""
+NEVER = -100.0
+"""Logit bias of a token that is never sampled: vLLM's smallest, and in float32 a probability of 0."""
+
+
+def params_of(
+    request: Request, sampling: SamplingConfig, stop_ids: list[int], never: Sequence[int] = ()
+) -> SamplingParams:
+    """vLLM's parameters for one request; the tokens `never` are not sampled."""
     from vllm import SamplingParams
 
     sampling = request.sampling or sampling
@@ -90,17 +124,27 @@ def params_of(request: Request, sampling: SamplingConfig, stop_ids: list[int]) -
         flat_logprobs=True,
         detokenize=False,
         stop_token_ids=stop_ids,
+        logit_bias=dict.fromkeys(never, NEVER) or None,
     )
 
 
-def completion_of(tokenizer: Any, params: SamplingParams, output: Any) -> Completion:
+def completion_of(tokenizer: Any, request: Request, params: SamplingParams, output: Any) -> Completion:
     """Converts vLLM's output; with logprobs=0, each position holds exactly the sampled token.
 
     Args:
         tokenizer: vLLM's.
+        request: what was asked for.
         params: of the request; the seed is not read.
         output: a finished RequestOutput with one completion.
+
+    Raises:
+        UserError: vLLM has made another prompt of the images than the model's processor.
     """
+    if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
+        raise UserError(
+            f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images and the model's processor "
+            f"{len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read"
+        )
     (sampled,) = output.outputs
     ids = list(sampled.token_ids)
     assert sampled.logprobs.token_ids == ids

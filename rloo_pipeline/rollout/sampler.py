@@ -8,12 +8,13 @@ the table. Nothing is tokenized here: token ids go in and come out.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims, policy
+from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
@@ -27,7 +28,7 @@ from rloo_pipeline.rollout.requests import (
     completion_of,
     params_of,
 )
-from rloo_pipeline.runtime import devices, import_shims
+from rloo_pipeline.runtime import devices, import_shims, without_torchvision
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.workers import engine_cache
 
@@ -45,6 +46,8 @@ class EngineSettings(NamedTuple):
     gpu_memory_utilization: float
     kv_cache_gib: int
     tensor_parallel_size: int
+    most_images: int = 0
+    """Images that a prompt may have."""
 
 
 class Sampler:
@@ -72,6 +75,8 @@ class Sampler:
         if policy.is_adapter(folder):
             rank = engine_size.vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
             adapter = {"enable_lora": True, "max_lora_rank": rank}
+        facts = read_json(base / "config.json")
+        self.never, self.most_images = vision.placeholder_ids(facts), engine.most_images
         dims = engine_size.dims_of(base)
         self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = {
@@ -85,6 +90,7 @@ class Sampler:
             "gpu_memory_utilization": engine.gpu_memory_utilization,
             "generation_config": "vllm",
             **adapter,
+            **engine_size.image_settings(facts, engine.most_images),
         }
         if engine_cache.is_enabled() and _on_gpu():
             self.settings["enable_sleep_mode"] = True
@@ -101,6 +107,8 @@ class Sampler:
     def _start_engine(self) -> LLM:
         vllm = import_shims.import_vllm()
         facts = read_json(Path(self.settings["model"]) / "config.json")
+        if vision.takes_images(facts):
+            without_torchvision.register_in_vllm(facts["architectures"][0])
         on_cpu: dict[str, Any] = {
             "enforce_eager": True,
             # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
@@ -111,6 +119,7 @@ class Sampler:
             "kv_cache_memory_bytes": self.cache_bytes,
         }
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
+        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         return engine
 
     def swap(self, folder: Path, max_model_len: int, digest: str | None = None) -> None:
@@ -144,8 +153,9 @@ class Sampler:
 
     def _load(self, llm: LLM, folder: Path) -> None:
         """Loads the policy in `folder` into the engine and checks that it did."""
-        prompts = swap_check.fixed_prompts(self.vocabulary, _block_size(llm), self.max_model_len)
-        swap_check.query(llm, prompts, self.lora)
+        prompts = swap_check.fixed_prompts(self.vocabulary, _block_size(llm), self.max_model_len, self.never)
+        placeholder = self.never[0] if self.most_images else None
+        swap_check.query(llm, prompts, self.lora, placeholder)
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
@@ -155,11 +165,11 @@ class Sampler:
             llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             llm.apply_model(_repack_lm_head)
         _reset_cache(llm)
-        reply = swap_check.query(llm, prompts, self.lora)
+        reply = swap_check.query(llm, prompts, self.lora, placeholder)
         swap_check.check_cache(reply)
         if not self.swap_checked or swap_check.is_cheap(folder):
             settings = self.settings
-            swap_check.check_weights(reply, folder, settings["dtype"], settings["trust_remote_code"], prompts)
+            swap_check.check_weights(reply, folder, settings["dtype"], settings["trust_remote_code"])
             self.swap_checked = True
 
     def leave_gpu(self) -> None:
@@ -208,7 +218,7 @@ class Sampler:
         self.llm = self.llm or self._start_engine()
         self._wake_up()
         engine = self.llm.llm_engine
-        running: dict[str, tuple[int, SamplingParams]] = {}
+        running: dict[str, tuple[int, Request, SamplingParams]] = {}
         with counting(what, turns.total) as counter:
             while True:
                 running |= self._enqueue(self.llm, turns.requests(not running), sampling)
@@ -216,24 +226,21 @@ class Sampler:
                     break
                 for output in engine.step():
                     if output.finished:
-                        place, params = running.pop(output.request_id)
-                        counter.advance(turns.take(place, completion_of(engine.get_tokenizer(), params, output)))
+                        place, request, how = running.pop(output.request_id)
+                        completion = completion_of(engine.get_tokenizer(), request, how, output)
+                        counter.advance(turns.take(place, completion))
         self.seconds = time.monotonic() - began
 
     def _enqueue(
         self, llm: LLM, requests: Iterable[tuple[int, Request]], sampling: SamplingConfig
-    ) -> dict[str, tuple[int, SamplingParams]]:
-        """Gives requests to the engine; returns their places and parameters by the names that its outputs have."""
-        from vllm import TokensPrompt
-
-        given = list(requests)
-        if not given:
+    ) -> dict[str, tuple[int, Request, SamplingParams]]:
+        """Gives requests to the engine; returns them with place and parameters by the names that its outputs have."""
+        if not (given := list(requests)):
             return {}
-        prompts = [TokensPrompt(prompt_token_ids=request.prompt_ids) for _, request in given]
-        params = [params_of(request, sampling, self.stop_ids) for _, request in given]
+        prompts = [request.for_vllm for _, request in given]
+        params = [params_of(request, sampling, self.stop_ids, self.never) for _, request in given]
         names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        places = [place for place, _ in given]
-        return {name.partition("-")[0]: (place, one) for name, place, one in zip(names, places, params, strict=True)}
+        return {name.partition("-")[0]: (*one, how) for name, one, how in zip(names, given, params, strict=True)}
 
     def _wake_up(self) -> None:
         if self.sleeping and self.llm is not None:
@@ -242,11 +249,12 @@ class Sampler:
 
 
 def _reset_cache(llm: LLM) -> None:
-    """Empties the prefix cache.
+    """Empties the caches of prefixes and of encoded images.
 
     Raises:
         IncompatibleEngine: vLLM refuses.
     """
+    llm.llm_engine.reset_encoder_cache()
     if not llm.reset_prefix_cache():
         raise IncompatibleEngine("a cache in use")
 

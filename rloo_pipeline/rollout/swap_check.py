@@ -14,7 +14,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
@@ -22,6 +22,7 @@ from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
     import torch
+    from PIL.Image import Image
     from vllm import LLM
     from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
@@ -53,35 +54,52 @@ class EngineReply(NamedTuple):
     """Number of prompt tokens that came from its prefix cache."""
     engine: VllmConfig | None = None
     """Configuration of the engine."""
+    prompts: Prompts = ()
+    """The prompts as the engine has read them: with a placeholder for each part of an image."""
 
 
-def fixed_prompts(vocabulary: int, block: int, longest: int) -> list[list[int]]:
+def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int] = ()) -> list[list[int]]:
     """The fixed prompts: two short ones, and one longer than a block of the KV cache, where the context allows that.
 
     Args:
         vocabulary: number of tokens.
         block: tokens per block of the KV cache.
         longest: context length of the engine in tokens.
+        never: ids that no text has, such as placeholders of images; 0 stands in their place.
     """
     lengths = (SHORT_PROMPT, SHORT_PROMPT, block + TOKENS_AFTER_BLOCK)
-    return [
+    prompts = [
         [(7919 * (place + 1) * (number + 1) + 13 * number) % vocabulary for place in range(min(length, longest - 1))]
         for number, length in enumerate(lengths)
     ]
+    return [[0 if token in never else token for token in prompt] for prompt in prompts]
 
 
-def query(llm: LLM, prompts: Prompts, lora: LoRARequest | None) -> EngineReply:
-    """Sends the prompts to an idle engine."""
+def fixed_image() -> Image:
+    """The image of the last prompt of an engine that takes images: a gradient."""
+    from PIL import Image
+
+    return Image.linear_gradient("L").resize((60, 80)).convert("RGB")
+
+
+def query(llm: LLM, prompts: Prompts, lora: LoRARequest | None, placeholder: int | None = None) -> EngineReply:
+    """Sends the prompts to an idle engine, and one more with an image where there is a `placeholder` for it."""
     from vllm import SamplingParams, TokensPrompt
 
-    params = SamplingParams(max_tokens=1, logprobs=TOP_LOGPROBS, seed=0, detokenize=False)
+    config = llm.llm_engine.vllm_config
+    top = min(TOP_LOGPROBS, config.model_config.get_vocab_size())
+    params = SamplingParams(max_tokens=1, logprobs=top, seed=0, detokenize=False)
     inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+    if placeholder is not None:
+        inputs.append(TokensPrompt(prompt_token_ids=[placeholder], multi_modal_data={"image": fixed_image()}))
     outputs = llm.generate(inputs, params, lora_request=lora, use_tqdm=False)
     logps = []
     for output in outputs:
         positions = output.outputs[0].logprobs or []
         logps.append({token: entry.logprob for position in positions if position for token, entry in position.items()})
-    return EngineReply(logps, sum(output.num_cached_tokens or 0 for output in outputs), llm.llm_engine.vllm_config)
+    cached = sum(output.num_cached_tokens or 0 for output in outputs)
+    read = [output.prompt_token_ids or [] for output in outputs]
+    return EngineReply(logps, cached, config, read)
 
 
 def transformers_logps(
@@ -110,8 +128,27 @@ def transformers_logps(
         model = plain_model.load_adapter(model, folder)
     model.eval()
     with torch.inference_mode():
-        logits = [model(torch.tensor([list(prompt)]), use_cache=False).logits[0, -1] for prompt in prompts]
+        logits = [
+            model(torch.tensor([list(prompt)]), use_cache=False, **_shown(base, trust_remote_code, prompt)).logits[
+                0, -1
+            ]
+            for prompt in prompts
+        ]
     return torch.stack(logits).float().log_softmax(-1)
+
+
+def _shown(base: Path, trust_remote_code: bool, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """What a model of images gets beside a prompt: the fixed image, where the prompt has placeholders for it."""
+    import torch
+
+    from rloo_pipeline.training import row_images
+
+    token, *_ = *vision.placeholder_ids(read_json(base / "config.json")), None
+    if token not in prompt:
+        return {}
+    processor = vision.load_processor(base, trust_remote_code).image_processor
+    image = row_images.joined([row_images.process(processor, fixed_image())], token)
+    return image.inputs(torch.tensor([list(prompt)])) if image else {}
 
 
 @contextmanager
@@ -147,7 +184,7 @@ def check_cache(reply: EngineReply) -> None:
         raise IncompatibleEngine("a cache of another policy's prompts")
 
 
-def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool, prompts: Prompts) -> None:
+def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool) -> None:
     """Checks that an engine computes with the weights in `folder`, and tells the user where it does not.
 
     Args:
@@ -155,13 +192,12 @@ def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_c
         folder: of the policy that the engine was given.
         dtype: of the engine.
         trust_remote_code: whether to run code that comes with the model.
-        prompts: the fixed ones.
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.
     """
     try:
-        expected = transformers_logps(folder, dtype, trust_remote_code, prompts, reply.engine)
+        expected = transformers_logps(folder, dtype, trust_remote_code, reply.prompts, reply.engine)
     except Exception as error:  # of any kind: the stage then gets a new engine, which needs no check
         raise IncompatibleEngine(f"weights that transformers could not check ({error})") from error
     nats = mean_difference(reply, expected)

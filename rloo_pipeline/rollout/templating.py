@@ -1,4 +1,4 @@
-"""Rows of a dataset → rows of a prompt set: prompt, prompt_ids and prompt_id, with tools where a run has them."""
+"""Rows of a dataset → rows of a prompt set: prompt, prompt_ids, prompt_id, with tools or images if a run has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
+from rloo_pipeline.data import images
 from rloo_pipeline.data.prompting import encode, prompt_of
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import ToolTemplate
@@ -30,6 +32,7 @@ class Templater:
         stop_ids: Sequence[int],
         pool: EnvironmentPool | None,
         several: bool = False,
+        processor: Any = None,
     ) -> None:
         """Keeps what all rows need.
 
@@ -39,8 +42,14 @@ class Templater:
             stop_ids: tokens that end a turn.
             pool: processes for tools and environments; None in a run without tools.
             several: the column `environment` says which environment a row has.
+            processor: of the model, in a run with images.
         """
         self.dataset, self.tokenizer, self.pool, self.several = dataset, tokenizer, pool, several
+        self.processor = processor
+        self.files: dict[str, bytes] = {}
+        """Image files of all rows so far, by digest."""
+        self.single = True
+        """Whether the rows have one image each, not lists of images."""
         self.template = ToolTemplate(tokenizer, dataset, stop_ids)
         self.tools: dict[str, list[JSON]] = {}
         """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""
@@ -58,6 +67,9 @@ class Templater:
         places = [f"{path}, row {number}" for number in range(len(rows))]
         if self.pool is None:
             for row, place in zip(rows, places, strict=True):
+                if self.dataset.image_column is not None:
+                    yield self._with_images(row, place, self.dataset.image_column)
+                    continue
                 begun = self._begin(row, place)
                 yield {**begun, "prompt_ids": encode(begun["prompt"], self.dataset, self.tokenizer, place)}
             return
@@ -67,6 +79,17 @@ class Templater:
             prompt = _with_observation(row["prompt"], text, place)
             ids = encode(prompt, self.dataset, self.tokenizer, place, self._tools(self.pool, row))
             yield {**row, "prompt": prompt, "prompt_ids": ids, beginnings.OBSERVATION: text}
+
+    def _with_images(self, row: Row, place: str, column: str) -> Row:
+        """A row whose images are digests; prompt_ids has an id for each part of an image, as the model reads it."""
+        files = images.images_of(row[column], f"{place}, column '{column}'")
+        digests = [image_store.digest(file) for file in files]
+        self.files |= dict(zip(digests, files, strict=True))
+        begun = self._begin({**row, column: digests}, place)
+        del begun[column]
+        pixels = [image_store.decode(file, place) for file in files]
+        ids = images.encode(begun["prompt"], pixels, self.dataset, self.processor, place)
+        return {**begun, **ids._asdict(), image_store.IDS: digests}
 
     def _begin(self, row: Row, place: str) -> Row:
         """A row with its prompt and prompt_id, a hash of its content."""

@@ -138,7 +138,7 @@ def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
     by_id = prompts.by_id(ids)
     rows: list[dict[str, Any]] = [by_id[prompt_id] for prompt_id in ids]
     completions = _completions(rollouts, [isinstance(row["prompt"], str) for row in rows])
-    names = [name for name in prompts.table.column_names if name not in OF_PROMPTS]
+    names = [name for name in prompts.columns if name not in OF_PROMPTS]
     columns = {name: [row[name] for row in rows] for name in names}
     columns["finish_reason"] = rollouts["finish_reason"].to_pylist()
     if tables.is_episodes(rollouts):

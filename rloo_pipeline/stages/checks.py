@@ -31,7 +31,7 @@ from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.runtime import progress
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.probe import resolve_policy
-from rloo_pipeline.training import forward_only, round_data, self_check
+from rloo_pipeline.training import forward_only, round_data, row_images, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -99,7 +99,8 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    sequences = round_data.sequences_of(table)
+    images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, images)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )
@@ -140,7 +141,8 @@ def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any
         indices = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]
         if not indices:
             return None
-        sequences = Sequences(*zip(*(pairs[index] for index in indices), strict=True))
+        columns: list[Any] = [*zip(*(pairs[index] for index in indices), strict=True)]
+        sequences = Sequences(*columns)
         tokens = config.deepspeed.max_tokens_per_micro_batch
         return _flat(forward_only.score(TokenLogProbs(model, 1.0), sequences, tokens, name).logps)
 

@@ -45,7 +45,7 @@ def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: 
     counts: dict[str, Counts] = {}
     about: dict[str, object] = {"shard": shard, "num_generations": select.num_generations}
     sampling = groups.sampling_config_of(config.rollout)
-    sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
+    sampler = groups.load_sampler(folder, config, train, config.rollout.max_completion_length)
     about |= {"policy": sampler.digest, **groups.sampling_facts(config.model, sampling)}
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)

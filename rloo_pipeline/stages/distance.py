@@ -20,11 +20,18 @@ from rloo_pipeline.evaluation.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import forward_only, round_data
+from rloo_pipeline.training import forward_only, round_data, row_images
 from rloo_pipeline.training.logprobs import TokenLogProbs
 
 
-def distance(config: Config, completions: Path, policy_folder: Path, reference: Path, output: Path) -> None:
+def distance(
+    config: Config,
+    completions: Path,
+    policy_folder: Path,
+    reference: Path,
+    output: Path,
+    prompts: Path | None = None,
+) -> None:
     """Writes the mean KL per completion, with a 95% interval over prompts, and the mean KL per token.
 
     Args:
@@ -33,6 +40,7 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
         policy_folder: the policy.
         reference: policy 0.
         output: distance.json.
+        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
     import torch
 
@@ -41,7 +49,8 @@ def distance(config: Config, completions: Path, policy_folder: Path, reference: 
     table = tables.read(completions, "completions", policy=digest)
     settings = config.evaluation
     temperature = settings.temperature or 1.0
-    sequences = round_data.sequences_of(table)
+    trusted = config.model.trust_remote_code
+    sequences = round_data.sequences_of(table, row_images.of_rollouts(table, prompts, policy_folder, trusted))
 
     def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         split = config.deepspeed.splits_weights

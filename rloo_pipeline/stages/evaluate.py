@@ -51,7 +51,7 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = settings.max_completion_length or config.rollout.max_completion_length
     sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
-    sampler = groups.load_sampler(policy_folder, config, held_out.longest, longest)
+    sampler = groups.load_sampler(policy_folder, config, held_out, longest)
     digest = sampler.digest
 
     def sample(path: Path, kind: str, samples: int, how: SamplingConfig, prompt_rows: list[dict[str, Any]]) -> pa.Table:

@@ -44,7 +44,7 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     indices = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
     samples = config.checks.probe_num_generations or config.rollout.num_generations
     sampling = groups.sampling_config_of(config.rollout)
-    sampler = groups.load_sampler(folder, config, train.longest, config.rollout.max_completion_length)
+    sampler = groups.load_sampler(folder, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, ("probe",))
     [completions] = groups.sample_groups(sampler, config, draw)
     rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))

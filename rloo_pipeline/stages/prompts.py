@@ -4,6 +4,7 @@ With tools, prompts list them and end with what `reset` of their environment sai
 
 A prompt_id is a hash of the row's content, so it is the same in every run and in any order. A training row whose prompt
 is also a held-out one is dropped, and a row of dev whose prompt is also in eval. Dropped rows are counted by reason.
+Images are in `images/`, each once; a prompt names them by digest.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import image_store, policy, vision
 from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json, write_manifest
 from rloo_pipeline.artifacts.prompt_set import TOOLS
 from rloo_pipeline.config import Config
+from rloo_pipeline.data import images
 from rloo_pipeline.data.prompting import check_columns, check_names
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
@@ -26,6 +28,7 @@ from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.runtime.progress import say, track
 
 COUNTS = "counts.json"
+Identity = tuple[tuple[int, ...], tuple[str, ...]]
 
 
 def prompts(config: Config, assets: Path, output: Path) -> None:
@@ -45,30 +48,39 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     rows: dict[str, list[Row]] = {}
     counts: dict[str, dict[str, int]] = {}
-    held_out: dict[tuple[int, ...], str] = {}
+    held_out: dict[Identity, str] = {}
+    facts = read_json(model / "config.json")
+    model_inputs.check_images(config, facts, str(model))
+    shows_images = config.dataset.image_column is not None
+    processor = vision.load_processor(model, config.model.trust_remote_code) if shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools
         pool = stack.enter_context(beginnings.pool_of(config.rollout)) if uses_tools else None
         several = isinstance(config.rollout.environment, dict)
-        templater = Templater(config.dataset, tokenizer, policy.stop_ids(model, tokenizer), pool, several)
+        templater = Templater(config.dataset, tokenizer, policy.stop_ids(model, tokenizer), pool, several, processor)
         for name in reversed(config.dataset.parts):  # training rows come last
-            rows[name], counts[name] = _part(name, templater, places[name]["path"], held_out)
-            held_out |= {tuple(row["prompt_ids"]): name for row in rows[name]}
+            source_rows = read_rows(config.dataset.parts[name], places[name]["path"])
+            if vision.takes_images(facts) and not shows_images:
+                images.check_named(source_rows, places[name]["path"])
+            rows[name], counts[name] = _part(name, templater, source_rows, places[name]["path"], held_out)
+            held_out |= {_identity(row): name for row in rows[name]}
     longest = max(len(row["prompt_ids"]) for part in rows.values() for row in part)
-    model_inputs.check_context(config, read_json(model / "config.json"), longest, str(model))
+    model_inputs.check_context(config, facts, longest, str(model))
     with atomic_folder(output) as temporary:
         for name, part in rows.items():
             _save(part, temporary / name)
         write_json(temporary / COUNTS, counts)
         if uses_tools:
             write_json(temporary / TOOLS, templater.tools)
+        if config.dataset.image_column is not None:
+            _save_images(config.dataset.image_column, templater, rows, temporary)
         write_manifest(temporary)
     for name in config.dataset.parts:
         say(f"prompts/{name}: " + ", ".join(f"{count} {what}" for what, count in counts[name].items()))
 
 
 def _part(
-    name: str, templater: Templater, path: str, held_out: dict[tuple[int, ...], str]
+    name: str, templater: Templater, rows: list[Row], path: str, held_out: dict[Identity, str]
 ) -> tuple[list[Row], dict[str, int]]:
     """Templates one part of the dataset, without duplicates and prompts of `held_out`, which names their parts.
 
@@ -76,8 +88,8 @@ def _part(
         Its rows, and the numbers of rows read, kept, and dropped by reason.
     """
     dataset = templater.dataset
-    source = getattr(dataset, name)
-    rows = read_rows(source, path)
+    if dataset.image_column is not None:
+        templater.single &= not any(isinstance(row.get(dataset.image_column), list) for row in rows)
     counts: Counter[str] = Counter(rows=len(rows), kept=0)
     prompt_rows: list[Row] = []
     ids: set[str] = set()
@@ -88,7 +100,7 @@ def _part(
             counts["too long"] += 1
         elif prompt_row["prompt_id"] in ids:
             counts["duplicates"] += 1
-        elif other := held_out.get(tuple(prompt_row["prompt_ids"])):
+        elif other := held_out.get(_identity(prompt_row)):
             counts[f"also in {other}"] += 1
         else:
             ids.add(prompt_row["prompt_id"])
@@ -102,10 +114,28 @@ def _part(
     return prompt_rows, dict(counts)
 
 
+def _identity(row: Row) -> Identity:
+    """What makes two prompts one: their token ids and images."""
+    return tuple(row["prompt_ids"]), tuple(row.get(image_store.IDS, ()))
+
+
+def _save_images(column: str, templater: Templater, rows: dict[str, list[Row]], folder: Path) -> None:
+    """Writes the images of the rows that were kept."""
+    of_rows = [row[image_store.IDS] for part in rows.values() for row in part]
+    digests = dict.fromkeys(digest for ids in of_rows for digest in ids)
+    files = {digest: templater.files[digest] for digest in digests}
+    image_store.write(folder, files, image_store.About(column, templater.single, max(map(len, of_rows))))
+    say(f"prompts/images: {len(files)} images, {sum(map(len, files.values())) / 1e6:.1f} MB")
+
+
 def _save(rows: list[Row], folder: Path) -> None:
     """Writes Arrow with `datasets`; token ids are int32, other columns keep their types."""
     import datasets
 
     table = datasets.Dataset.from_list(rows)
-    table = table.cast_column("prompt_ids", datasets.List(datasets.Value("int32")))
+    for name in ("prompt_ids", image_store.PLACEHOLDERS):
+        if name in table.column_names:
+            table = table.cast_column(name, datasets.List(datasets.Value("int32")))
+    if image_store.IDS in table.column_names:
+        table = table.cast_column(image_store.IDS, datasets.List(datasets.Value("string")))
     table.save_to_disk(str(folder))

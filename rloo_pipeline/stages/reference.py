@@ -18,7 +18,7 @@ from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
 
 
-def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path) -> None:
+def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
     """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
 
     Args:
@@ -26,10 +26,11 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
         policy_folder: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.
+        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
     digest = policy.digest(policy_folder)
     rolled = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
-    logps, seconds = _logps(config, policy_folder, digest, rolled) if len(rolled) else ([], 0.0)
+    logps, seconds = _logps(config, policy_folder, digest, rolled, prompts) if len(rolled) else ([], 0.0)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
@@ -43,10 +44,13 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path)
     say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
 
 
-def _logps(config: Config, folder: Path, digest: str, rolled: pa.Table) -> tuple[list[list[float]], float]:
+def _logps(
+    config: Config, folder: Path, digest: str, rolled: pa.Table, prompts: Path | None
+) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
     import torch
 
+    from rloo_pipeline.training import row_images
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     torch.set_num_threads(config.deepspeed.threads)
@@ -59,9 +63,11 @@ def _logps(config: Config, folder: Path, digest: str, rolled: pa.Table) -> tuple
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
+    images = row_images.of_rollouts(rolled, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(rolled, images)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    logps = forward_only.score(logprobs, round_data.sequences_of(rolled), tokens, "reference log-probs").logps
+    logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
     seconds = time.monotonic() - began
     engine_cache.keep("reference", key, logprobs)
     return logps, seconds

@@ -57,7 +57,7 @@ def refill(
     seconds, sampler = 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(config, teaching)):
         rows, spare = spare[:count], spare[count:]
-        sampler = sampler or groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
+        sampler = sampler or groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
         draw = groups.Draw(train.rows(rows), settings.num_generations, sampling, ("round", round_))
         [completions] = groups.sample_groups(sampler, config, draw)
         rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))

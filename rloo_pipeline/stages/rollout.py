@@ -48,7 +48,7 @@ def rollout(
     indices = prompts_of_round(config, train, round_, rates).sampled
     share = shard_range(len(indices), settings.shards, shard)
     sampling = groups.sampling_config_of(settings)
-    sampler = groups.load_sampler(policy_folder, config, train.longest, settings.max_completion_length)
+    sampler = groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
     rows = train.rows(indices[share.start : share.stop])
     about = facts(config, round_, shard, sampler.digest)
     beside = _held_out(config, prompts, train.longest, shard) if held_out else []

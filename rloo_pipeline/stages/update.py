@@ -36,6 +36,7 @@ def update(
     trainer: Path | None,
     inputs: RoundFiles,
     outputs: UpdateOutputs,
+    prompts: Path | None = None,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
 
@@ -46,6 +47,7 @@ def update(
         trainer: trainer state of that policy; None in round 1.
         inputs: tables of the round.
         outputs: what to write.
+        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
 
     Raises:
         UserError: an input is damaged, the tables are not of this round and policy, or the state is not of the policy
@@ -58,7 +60,7 @@ def update(
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
-    trained = round_training.train(config, round_, engine, state, sampled)
+    trained = round_training.train(config, round_, engine, state, sampled, prompts)
     policy_digest = engine.save_policy(outputs.policy)
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
     if engine.rank.first:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.packing import Pack, Sequences
 
@@ -85,6 +86,8 @@ class Padded(Packed):
         arguments = {"input_ids": pack.input_ids[0, layout.sources[laid_out]].where(real, 0)}
         if not bool(real.all()):
             arguments["attention_mask"] = real.long()
+        if pack.vision is not None:
+            arguments |= pack.vision.inputs(arguments["input_ids"])
         first_copy = layout.first_copy[pack.predicting]
         sequence = torch.searchsorted(starts, first_copy, right=True) - 1
         return ModelInputs(arguments, sequence * len(step) + first_copy - starts[sequence])
@@ -102,6 +105,11 @@ class Single(Padded):
     name = "single"
     speed = "one sequence at a time in plain transformers: much slower than packed"
     most_sequences = 1
+
+
+def forms_for(config: Any) -> list[Packed]:
+    """The forms to try for a model, by its configuration in transformers; images are in plain batches only."""
+    return [form for form in FORMS.values() if form.name != Packed.name or not vision.takes_images(config.to_dict())]
 
 
 FORMS = {form.name: form for form in (Packed(), Padded(), Single())}

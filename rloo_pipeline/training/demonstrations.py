@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tools_of
@@ -68,7 +68,8 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
     if not pairs:
         why = "all have evaluation prompts" if not section.held_out else "lower warmstart.sft.held_out"
         raise UserError(f"{path}: no demonstration is left to train on; {why}")
-    return Demonstrations(Sequences(*zip(*pairs, strict=True)), held_out)
+    columns: list[Any] = [*zip(*pairs, strict=True)]
+    return Demonstrations(Sequences(*columns), held_out)
 
 
 def _turns(prompt_ids: list[int], messages: Sequence[Message], template: ToolTemplate) -> Iterator[Pair]:

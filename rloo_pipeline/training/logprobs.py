@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import batch_forms, model_support
 from rloo_pipeline.training.kernels import attention, lm_head
@@ -40,6 +41,7 @@ class TokenLogProbs(nn.Module):
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
         self.form = batch_forms.form_of(base)
+        self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = None if plain else lm_head.attach(model)
 
@@ -69,7 +71,7 @@ class TokenLogProbs(nn.Module):
         with self._checked(pack):
             states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
-        result: Tensor = head(hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form))
+        result: Tensor = head(hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never))
         return result
 
     @contextmanager
@@ -100,6 +102,8 @@ class TokenLogProbs(nn.Module):
         with self._checked(pack):
             logits = self.form.logits(self.model, pack)
         scaled = logits.float() / self.temperature
+        if self.never:
+            scaled = scaled.index_fill(-1, torch.tensor(self.never, device=scaled.device), lm_head.NEVER)
         normalizer = scaled.logsumexp(-1)
         logps = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1) - normalizer
         with torch.no_grad():

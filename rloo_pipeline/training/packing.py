@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rloo_pipeline.training.layout import Layout, lay_out
+from rloo_pipeline.training.row_images import OneRow, RowImages, Vision
 
 
 class Pack(NamedTuple):
@@ -35,11 +36,14 @@ class Pack(NamedTuple):
     """Ids of the completion tokens that the model sampled."""
     completion_lengths: Int[Tensor, " sequences"]
     """Number of these tokens."""
+    vision: Vision | None = None
+    """Images of the prompts, one sequence after the other."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
         return Pack._make(
-            part.to(device) if isinstance(part, Layout) else part.to(device, non_blocking=True) for part in self
+            part.to(device, non_blocking=True) if isinstance(part, Tensor) else part and part.to(device)
+            for part in self
         )
 
     def inputs(self) -> dict[str, Any]:
@@ -72,11 +76,23 @@ class Sequences(NamedTuple):
     completions: Sequence[Sequence[int]]
     loss_masks: Sequence[Sequence[bool]] | None = None
     """True on the completion tokens that the model sampled, at least one of each sequence; None: it sampled all."""
+    images: RowImages | None = None
+    """Images of the prompts; None if none has any."""
 
     def pick(self, rows: Sequence[int]) -> Pack:
-        """Packs these sequences; neighbours with the same prompt share it."""
+        """Packs these sequences; neighbours with the same prompt share it, unless prompts have images, which may differ
+        where their ids do not.
+        """
         masks = None if self.loss_masks is None else [self.loss_masks[row] for row in rows]
-        return pack([self.prompts[row] for row in rows], [self.completions[row] for row in rows], masks)
+        sequences = ([self.prompts[row] for row in rows], [self.completions[row] for row in rows], masks)
+        if self.images is None:
+            return pack(*sequences)
+        return pack(*sequences, share=False)._replace(vision=self.images.pick(rows))
+
+    def cut(self, row: int, tokens: int) -> Sequences:
+        """One sequence with the first tokens of its completion."""
+        images = None if self.images is None else OneRow(self.images, row)
+        return Sequences([self.prompts[row]], [self.completions[row][:tokens]], images=images)
 
     def sampled(self) -> list[int]:
         """Number of tokens of each completion that the model sampled."""
@@ -122,13 +138,15 @@ def pack(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     loss_masks: Sequence[Sequence[bool]] | None = None,
+    share: bool = True,
 ) -> Pack:
-    """Packs sequences whose prompts and completions are not empty; `loss_masks` as in `Sequences`.
+    """Packs sequences whose prompts and completions are not empty; `loss_masks` as in `Sequences`. With `share`,
+    neighbours with the same prompt have it once.
 
     The first token of a completion is predicted from the prompt. Its last token is predicted but predicts nothing, so
     the row does not contain it.
     """
-    shared = torch.tensor([False, *(previous == prompt for previous, prompt in pairwise(prompts))])
+    shared = torch.tensor([False, *(share and previous == prompt for previous, prompt in pairwise(prompts))])
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
     lengths = torch.tensor([len(ids) for ids in completions])
     # what a sequence adds to the row: its prompt unless shared, and its completion without the last token

@@ -5,9 +5,12 @@ It imports nothing of the packed training, so that a change there does not sampl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts import vision
+from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import ADAPTER_WEIGHTS, base_of, check_loading_info, verify
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
@@ -45,10 +48,9 @@ def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: 
     """
     import_shims.prepare_transformers()
     import torch
-    from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        return auto_class(read_json(base / "config.json")).from_pretrained(
             base,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
@@ -59,6 +61,13 @@ def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: 
         raise UserError(
             f"{base}: not a causal language model that transformers can load ({' '.join(str(error).split())[:200]})"
         ) from error
+
+
+def auto_class(facts: Mapping[str, Any]) -> Any:
+    """The class of transformers that loads the model of a config.json."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if vision.takes_images(facts) else AutoModelForCausalLM
 
 
 def check_tensors(folder: Path, trust_remote_code: bool) -> None:

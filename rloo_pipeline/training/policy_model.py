@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
 from rloo_pipeline.config import JSON
 from rloo_pipeline.runtime.progress import say
@@ -86,6 +87,8 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
         split=split,
         quantization=settings.quantization,
     )
+    if not settings.train_vision and vision.takes_images(model.config.to_dict()):
+        _freeze_vision(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
@@ -97,6 +100,13 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
 
     config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump())
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
+
+
+def _freeze_vision(model: Any) -> None:
+    """Freezes all but the language model: the vision encoder and its projector."""
+    trained = {*model.base_model.language_model.parameters(), *model.get_output_embeddings().parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter in trained)
 
 
 def save(

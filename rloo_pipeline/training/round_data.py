@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.batch import Batch, Completions
     from rloo_pipeline.training.objective import Record
     from rloo_pipeline.training.packing import Sequences
+    from rloo_pipeline.training.row_images import RowImages
 
 
-def sequences_of(rollouts: pa.Table) -> Sequences:
-    """The token ids of a table of rollouts, with the loss mask of episodes."""
+def sequences_of(rollouts: pa.Table, images: RowImages | None = None) -> Sequences:
+    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts."""
     from rloo_pipeline.training.packing import Sequences
 
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
-    return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks)
+    return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
 
 
 def completions_of(config: Config, round_tables: RoundTables) -> Completions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline.artifacts import tables
@@ -41,7 +42,14 @@ class TrainedRound(NamedTuple):
     """Wall time from the first forward pass to the last step."""
 
 
-def train(config: Config, round_: int, engine: Engine, state: AlgorithmState, sampled: RoundTables) -> TrainedRound:
+def train(
+    config: Config,
+    round_: int,
+    engine: Engine,
+    state: AlgorithmState,
+    sampled: RoundTables,
+    prompts: Path | None = None,
+) -> TrainedRound:
     """Runs the optimizer steps of a round on the engine's policy.
 
     Args:
@@ -50,15 +58,18 @@ def train(config: Config, round_: int, engine: Engine, state: AlgorithmState, sa
         engine: engine with the policy of the previous round.
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
+        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
     import torch
 
+    from rloo_pipeline.training import row_images
     from rloo_pipeline.training.batch import make_batch
     from rloo_pipeline.training.selection import chosen_rows
 
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    sequences = round_data.sequences_of(rollouts)
+    images = row_images.of_rollouts(rollouts, prompts, engine.folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(rollouts, images)
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     torch.manual_seed(derive(config.seed, "update", round_))
     engine.experts.reset()

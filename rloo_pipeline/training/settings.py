@@ -32,6 +32,8 @@ class TrainerSettings(NamedTuple):
     """What is kept in the memory of the node."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
+    train_vision: bool = False
+    """Whether the vision encoder of a model of images is trained too."""
 
     @property
     def uses_dropout(self) -> bool:
@@ -64,4 +66,5 @@ class TrainerSettings(NamedTuple):
             quantization=config.model.quantization,
             offload=config.deepspeed.offload,
             deepspeed_config=config.deepspeed.own_keys,
+            train_vision=config.model.train_vision,
         )

@@ -160,6 +160,11 @@ def policy_before(wildcards):
     return RUNS.path(wildcards, f"policies/{before(wildcards.round)}")
 
 
+def image_prompts(wildcards):
+    """The prompts, in a run with images, which the log-probs of completions depend on."""
+    return RUNS.path(wildcards, "prompts") if RUNS.of(wildcards).dataset.image_column else []
+
+
 def base_policy(wildcards):
     """Policy 0, where the policy of a round is an adapter on top of it."""
     lora = RUNS.of(wildcards).update.lora

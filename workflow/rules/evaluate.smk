@@ -74,6 +74,7 @@ rule distance:
         completions=file("evaluation/{name}/completions.parquet"),
         policy=evaluated_policy,
         base=file("policies/00000"),
+        prompts=image_prompts,
     output:
         f"{RUN}/evaluation/{{name}}/distance.json",
     log:
@@ -92,7 +93,7 @@ rule distance:
         source=source("distance"),
     shell:
         "rloo distance --completions {input.completions} --policy {input.policy} --reference {input.base}"
-        " --output {output} --log={log}"
+        " --prompts {input.prompts} --output {output} --log={log}"
 
 
 rule stage_harness:

@@ -148,6 +148,7 @@ rule reference:
     input:
         policy=file("policies/00000"),
         rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
+        prompts=image_prompts,
     output:
         f"{RUN}/rounds/{{round}}/reference/{{shard}}.parquet",
     log:
@@ -166,13 +167,15 @@ rule reference:
         decides=decides("reference"),
         source=source("reference"),
     shell:
-        "rloo reference --policy {input.policy} --rollouts {input.rollouts} --output {output} --log={log}"
+        "rloo reference --policy {input.policy} --rollouts {input.rollouts} --prompts {input.prompts}"
+        " --output {output} --log={log}"
 
 
 use rule reference as refill_reference with:
     input:
         policy=file("policies/00000"),
         rollouts=f"{RUN}/rounds/{{round}}/refill/rollouts.parquet",
+        prompts=image_prompts,
     output:
         f"{RUN}/rounds/{{round}}/refill/reference.parquet",
     log:
@@ -192,6 +195,7 @@ rule update:
         rollouts=whole("rollouts"),
         scores=whole("scores"),
         reference=whole_reference,
+        prompts=image_prompts,
         gate=gate,
     output:
         policy=directory(f"{RUN}/policies/{{round}}"),
@@ -218,7 +222,8 @@ rule update:
         source=source("update"),
     shell:
         "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {input.trainer}"
-        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --output {output.policy}"
+        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference}"
+        " --prompts {input.prompts} --output {output.policy}"
         " --output-trainer {output.trainer} --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 
 

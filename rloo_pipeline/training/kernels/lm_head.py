@@ -56,6 +56,12 @@ class HeadInputs(NamedTuple):
     loss_of: LossOf | None
     """The loss to compute; None computes log-probs only."""
     form: Form = Form()
+    never: tuple[int, ...] = ()
+    """Tokens that are never sampled: their probability is 0."""
+
+
+NEVER = -1e30
+"""A logit whose exponential is 0, and which is finite, so that 0 times it is 0."""
 
 
 def attach(model: nn.Module) -> SplitModel | None:
@@ -186,6 +192,8 @@ class _Projection:
             out.mul_(self.form.scale / self.form.cap).tanh_().mul_(self.form.cap / self.inputs.temperature)
         elif self.divisor != 1:
             out.div_(self.divisor)
+        if self.inputs.never:
+            out[:, list(self.inputs.never)] = NEVER
         return out
 
     def _at_targets(self, values: Tensor, part: slice) -> Tensor:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.files import digest as digest_of
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON
@@ -31,6 +32,7 @@ LOGPS, GRADIENT = 1e-3, 1e-2
 Correct models stay below a tenth of it, wrong ones exceed it a hundred times (tests/families).
 """
 UNLIMITED = 10**9
+IMAGES = "prompts with images are not packed"
 IGNORED_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Configuration keys that do not change a float32 result."""
 _results: dict[str, SelfCheck] = {}
@@ -107,7 +109,7 @@ def run(config: Any, trust_remote_code: bool) -> SelfCheck:
     Raises:
         UserError: as `load_or_run`.
     """
-    from rloo_pipeline.training.batch_forms import FORMS
+    from rloo_pipeline.training.batch_forms import forms_for
     from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.self_check import against_plain, small
 
@@ -129,8 +131,8 @@ def run(config: Any, trust_remote_code: bool) -> SelfCheck:
                 f"{kind}: it does not attend causally (a log-prob changes by {plain.causal_within:.2g} nats with the "
                 "tokens after it), so it cannot be sampled from; use another model"
             )
-        problems = []  # of forms
-        for form in FORMS.values():
+        problems = [IMAGES] if vision.takes_images(config.to_dict()) else []  # of forms
+        for form in forms_for(config):
             problem, result = _try(plain, form)
             if result is not None:
                 return result._replace(why="; ".join(dict.fromkeys(problems)))
@@ -160,7 +162,7 @@ def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck 
 def _digest(facts: JSON, folder: Path) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
-    names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "model_types")
+    names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "model_types", "row_images")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
     relevant = {key: value for key, value in facts.items() if key not in IGNORED_KEYS}

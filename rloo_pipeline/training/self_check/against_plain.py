@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training import dropout
 from rloo_pipeline.training.batch_forms import Packed
-from rloo_pipeline.training.kernels import attention
+from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.self_check import small
+from rloo_pipeline.training.self_check import probe_images, small
 
 LONGEST = attention.SHORT + 24
 """Tokens of the longest sequence: it takes the code path of long sequences, the others that of short ones."""
@@ -50,6 +51,8 @@ class PlainModel:
         self.config, self.trust_remote_code = config, trust_remote_code
         self.model = small.build(config, trust_remote_code, "eager").eval()
         self.sequences = probe(self.model.config.get_text_config().vocab_size, longest)
+        if vision.takes_images(config.to_dict()):
+            self.sequences = probe_images.show(self.sequences, config)
         self.logps = _one_by_one(self.model, self.sequences)
         self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
 
@@ -86,9 +89,13 @@ def _weights(count: int) -> Tensor:
 
 def _logps(model: Any, sequences: Sequences) -> Iterator[Tensor]:
     """Log-probs of each completion, alone."""
-    for prompt, completion in zip(*sequences[:2], strict=True):
+    never = vision.placeholder_ids(model.config.to_dict())
+    for number, (prompt, completion) in enumerate(zip(*sequences[:2], strict=True)):
         row = torch.tensor([[*prompt, *completion]])
-        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        shown = sequences.images.pick([number]) if sequences.images else None
+        more = shown.inputs(row) if shown else {}
+        logits = model(input_ids=row, use_cache=False, **more).logits[0, len(prompt) - 1 : -1].float()
+        logits[:, never] = lm_head.NEVER
         yield logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
 
 
@@ -105,10 +112,10 @@ def _one_by_one(model: Any, sequences: Sequences) -> list[Tensor]:
 def _difference_without_rest(model: Any, sequences: Sequences, all_logps: list[Tensor]) -> float:
     """Largest difference of a log-prob, in nats, where the second half of the completion is cut off."""
     largest = 0.0
-    for prompt, completion, logps in zip(*sequences[:2], all_logps, strict=True):
-        half = len(completion) // 2
+    for row, logps in enumerate(all_logps):
+        half = len(sequences.completions[row]) // 2
         if half:
-            (alone,) = _logps(model, Sequences([prompt], [completion[:half]]))
+            (alone,) = _logps(model, sequences.cut(row, half))
             largest = max(largest, float((alone - logps[:half]).abs().max()))
     return largest
 

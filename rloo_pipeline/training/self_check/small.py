@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rloo_pipeline.training import model_support
+from rloo_pipeline.artifacts import vision
+from rloo_pipeline.training import model_support, plain_model
 
 LAYERS = 12
 """Most layers of a copy; a longer pattern of layer kinds is cut."""
@@ -22,6 +23,8 @@ PERIOD = re.compile(r"(step|interval|period|pattern|freq)$")
 """Keys that hold the number of layers after which the pattern of layer kinds repeats."""
 EXPERTS = re.compile(r"^(moe_)?n(um)?_(routed_|local_)?experts$")
 WIDE = re.compile(r"intermediate|ffn|n_inner|d_ff")
+PLACEHOLDERS = ("vision_start_token_id", "vision_end_token_id", "video_token_id", "image_token_id")
+"""Keys with the ids of tokens that stand for images and videos."""
 WIDTH, VOCABULARY, WINDOW = 96, 384, 8
 MAX_WEIGHTS = 2**28
 """Most weights of a copy: 1 GB in float32."""
@@ -52,7 +55,22 @@ def shrink(config: Any, kind: Shrink) -> Any:
         _narrow(small.get_text_config())
     _short_windows(small.get_text_config())
     _short_vocabulary(small)
+    if vision.takes_images(small.to_dict()):
+        _few_vision_layers(small)
     return small
+
+
+def _few_vision_layers(config: Any) -> None:
+    """Two layers of the vision encoder, one of each kind; the last ids of the short vocabulary for placeholders."""
+    part = config.vision_config
+    part.depth = min(part.depth, 2)
+    for name in ("fullatt_block_indexes", "deepstack_visual_indexes"):
+        if getattr(part, name, None):
+            setattr(part, name, [part.depth - 1])
+    part.out_hidden_size = config.get_text_config().hidden_size
+    for token, name in enumerate(PLACEHOLDERS, config.get_text_config().vocab_size - len(PLACEHOLDERS)):
+        if hasattr(config, name):
+            setattr(config, name, token)
 
 
 def _others(config: Any) -> list[Any]:
@@ -153,10 +171,10 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
     Raises:
         TooLargeError: it has more than MAX_WEIGHTS weights.
     """
-    from transformers import AutoModelForCausalLM
+    auto_class = plain_model.auto_class(config.to_dict())
 
     def create() -> Any:
-        return AutoModelForCausalLM.from_config(
+        return auto_class.from_config(
             copy.deepcopy(config),
             dtype=torch.float32,
             attn_implementation=attention,

@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 def right(folder) -> swap_check.EngineReply:
     """The answer of an engine that computes with these weights."""
     rows = swap_check.transformers_logps(folder, "float32", False, PROMPTS).tolist()
-    return swap_check.EngineReply([dict(enumerate(row)) for row in rows], 0)
+    return swap_check.EngineReply([dict(enumerate(row)) for row in rows], 0, prompts=PROMPTS)
 
 
 def test_the_prompts_differ_and_the_last_is_longer_than_a_block_of_the_cache() -> None:
@@ -31,26 +31,26 @@ def test_the_prompts_differ_and_the_last_is_longer_than_a_block_of_the_cache() -
 
 
 def test_the_log_probs_of_transformers_pass(folder, right) -> None:
-    swap_check.check_weights(right, folder, "float32", False, PROMPTS)
+    swap_check.check_weights(right, folder, "float32", False)
     swap_check.check_cache(right)
 
 
 def test_a_difference_of_a_thousandth_of_a_nat_is_refused_with_a_message(folder, right, caplog) -> None:
-    off = swap_check.EngineReply([{token: logp + 1e-3 for token, logp in row.items()} for row in right.logps], 0)
+    off = right._replace(logps=[{token: logp + 1e-3 for token, logp in row.items()} for row in right.logps])
     with caplog.at_level("INFO"), pytest.raises(IncompatibleEngine, match="not all those of policy"):
-        swap_check.check_weights(off, folder, "float32", False, PROMPTS)
+        swap_check.check_weights(off, folder, "float32", False)
     assert "Qwen3ForCausalLM 0.001 nats a token from the policy" in caplog.text
-    swap_check.check_weights(off, folder, "bfloat16", False, PROMPTS)
+    swap_check.check_weights(off, folder, "bfloat16", False)
 
 
 def test_not_a_number_is_refused(folder, right) -> None:
     with pytest.raises(IncompatibleEngine):
-        swap_check.check_weights(swap_check.EngineReply([{0: float("nan")}] * 3, 0), folder, "float32", False, PROMPTS)
+        swap_check.check_weights(right._replace(logps=[{0: float("nan")}] * 3), folder, "float32", False)
 
 
 def test_without_transformers_the_swap_is_refused(tmp_path, right) -> None:
     with pytest.raises(IncompatibleEngine, match="could not check"):
-        swap_check.check_weights(right, tmp_path, "float32", False, PROMPTS)
+        swap_check.check_weights(right, tmp_path, "float32", False)
 
 
 def test_tokens_from_the_cache_are_refused(right) -> None:

@@ -42,7 +42,7 @@ def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
     monkeypatch.setattr(groups, "compatibility_key", lambda *_: "")
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
-        groups.load_sampler(Path("policy"), config, 10, 10)
+        groups.load_sampler(Path("policy"), config, SimpleNamespace(longest=10, about_images=None), 10)
     monkeypatch.setattr(engine.policy_model, "load_trainable", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
         engine.Engine(Path("policy"), SimpleNamespace(dtype="float16"), 0)

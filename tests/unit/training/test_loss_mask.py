@@ -315,7 +315,7 @@ def test_the_gap_to_the_sampler_is_over_own_tokens(logps) -> None:
 
 def changed(row: int, place: int) -> Sequences:
     """The sequences with another token at one place of a completion."""
-    prompts, completions, masks = sequences()
+    prompts, completions, masks, _ = sequences()
     other = [list(ids) for ids in completions]
     other[row][place] = other[row][place] % (VOCABULARY - 1) + 1
     return Sequences(prompts, other, masks)
@@ -344,7 +344,7 @@ def test_a_last_token_of_a_tool_enters_nowhere(logps) -> None:
 
 
 def test_a_mask_of_all_true_is_no_mask_bit_for_bit() -> None:
-    prompts, completions, _ = sequences()
+    prompts, completions, *_ = sequences()
     masks = [[True] * len(ids) for ids in completions]
     module = TokenLogProbs(model(), TEMPERATURE)
     results = []
@@ -352,7 +352,7 @@ def test_a_mask_of_all_true_is_no_mask_bit_for_bit() -> None:
         pack = each.pick(range(len(ROWS)))
         loss = module(pack, lambda _, logps, mask, entropy: (logps.exp() * mask + entropy).sum())
         loss.backward()
-        results.append((*pack[:2], *pack[3:], loss.detach(), gradient(module.model)))
+        results.append((*pack[:2], *pack[3:6], loss.detach(), gradient(module.model)))
         assert each.sampled() == pack.completion_lengths.tolist()
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 

@@ -77,3 +77,17 @@ def test_samples_of_a_prompt_stay_together(limit) -> None:
     order = [tuple(PROMPTS[row]) for batch in batches for row in batch]
     changes = sum(before != after for before, after in pairwise(order))
     assert changes == 2
+
+
+def test_prompts_with_images_are_not_shared() -> None:
+    """Where ids are the same, images may differ."""
+
+    class NoImages:
+        def pick(self, rows: object) -> None:
+            """They have none."""
+
+    prompts, completions = [[1, 2], [1, 2]], [[3, 4], [5, 6]]
+    assert Sequences(prompts, completions).pick([0, 1]).input_ids.tolist() == [[1, 2, 3, 5]]
+    alone = Sequences(prompts, completions, images=NoImages()).pick([0, 1])
+    assert alone.input_ids.tolist() == [[1, 2, 3, 1, 2, 5]]
+    assert alone.predicting.tolist() == [1, 2, 4, 5]

@@ -1,0 +1,126 @@
+"""The images of the prompts of a run: `prompts/images/`, Arrow rows of digest and image file, each image once.
+
+Sampler, trainer and reward functions get the pixels of `decode`, so all of them see the same image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from rloo_pipeline.artifacts.files import read_json, verify_manifest, write_json
+from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FOLDER, ABOUT = "images", "images.json"
+IDS, PLACEHOLDERS = "image_ids", "placeholder_ids"
+"""Columns of prompts with images: digests, and the prompt's token ids with one placeholder for each image."""
+PIXELS = "decoded"
+"""Key of a row in memory with its decoded images, beside the column of the dataset."""
+
+
+class About(NamedTuple):
+    """How images stand in the rows of the dataset."""
+
+    column: str
+    single: bool
+    """Each row has one image, not a list of images."""
+    most: int
+    """Most images of a prompt."""
+
+
+def write(prompts: Path, files: Mapping[str, bytes], about: About) -> None:
+    """Writes image files by their digests, in this order, in an Arrow `Image` column."""
+    import datasets
+
+    features = datasets.Features({"digest": datasets.Value("string"), "image": datasets.Image()})
+    rows = {"digest": list(files), "image": [{"bytes": file, "path": None} for file in files.values()]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(prompts / FOLDER))
+    write_json(prompts / ABOUT, about._asdict())
+
+
+def about(prompts: Path) -> About | None:
+    """How images stand in the rows; None in a run without images."""
+    if not (prompts / ABOUT).exists():
+        return None
+    verify_manifest(prompts, lambda name: name == ABOUT)
+    return About(**read_json(prompts / ABOUT))
+
+
+def digest(file: bytes) -> str:
+    """Hex SHA-256 of an image file, by which it is stored once."""
+    return hashlib.sha256(file).hexdigest()
+
+
+def decode(file: bytes, place: str) -> Image:
+    """The pixels of an image file in RGB, turned as a camera noted it (EXIF); of an animation, its first frame.
+
+    Raises:
+        UserError: PIL cannot read it, or it has more pixels than PIL takes for harmless.
+    """
+    import warnings
+
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UserError(f"{place}: PIL cannot read the image ({' '.join(str(error).split())[:120]})") from error
+
+
+class ImageStore:
+    """Images by digest."""
+
+    KEPT = 256
+    """Decoded images that are kept."""
+
+    def __init__(self, prompts: Path) -> None:
+        """Memory-maps the files of the folder that the stage `prompts` wrote.
+
+        Raises:
+            UserError: a file is damaged.
+        """
+        verify_manifest(prompts, lambda name: name.startswith(f"{FOLDER}/"))
+        self.folder = prompts / FOLDER
+        self.decoded: OrderedDict[str, Image] = OrderedDict()
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        shards = sorted(self.folder.glob("*.arrow"))
+        return pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(shard))).read_all() for shard in shards)
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {digest: row for row, digest in enumerate(self._table["digest"].to_pylist())}
+
+    def file(self, digest: str) -> bytes:
+        """An image file.
+
+        Raises:
+            UserError: there is none with this digest.
+        """
+        if digest not in self._rows:
+            raise UserError(f"{self.folder}: no image {digest[:16]}, though a table names it; run `prompts` again")
+        data: bytes = self._table["image"][self._rows[digest]].as_py()["bytes"]
+        return data
+
+    def image(self, digest: str) -> Image:
+        """The pixels of an image."""
+        if digest in self.decoded:
+            self.decoded.move_to_end(digest)
+        else:
+            self.decoded[digest] = decode(self.file(digest), str(self.folder))
+            if len(self.decoded) > self.KEPT:
+                self.decoded.popitem(last=False)
+        return self.decoded[digest]

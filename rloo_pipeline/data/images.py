@@ -1,0 +1,141 @@
+"""Images in the rows of a dataset: their files, and their places in the messages of a prompt."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.artifacts.image_store import decode
+from rloo_pipeline.config import Dataset
+from rloo_pipeline.data.prompting import render
+from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COLUMNS = ("image", "images")
+"""Columns with images in TRL's datasets."""
+CURE = "an image is a datasets.Image with bytes or a local path, or a PIL image of a generator"
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is an image as `datasets` stores it or as PIL holds it."""
+    if isinstance(value, Mapping):
+        return {*value} == {"bytes", "path"}
+    return hasattr(value, "tobytes") and hasattr(value, "convert")
+
+
+def images_of(value: Any, place: str) -> list[bytes]:
+    """The image files of a row: those of one image, of a list of images, or none for null.
+
+    Args:
+        value: of the column.
+        place: file, row and column, for messages.
+
+    Raises:
+        UserError: it holds something else, or an image that cannot be read.
+    """
+    given = [] if value is None else value if isinstance(value, list) else [value]
+    files = [_bytes_of(one, place) for one in given]
+    for file in files:
+        decode(file, place)
+    return files
+
+
+def pixels_of(value: Any, place: str) -> list[Image]:
+    """As `images_of`, decoded."""
+    return [decode(file, place) for file in images_of(value, place)]
+
+
+def _bytes_of(image: Any, place: str) -> bytes:
+    if not is_image(image):
+        raise UserError(f"{place} holds {image!r:.60}; {CURE}")
+    if not isinstance(image, Mapping):
+        buffer = io.BytesIO()
+        image.convert("RGB").save(buffer, "PNG")
+        return buffer.getvalue()
+    if image["bytes"] is not None:
+        return bytes(image["bytes"])
+    try:
+        return Path(str(image["path"])).read_bytes()
+    except OSError as error:
+        raise UserError(f"{place}: the image {image['path']} cannot be read ({error.strerror}); {CURE}") from error
+
+
+def with_parts(prompt: Any, count: int, place: str) -> list[dict[str, Any]]:
+    """The messages of a prompt with `count` images as content parts, as in TRL.
+
+    Where no message has image parts yet, all images stand at the beginning of the first message of the user.
+
+    Raises:
+        UserError: the prompt is no list of messages, has no message of a user, or has another number of image parts.
+    """
+    if isinstance(prompt, str):
+        raise UserError(
+            f"{place}: a prompt with images must be messages; set dataset.user_prompt, or name a column of messages in "
+            "dataset.prompt_column"
+        )
+    messages = [{**message, "content": _parts(message.get("content"))} for message in prompt]
+    placed = sum(part["type"] == "image" for message in messages for part in message["content"])
+    if not placed and count:
+        user = next((message for message in messages if message["role"] == "user"), None)
+        if user is None:
+            raise UserError(f"{place}: a prompt with images needs a message of the user; add one")
+        user["content"] = [*({"type": "image"} for _ in range(count)), *user["content"]]
+    elif placed != count:
+        raise UserError(f"{place}: the messages have places for {placed} images and the row has {count}; correct it")
+    return messages
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    """Content as a list of parts; keys that a row of a table lacks are None there and left out here."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [{key: value for key, value in part.items() if value is not None} for part in content or ()]
+
+
+def check_named(rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Checks that rows for a model of images have none, as the configuration names no column of them.
+
+    Raises:
+        UserError: a column of COLUMNS has one.
+    """
+    for name in COLUMNS:
+        values = (row.get(name) for row in rows)
+        if any(is_image(value[0] if isinstance(value, list) and value else value) for value in values):
+            raise UserError(
+                f"{path}: column '{name}' has images that no prompt would show; set dataset.image_column: {name}, or "
+                "drop the column"
+            )
+
+
+class ImagePrompt(NamedTuple):
+    """Token ids of a prompt with images."""
+
+    prompt_ids: list[int]
+    """As the model reads them: one placeholder for each part of an image."""
+    placeholder_ids: list[int]
+    """As vLLM takes them: one placeholder for each image."""
+
+
+def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: Any, place: str) -> ImagePrompt:
+    """Token ids of a prompt with images, up to the start of the completion.
+
+    Raises:
+        UserError: the messages cannot hold the images, or the chat template shows another number of them.
+    """
+    messages = with_parts(prompt, len(pixels), place)
+    text = render(messages, dataset, processor.tokenizer, place)
+    ids = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+    shown = ids.count(processor.image_token_id)
+    if shown != len(pixels):
+        raise UserError(
+            f"{place}: the chat template shows {shown} images and the row has {len(pixels)}; use the template that "
+            f"belongs to the model, and remove '{processor.image_token}' from texts"
+        )
+    if not pixels:
+        return ImagePrompt(ids, ids)
+    expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]
+    return ImagePrompt(list(expanded), ids)

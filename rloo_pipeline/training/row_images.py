@@ -1,0 +1,116 @@
+"""The images of the sequences in a batch, as arguments of the model's forward.
+
+Each image goes through the image processor of the model alone, so what the model gets of it depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from rloo_pipeline.artifacts import image_store, vision
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import base_of
+from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEPT = 16
+"""Processed images that are kept: the completions of a prompt follow each other."""
+TYPES = "mm_token_type_ids"
+"""Argument with 1 at tokens that stand for a part of an image, by which Qwen-VL finds positions (M-RoPE)."""
+
+
+class Vision(NamedTuple):
+    """The images of a batch, in the order of its sequences."""
+
+    arguments: dict[str, Tensor]
+    """Of the model's forward, such as pixel_values; images follow each other in the first dimension."""
+    token: int
+    """Id of the tokens that stand for a part of an image."""
+
+    def to(self, device: torch.device) -> Vision:
+        """The images on another device."""
+        return self._replace(arguments={name: values.to(device) for name, values in self.arguments.items()})
+
+    def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
+        """All arguments that a batch with these ids has because of its images."""
+        return {**self.arguments, TYPES: (input_ids == self.token).long()}
+
+
+class RowImages(Protocol):
+    """The images of sequences, by their number."""
+
+    def pick(self, rows: Sequence[int]) -> Vision | None:
+        """The images of these sequences; None if they have none."""
+
+
+class OneRow(NamedTuple):
+    """The images of one sequence alone."""
+
+    images: RowImages
+    row: int
+
+    def pick(self, rows: Sequence[int]) -> Vision | None:
+        """Its images, for each of the rows, which are all 0."""
+        return self.images.pick([self.row for _ in rows])
+
+
+class StoredImages:
+    """The images of a table of rollouts."""
+
+    def __init__(self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, processor: Any, token: int) -> None:
+        """Keeps what all batches need.
+
+        Args:
+            ids: digests of each row.
+            store: the images.
+            processor: image processor of the model.
+            token: id of the tokens that stand for a part of an image.
+        """
+        self.ids, self.token = ids, token
+        self._processed = lru_cache(KEPT)(lambda digest: process(processor, store.image(digest)))
+
+    def pick(self, rows: Sequence[int]) -> Vision | None:
+        """The images of these sequences; None if they have none."""
+        return joined([self._processed(digest) for row in rows for digest in self.ids[row]], self.token)
+
+
+def process(processor: Any, image: Any) -> dict[str, Tensor]:
+    """An image as tensors, which the model's forward takes by these names."""
+    return dict(processor(images=[image], return_tensors="pt"))
+
+
+def joined(images: Sequence[Mapping[str, Tensor]], token: int) -> Vision | None:
+    """Processed images as one batch; None for none."""
+    if not images:
+        return None
+    return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, token)
+
+
+def of_rollouts(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_remote_code: bool) -> StoredImages | None:
+    """The images of a table of rollouts; None if its prompts have none.
+
+    Args:
+        rollouts: the table.
+        prompts: folder that the stage `prompts` wrote.
+        folder: a policy, for its processor.
+        trust_remote_code: whether code in the folder may run.
+
+    Raises:
+        UserError: the folder of the prompts is not named.
+    """
+    if image_store.IDS not in rollouts.column_names:
+        return None
+    if prompts is None:
+        raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
+    token = int(read_json(base_of(folder) / "config.json")["image_token_id"])
+    processor = vision.load_processor(folder, trust_remote_code).image_processor
+    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, token)

@@ -1,0 +1,24 @@
+"""A model of images learns colours, from the configuration to the page."""
+
+import json
+
+import pytest
+import yaml
+from helpers import ROOT, Project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.long
+def test_a_model_of_images_learns_colours(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    config = yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text())
+    (project.folder / "vision.yaml").write_text(yaml.safe_dump(config))
+    outcome = project.snakemake("--cores", "2", "--configfile", "vision.yaml")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / config["run"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["warmstart"]["accuracy"] < 0.1
+    assert summary["final"]["accuracy"] > 0.5, "without the image one in four is right"
+    page = (run / "report.html").read_text()
+    assert page.count('<img class="shown" src="data:image/webp;base64,') > 20

@@ -1,0 +1,141 @@
+"""Prompts with images: each image is stored once, and two prompts with the same ids and other images are two."""
+
+import random
+
+import pyarrow as pa
+import pytest
+import yaml
+from helpers import mini, rloo
+from PIL import Image
+
+from rloo_pipeline.artifacts import image_store, tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.config import Config
+from rloo_pipeline.demo.colours import square
+from rloo_pipeline.demo.vision_model import tiny_qwen_vl
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.report import samples
+from rloo_pipeline.scoring.score_table import batch_of
+from rloo_pipeline.training import row_images
+
+pytestmark = pytest.mark.slow
+
+ROWS = """
+from pathlib import Path
+from PIL import Image
+
+def rows(names):
+    shown = [Image.open(Path(__file__).with_name(f"{name}.png")) for name in names]
+    return [{"prompt": [{"role": "user", "content": "colour?"}], "image": one} for one in shown]
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Prompts of a run: three training rows, of which one has the image of a held-out row."""
+    folder = tmp_path_factory.mktemp("images")
+    tiny_qwen_vl(folder / "model", 0)
+    draw = random.Random(0)
+    for name in ("red", "green", "blue"):
+        square(name, draw).save(folder / f"{name}.png")
+    (folder / "mine.py").write_text(ROWS)
+    parts = {"train": ["red", "green", "red"], "eval": ["blue", "green"]}
+    rows = f"{folder}/mine.py:rows"
+    source = {name: {"generator": rows, "options": {"names": names}} for name, names in parts.items()}
+    config = mini() | {"model": {"name_or_path": str(folder / "model"), "dtype": "float32"}}
+    config |= {"dataset": {**source, "image_column": "image", "max_prompt_length": 64}}
+    del config["warmstart"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for words in (("stage-assets",), ("prompts", "--assets", folder / "assets")):
+        outcome = rloo(*words, "--output", folder / words[0].replace("stage-", ""))
+        assert outcome.returncode == 0, outcome.stderr
+    return folder
+
+
+def test_prompts_with_the_same_ids_and_other_images_are_two(run) -> None:
+    train, held_out = PromptSet(run / "prompts" / "train"), PromptSet(run / "prompts" / "eval")
+    assert (len(train), len(held_out)) == (1, 2), "one training row is a duplicate, and one a held-out row"
+    first, second = held_out.rows([0, 1])
+    assert first["prompt_ids"] == second["prompt_ids"]
+    assert first["prompt_id"] != second["prompt_id"]
+    assert len(first["prompt_ids"]) == len(first["placeholder_ids"]) + 3, "56 by 56 pixels are four tokens"
+
+
+def test_each_image_is_stored_once_and_comes_back_as_it_was(run) -> None:
+    held_out = PromptSet(run / "prompts" / "eval")
+    assert held_out.images is not None
+    assert len(held_out.images._table) == 3
+    [blue] = held_out.rows([0])
+    with Image.open(run / "blue.png") as image:
+        assert blue["image"].tobytes() == image.tobytes()
+    with pytest.raises(UserError, match="no image abc"):
+        held_out.images.image("abc")
+
+
+def rollouts(run, ids: list[list[str]] | None = None) -> pa.Table:
+    """Two completions of each held-out prompt."""
+    rows = PromptSet(run / "prompts" / "eval").rows([0, 1])
+    return pa.Table.from_pylist(
+        [
+            {"prompt_id": row["prompt_id"], "sample": sample, "prompt_ids": row["prompt_ids"], "completion_ids": [10]}
+            | {"completion": "red", "sampling_logps": [-1.0], "finish_reason": "stop", "seed": 0}
+            | {image_store.IDS: row[image_store.IDS]}
+            for row in rows
+            for sample in range(2)
+        ],
+        schema=tables.WITH_IMAGES,
+    )
+
+
+def test_reward_functions_get_the_pixels(run) -> None:
+    batch = batch_of(rollouts(run), PromptSet(run / "prompts" / "eval"))
+    assert [image.size for image in batch.columns["image"]] == [(56, 56)] * 4
+    assert batch.columns["image"][0].tobytes() != batch.columns["image"][2].tobytes()
+    assert not {"image_ids", "placeholder_ids", "decoded"} & batch.columns.keys()
+
+
+def test_the_trainer_gets_the_images_of_each_row(run) -> None:
+    images = row_images.of_rollouts(rollouts(run), run / "prompts", run / "model", False)
+    assert images is not None
+    both, second = images.pick([0, 2]), images.pick([3])
+    assert both is not None
+    assert second is not None
+    assert both.arguments["image_grid_thw"].tolist() == [[1, 4, 4]] * 2
+    assert both.arguments["pixel_values"][16:].equal(second.arguments["pixel_values"])
+    with pytest.raises(UserError, match="--prompts"):
+        row_images.of_rollouts(rollouts(run), None, run / "model", False)
+
+
+def test_the_page_has_small_images_and_asks_nobody_for_them(run) -> None:
+    [row] = PromptSet(run / "prompts" / "eval").rows([0])
+    large = row["image"].resize((3000, 2000))
+    [message] = samples._messages({**row, image_store.PIXELS: [large] * 6})
+    assert message["content"] == "[2 more images]\ncolour?"
+    assert len(message["images"]) == samples.IMAGES
+    assert all(image.startswith("data:image/webp;base64,") and len(image) < 10_000 for image in message["images"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": {"tools": ["rloo_pipeline.environments.tools:calculator"]}}, "rollout.tools cannot be used with"),
+        ({"update": {"lora": {}}}, "update.lora cannot be used with images"),
+        ({"deepspeed": {"zero_stage": 3}}, "deepspeed.zero_stage: 3 cannot be used with images"),
+        ({"evaluation": {"harness": {"tasks": ["gsm8k"]}}}, "evaluation.harness cannot be used with images"),
+        ({"warmstart": mini()["warmstart"]}, "warmstart.sft cannot be used with images"),
+        (
+            {"model": {"train_vision": True}, "deepspeed": {"processes": 2}},
+            "model.train_vision cannot be used with sev",
+        ),
+        (
+            {"dataset": {"image_column": None}, "model": {"train_vision": True}},
+            "model.train_vision: there are no images",
+        ),
+    ],
+)
+def test_what_does_not_go_with_images_is_one_sentence(changes, message) -> None:
+    base = {**mini(), "warmstart": {}}
+    for section, keys in ({"dataset": {"image_column": "image"}} | changes).items():
+        base[section] = {**base.get(section, {}), **keys}
+    with pytest.raises(ValueError, match=message):
+        Config(**base)

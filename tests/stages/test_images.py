@@ -1,0 +1,164 @@
+"""Prompts with images: sampler and trainer hold the same model and see the same pixels, before and after an update."""
+
+from pathlib import Path
+from typing import Any
+
+import forks
+import pytest
+
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+
+pytestmark = pytest.mark.slow
+
+HOW = SamplingConfig(1.0, 1.0, 0, None, 6)
+CLOSE = 1e-3
+COLOURS = [["red"], ["blue"], ["green", "yellow"], []]
+"""Squares that the prompts show: two prompts have the same ids and other pixels."""
+
+Rows = list[tuple[list[int], list[float]]]
+
+
+def model(folder: Path, kind: str) -> Path:
+    """A model whose completions depend on its images."""
+    from rloo_pipeline.demo.vision_model import tiny_qwen_vl
+
+    tiny_qwen_vl(folder, 3, model_type=kind, initializer_range=0.3)
+    return folder
+
+
+def images() -> list[list[Any]]:
+    """The images of the prompts; one is wider than high, so that height and width cannot be mixed up unseen."""
+    import random
+
+    from rloo_pipeline.demo.colours import square
+
+    draw = random.Random(0)
+    shown = [[square(name, draw) for name in names] for names in COLOURS]
+    shown[2][1] = shown[2][1].resize((130, 60))
+    return shown
+
+
+def requests(folder: Path) -> list[Request]:
+    """Two completions of each prompt."""
+    from rloo_pipeline.artifacts import vision
+    from rloo_pipeline.config import Dataset
+    from rloo_pipeline.data.images import encode
+    from rloo_pipeline.rollout.requests import ShownImages
+
+    dataset = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"})
+    processor = vision.load_processor(folder, False)
+    asked = []
+    for number, pixels in enumerate(images()):
+        messages = [{"role": "user", "content": "colour?"}]
+        ids = encode(messages, pixels, dataset, processor, "a prompt")
+        shown = ShownImages(pixels, [f"{number}-{place}" for place in range(len(pixels))], ids.placeholder_ids)
+        asked += [
+            Request(ids.prompt_ids, seed, shown=shown if pixels else None) for seed in (2 * number, 2 * number + 1)
+        ]
+    return asked
+
+
+class Shown:
+    """The images of the requests, for the trainer."""
+
+    def __init__(self, folder: Path, change: Any = lambda image: image) -> None:
+        import json
+
+        from rloo_pipeline.artifacts import vision
+
+        self.token = json.loads((folder / "config.json").read_text())["image_token_id"]
+        self.processor = vision.load_processor(folder, False).image_processor
+        self.images = [[change(image) for image in of_row] for of_row in images()]
+
+    def pick(self, rows: Any) -> Any:
+        from rloo_pipeline.training import row_images
+
+        shown = [row_images.process(self.processor, image) for row in rows for image in self.images[row // 2]]
+        return row_images.joined(shown, self.token)
+
+
+def rollout(folders: list[Path]) -> list[Rows]:
+    """Completions of each policy; the first starts the engine, and the others are swapped in."""
+    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+
+    sampler = Sampler(folders[0], EngineSettings("float32", False, 0.5, 1, 1, 2), 128, 0)
+    asked, rows = requests(folders[0]), []
+    for folder in folders:
+        sampler.swap(folder, 128)
+        rows.append([(one.ids, one.logps) for one in sampler.sample(asked, HOW, "completions")])
+    sampler.leave_gpu()
+    return rows
+
+
+def sequences(folder: Path, rows: Rows, shown: Any) -> Any:
+    from rloo_pipeline.training.packing import Sequences
+
+    return Sequences([one.prompt_ids for one in requests(folder)], [ids for ids, _ in rows], images=shown)
+
+
+def apart(folder: Path, rows: Rows) -> dict[str, Any]:
+    """Largest difference between sampler and trainer, nats; also where the trainer sees turned images."""
+    from rloo_pipeline.training import forward_only
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    module = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
+    never = set(module.never)
+
+    def largest(shown: Any) -> list[float]:
+        values = forward_only.score(module, sequences(folder, rows, shown), 150, "reference").logps
+        return [
+            max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+            for (_, ours), theirs in zip(rows, values, strict=True)
+        ]
+
+    turned = Shown(folder, lambda image: image.rotate(180).convert("L").convert("RGB"))
+    found = {"same": max(largest(Shown(folder))), "turned": largest(turned)[:6]}
+    return {**found, "form": module.form.name, "placeholders": any(never & set(ids) for ids, _ in rows)}
+
+
+def update(folder: Path, rows: Rows, target: Path, train_vision: bool) -> float:
+    """Makes the completions likelier; returns how much likelier."""
+    from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.learning_rate import LearningRate
+    from rloo_pipeline.training.settings import TrainerSettings
+
+    rate = LearningRate(1e-3, "constant", 0, 0, 0.0)
+    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 0, not train_vision, None)
+    engine = Engine(folder, settings._replace(train_vision=train_vision), 0)
+    batch = sequences(folder, rows, Shown(folder))
+    before = engine.logps(batch, 150, lambda _: None)
+    for _ in range(2):
+        engine.step(batch, range(8), 150, lambda _, logps, mask, __: -(logps * mask).sum() / 40, lambda _: None)
+    after = engine.logps(batch, 150, lambda _: None)
+    engine.save_policy(target)
+    engine.close()
+    return float((after - before).sum())
+
+
+def changed(first: Path, second: Path) -> dict[str, bool]:
+    """Whether weights of the vision encoder, and whether others, differ between two policies."""
+    from safetensors.torch import load_file
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    different = [name for name in before if not before[name].equal(after[name])]
+    return {"vision": any("visual." in name for name in different), "text": any("visual." not in n for n in different)}
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.long)])
+def test_sampler_and_trainer_are_one_model_of_images(kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = forks.call(model, tmp_path / "first", kind)
+    (rows,) = forks.call(rollout, [first])
+    folders = {"language": tmp_path / "language", "whole": tmp_path / "whole"}
+    for name, folder in folders.items():
+        assert forks.call(update, first, rows, folder, name == "whole") > 0
+    assert changed(first, folders["language"]) == {"vision": False, "text": True}
+    assert changed(first, folders["whole"]) == {"vision": True, "text": True}
+    again = forks.call(rollout, [first, *folders.values()])
+    assert again[0] == rows, "a swap to the same policy samples the same"
+    for folder, sampled in zip([first, *folders.values()], again, strict=True):
+        found = forks.call(apart, folder, sampled)
+        assert found["same"] < CLOSE
+        assert min(found["turned"]) > 10 * CLOSE, "other pixels would be seen"
+        assert found["form"] == "padded"
+        assert not found["placeholders"]
