@@ -1,0 +1,109 @@
+"""Stages after the rounds: evaluations, the choice of round and arm, the report; see workflow/rules/evaluate.smk."""
+
+from __future__ import annotations
+
+import argparse
+
+from rloo_pipeline.artifacts import fence
+from rloo_pipeline.cli.command import command, option
+from rloo_pipeline.cli.stage_options import (
+    IMAGES,
+    NAME,
+    OUTPUT,
+    POLICY,
+    PROMPTS,
+    SUMMARY,
+    path,
+    stage,
+    take_sampler,
+)
+from rloo_pipeline.cli.stage_setup import run_folder, runs_here
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import load
+
+
+def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.prompt_set import held_out_part
+    from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
+
+    outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
+    evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
+
+
+def _select(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.select import select
+
+    select([arguments.output.parent / run for run in arguments.runs], arguments.output)
+
+
+def _evaluate_chosen(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.evaluate import EvaluationOutputs
+    from rloo_pipeline.stages.evaluate_chosen import chosen_of, evaluate_chosen
+
+    chosen = chosen_of(arguments.selection, arguments.seed)
+    config = load(chosen.run / "config.yaml").only("evaluate-chosen")
+    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    take_sampler(config)
+    evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
+
+
+def _distance(config: Config, arguments: argparse.Namespace) -> None:
+    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+        from rloo_pipeline.stages.distance import distance
+
+        tables = (arguments.completions, arguments.policy, arguments.reference)
+        distance(config, *tables, arguments.output, arguments.prompts)
+
+
+def _stage_harness(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.stage_harness import stage_harness
+
+    stage_harness(config, arguments.output)
+
+
+def _harness(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.harness import harness
+
+    harness(config, arguments.policy, arguments.name, arguments.output)
+
+
+def _report(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.report import report
+
+    report(config, run_folder(arguments), arguments.summary, arguments.output)
+
+
+COMMANDS = (
+    stage(
+        "evaluate",
+        _evaluate,
+        "Sample and score the held-out prompts.",
+        *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME),
+        samples=True,
+    ),
+    command(
+        "select",
+        _select,
+        "Choose the best round and arm by the evaluations on dataset.dev.",
+        OUTPUT,
+        option("runs", nargs="+", help="folders of the runs, relative to that of the output"),
+    ),
+    command(
+        "evaluate-chosen",
+        _evaluate_chosen,
+        "Sample and score the prompts of dataset.eval with what was chosen.",
+        OUTPUT,
+        *(path("selection", "file that select wrote"), path("greedy", "table for the greedy completions"), SUMMARY),
+        option("--seed", type=int, required=True, help="seed of the chosen run"),
+    ),
+    stage(
+        "distance",
+        _distance,
+        "Compute the KL of a policy from policy 0 on its held-out completions.",
+        *(path("completions", "table of completions that evaluate wrote"), POLICY),
+        *(path("reference", "folder of policy 0"), IMAGES),
+    ),
+    stage("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network."),
+    stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),
+    stage("report", _report, "Write summary.json and report.html of a run.", SUMMARY),
+)

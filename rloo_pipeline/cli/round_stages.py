@@ -1,0 +1,177 @@
+"""Stages of a round; see workflow/rules/rounds.smk."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rloo_pipeline.cli.command import CONFIG, command, option
+from rloo_pipeline.cli.stage_options import (
+    IMAGES,
+    OUTPUT,
+    PASS_RATES,
+    POLICY,
+    PROMPTS,
+    ROLLOUTS,
+    ROUND,
+    SHARD,
+    path,
+    shards,
+    stage,
+)
+from rloo_pipeline.cli.stage_setup import runs_here
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.runtime import gpu_claims
+
+
+def _rollout(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.data.prompts_of_round import PassRateFiles
+    from rloo_pipeline.stages.rollout import rollout
+
+    inputs = (arguments.prompts, arguments.policy, arguments.round, arguments.shard)
+    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
+    rollout(config, *inputs, arguments.output, arguments.held_out, rates)
+
+
+def _score(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.score import HeldOutFiles, score
+
+    if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
+        gpu_claims.claim(gpus)
+    paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
+    held_out = HeldOutFiles(*arguments.held_out) if arguments.held_out else None
+    score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
+
+
+def _refill(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.round_tables import RoundFiles
+    from rloo_pipeline.data.prompts_of_round import PassRateFiles
+    from rloo_pipeline.stages.refill import refill
+
+    inputs = (arguments.prompts, arguments.policy, arguments.round, RoundFiles(arguments.rollouts, arguments.scores))
+    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
+    refill(config, *inputs, arguments.output, arguments.output_scores, rates)
+
+
+def _reference(config: Config, arguments: argparse.Namespace) -> None:
+    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+        from rloo_pipeline.stages.reference import reference
+
+        reference(config, arguments.policy, arguments.rollouts, arguments.output, arguments.prompts)
+
+
+def _update(config: Config, arguments: argparse.Namespace) -> None:
+    if runs_here(arguments, config.deepspeed):
+        from rloo_pipeline.artifacts.round_tables import RoundFiles, TrainingPolicies, UpdateOutputs
+        from rloo_pipeline.stages.update import update
+
+        inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
+        outputs = UpdateOutputs(
+            arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
+        )
+        policies = TrainingPolicies(arguments.policy, arguments.sampler or arguments.policy)
+        update(config, arguments.round, policies, arguments.trainer, inputs, outputs, arguments.prompts)
+
+
+def _pass_rates(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.pass_rates import pass_rates
+
+    pass_rates(config, arguments.round, arguments.scores, arguments.earlier, arguments.output)
+
+
+def _held_out(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.round_tables import RoundFiles
+    from rloo_pipeline.stages.held_out import held_out
+
+    files = RoundFiles(arguments.rollouts, arguments.scores)
+    held_out(config, files, arguments.round, arguments.output, arguments.events)
+
+
+def _gate(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.gate import gate
+
+    run = arguments.output.absolute().parents[2]
+    gate(load(arguments.config or run / "config.yaml").only("gate"), run, arguments.round, arguments.output)
+
+
+def _report_so_far(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.report_so_far import report_so_far
+
+    run = arguments.output.absolute().parents[1]
+    report_so_far(load(run / "config.yaml").only("report"), run, arguments.output)
+
+
+COMMANDS = (
+    stage(
+        "rollout",
+        _rollout,
+        "Sample one shard of a round with vLLM.",
+        *(PROMPTS, POLICY, ROUND),
+        SHARD,
+        *PASS_RATES,
+        option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
+        samples=True,
+    ),
+    stage(
+        "score",
+        _score,
+        "Score one shard with the reward functions.",
+        *(PROMPTS, POLICY, ROLLOUTS),
+        option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
+        option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
+        option(
+            "--held-out",
+            type=Path,
+            nargs=2,
+            metavar=("ROLLOUTS", "SCORES"),
+            help="table of the shard's held-out completions, and the table to write for their scores",
+        ),
+    ),
+    stage(
+        "refill",
+        _refill,
+        "Sample and score further completions if too few groups of a round teach.",
+        *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES),
+        path("output-scores", "table for the scores"),
+        samples=True,
+    ),
+    stage(
+        "reference",
+        _reference,
+        "Compute the log-probs of one shard under the reference policy.",
+        *(POLICY, ROLLOUTS, IMAGES),
+    ),
+    stage(
+        "update",
+        _update,
+        "Train the next policy on a round.",
+        *(POLICY, path("output-trainer", "folder for the trainer state")),
+        path("metrics", "JSON file for the metrics of the round"),
+        path("events", "TensorBoard event file for the metrics"),
+        path("table", "Parquet file for what the update used of each completion"),
+        ROUND,
+        option("--sampler", type=Path, help="policy that the rollouts are of (rollout.lag); by default --policy"),
+        option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
+        *(shards("rollouts"), shards("scores"), IMAGES),
+        option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
+    ),
+    stage(
+        "pass-rates",
+        _pass_rates,
+        "Add a round's scores to the pass rates that later rounds draw their prompts by.",
+        *(ROUND, shards("scores")),
+        option(
+            "--earlier", type=Path, nargs="*", default=[], help="that of the round before, or what difficulty wrote"
+        ),
+    ),
+    stage(
+        "held-out",
+        _held_out,
+        "Sum up the held-out completions of a round's policy.",
+        *(shards("rollouts"), shards("scores"), ROUND),
+        path("events", "TensorBoard event file for the accuracy"),
+    ),
+    command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
+    command("report-so-far", _report_so_far, "Write report.html of a run in flight.", OUTPUT),
+)

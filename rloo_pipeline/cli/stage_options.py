@@ -1,0 +1,72 @@
+"""A stage as a command, and the options that several stages have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from rloo_pipeline.cli.command import CONFIG, Command, Option, command, option
+from rloo_pipeline.cli.stage_setup import stage_config
+from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import environment, gpu_claims
+
+
+def stage(
+    name: str,
+    run: Callable[[Config, argparse.Namespace], None],
+    about: str,
+    *options: Option,
+    samples: bool = False,
+) -> Command:
+    """A stage, whose function gets the sections of the configuration that it may read.
+
+    Args:
+        name: of the stage.
+        run: imports and calls it.
+        about: one sentence for the help.
+        options: besides `--config` and `--output`.
+        samples: whether it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
+            with several ranks, or one of several, takes them in `runs_here`.
+    """
+
+    def start(arguments: argparse.Namespace) -> None:
+        config = stage_config(arguments, name)
+        if samples:
+            take_sampler(config)
+        run(config, arguments)
+
+    return command(name, start, about, CONFIG, OUTPUT, *options)
+
+
+def take_sampler(config: Config) -> None:
+    """Takes the threads and GPUs of a sampler, and of reward functions that take turns with it."""
+    environment.use_threads(config.vllm.threads)
+    gpus = (reward.gpus for reward in getattr(config, "rewards", ()))
+    gpu_claims.claim(max(config.vllm.tensor_parallel_size, *gpus, 1))
+
+
+def path(name: str, about: str) -> Option:
+    """An option that takes a path and has to be there."""
+    return option(f"--{name}", type=Path, required=True, help=about)
+
+
+def shards(name: str) -> Option:
+    """An option that takes the files of one table of a round."""
+    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
+
+
+OUTPUT = path("output", "file or folder to write")
+ASSETS = path("assets", "folder that stage-assets wrote")
+PROMPTS = path("prompts", "folder that prompts wrote")
+POLICY = path("policy", "folder of a policy")
+IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
+ROLLOUTS = path("rollouts", "table of rollouts")
+SUMMARY = path("summary", "JSON file for the summary")
+SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
+ROUND = option("--round", type=int, required=True, help="number of the round, from 1")
+PASS_RATES = (
+    option("--difficulty", type=Path, nargs="*", default=[], help="all tables that difficulty wrote, in order"),
+    option("--pass-rates", type=Path, nargs="?", help="what pass-rates wrote for the round that made the policy"),
+)
+NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
