@@ -129,7 +129,8 @@ def test_json_of_another_name_or_round_is_refused(tmp_path) -> None:
 
 def test_a_round_is_read_with_what_belongs_to_it(tmp_path) -> None:
     read = round_tables.read(write_round(tmp_path), 8, run="test", round=3, policy="abc")
-    assert [len(table) for table in read] == [4, 4, 4]
+    assert [len(table) for table in (read.rollouts, read.scores, read.reference)] == [4, 4, 4]
+    assert read.refilled == 0
 
 
 @pytest.mark.parametrize(
