@@ -17,7 +17,8 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
     controller._main, controller._is_module, controller.several_nodes = True, is_module, False
     controller._workflow = SimpleNamespace(
         rules=[
-            SimpleNamespace(name=name, input=[], params=[], resources={}) for name in ("update", "update_transient")
+            SimpleNamespace(name=name, input=[], params=[], resources={}, priority=0)
+            for name in ("update", "update_transient")
         ],
         resource_settings=SimpleNamespace(**({"overwrite_resources": {}, "overwrite_threads": {}} | settings)),
         executor_plugin=SimpleNamespace(name=executor),
