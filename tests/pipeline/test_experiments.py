@@ -87,7 +87,9 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
     write(project, mini(**SMALL), arms=arms, seeds=[0])
     outcome = project.snakemake("--cores", "2", plain=False)
     assert outcome.returncode == 1
-    assert "failed: score, run study/bad/0, round 1, shard 0: reward 'answer'" in outcome.stdout + outcome.stderr
+    output = outcome.stdout + outcome.stderr
+    assert "failed: score, run study/bad/0, round 1, shard 0" in output, "not the folder of shared files"
+    assert "reward 'answer' (broken.py:broken) raised KeyError: 'no such thing'" in output
     folder = project.folder / "results" / "study"
     assert {run for run in arms if (folder / run / "0" / "summary.json").exists()} == {"good", "slow"}
     good, slow = (rloo_pipeline.open_run(folder / arm / "0") for arm in ("good", "slow"))
