@@ -38,7 +38,7 @@ CASES = [
 ]
 
 
-def settings(optimizer: str, dtype: str, zero_stage: int, offload: Offload) -> TrainerSettings:
+def settings(optimizer: str, dtype: str, zero_stage: int, offload: Offload = HERE) -> TrainerSettings:
     how = (dtype, False, 1.0, LearningRate(RATE, "linear", 0, 6, 0.0), BETAS, 1e-8, DECAY, 1.0, zero_stage, False, None)
     return TrainerSettings(*how, optimizer=optimizer, offload=offload)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers import mini
-from test_optimizers import settings
+from test_optimizers import ALL, settings
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.training import OWNED
@@ -35,7 +35,7 @@ def test_own_keys_are_merged_and_count_for_reruns(tmp_path) -> None:
 def test_every_key_that_is_set_here_is_refused_there() -> None:
     from rloo_pipeline.config.section import flatten, nest
 
-    ours = flatten(deepspeed_config.configuration(settings("adamw", "bfloat16", 3)))
+    ours = flatten(deepspeed_config.configuration(settings("adamw", "bfloat16", 3, ALL)))
     free = {"zero_optimization.reduce_bucket_size", "steps_per_print"}
     for key in {*ours, *OWNED} - free:
         with pytest.raises(ValueError, match="cannot be set there; it follows from"):
