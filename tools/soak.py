@@ -91,7 +91,8 @@ class Soak:
                 path.rmdir()
                 self.unread += 1
             else:
-                self.problems.append(f"left over: {path}")
+                content = f" with {sorted(one.name for one in path.iterdir())}" if path.is_dir() else ""
+                self.problems.append(f"left over: {path}{content}")
 
     def kill_once(self, snakemake: subprocess.Popen[bytes]) -> None:
         """Waits for a random moment, or for an update, and kills one victim if it is there."""

@@ -1,10 +1,13 @@
 """Temporary files of a stage or a Snakemake process are removed, by the next one after a kill."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from rloo_pipeline.runtime import scratch
 
 USE = "import os, sys, time; from rloo_pipeline.runtime import scratch; scratch.use(); "
 SHOW = "print(os.environ['TMPDIR'], flush=True); "
@@ -22,6 +25,11 @@ def start(code: str) -> tuple[subprocess.Popen, Path]:
     return process, Path(process.stdout.readline().strip())
 
 
+def folders(top: Path) -> list[Path]:
+    """The folders in `top`, without the locks beside them."""
+    return [path for path in top.iterdir() if path.is_dir()]
+
+
 def test_the_folder_ends_with_its_process(folder) -> None:
     process, own = start("open(os.environ['TMPDIR'] + '/vllm_dist_1', 'w')")
     assert process.wait() == 0
@@ -36,9 +44,9 @@ def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(folder
     killed.stdout.readline()
     killed.kill()
     killed.wait()
-    assert {*folder.iterdir()} == {used, left, folder / "snakemakeforeign"}
+    assert {*folders(folder)} == {used, left, folder / "snakemakeforeign"}
     assert start("")[0].wait() == 0
-    assert {*folder.iterdir()} == {used, folder / "snakemakeforeign"}
+    assert {*folders(folder)} == {used, folder / "snakemakeforeign"}
     living.kill()
     living.wait()
 
@@ -62,4 +70,17 @@ def test_a_claimed_folder_is_removed_after_a_kill_and_tmpdir_stays_as_it_was(fol
     process.kill()
     process.wait()
     assert start("")[0].wait() == 0
-    assert not own.exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_removed_yet_is_removed_later(folder, monkeypatch) -> None:
+    """A process that outlives the owner for a moment writes into the folder while others remove it."""
+    killed, left = start("time.sleep(600)")
+    killed.kill()
+    killed.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: (path / "late").write_text(""))
+        scratch.remove_abandoned(folder)
+    assert left.exists()
+    scratch.remove_abandoned(folder)
+    assert list(folder.iterdir()) == []
