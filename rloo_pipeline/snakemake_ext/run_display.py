@@ -254,10 +254,10 @@ class RunDisplay:
 
     def _logs_of_planned(self) -> Iterator[tuple[Path, str]]:
         """Run and log of each planned job; those that are no stages, and rules of the user, have no such log."""
+        runs = {str(run): run for _, run in self._runs}
         for job in self._planned:
-            for _, run in self._runs:
-                if job.log and Path(job.log).is_relative_to(run / "logs"):
-                    yield run, job.log
+            if job.log and (run := runs.get(job.log.partition("/logs/")[0])):
+                yield run, job.log
 
     def _stop_live(self) -> None:
         if self._stage_lines:
