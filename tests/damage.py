@@ -56,6 +56,13 @@ DISTANCE = [
     f"{RUN}/policies/00002",
 ]
 REPORT = ["report", "--summary", f"{OUT}/summary"]
+PASS_RATES = "rounds/00001/pass_rates.parquet"
+DIFFICULTY = [f"warmstart/difficulty/{shard:03d}.parquet" for shard in range(2)]
+
+
+def _pass_rates(number: int, *earlier: str) -> list[str]:
+    words = ["pass-rates", "--round", f"{number}", "--scores", *_round(number, "scores")]
+    return [*words, "--earlier", *(f"{RUN}/{file}" for file in earlier)]
 
 
 class Artifact(NamedTuple):
@@ -97,6 +104,8 @@ ARTIFACTS = (
         [*HELD_OUT, "--round", "1", "--events", f"{OUT}/events"],
     ),
     Artifact("rounds/00001/reference/000.parquet", "rounds/00001/reference/001.parquet", _update(1, POLICY)),
+    Artifact(DIFFICULTY[0], DIFFICULTY[1], _pass_rates(1, *DIFFICULTY)),
+    Artifact(PASS_RATES, DIFFICULTY[0], _pass_rates(2, PASS_RATES)),
     Artifact(
         "trainer/00002/carried.json", "prompts/counts.json", _update(3, f"{RUN}/policies/00002", f"{RUN}/trainer/00002")
     ),
@@ -178,7 +187,11 @@ DAMAGES: dict[str, Callable[[Path, Path], None]] = {
 
 
 def applies(artifact: Artifact, damage: str) -> bool:
-    """Whether the artifact can have the damage: prompts and tokenizers hold no number that could be NaN."""
+    """Whether the artifact can have the damage. Prompts and tokenizers hold no number that could be NaN, and a table of
+    pass rates is whole with any number of prompts.
+    """
+    if damage == "wrong shape":
+        return artifact.reader[0] != "pass-rates"
     return damage != "NaN" or not artifact.file.endswith((".arrow", "tokenizer.json", "assets.json"))
 
 
@@ -243,7 +256,13 @@ def damaged(run: Path, artifact: Artifact, damage: str) -> Iterator[None]:
 
 
 def prepare(project: Project) -> None:
-    """Writes tables of a third round into a run of two: those of the second, as if policy 2 had been sampled."""
+    """Writes into a run of two rounds what only other runs have: tables of a third round, and pass rates."""
+    _write_third_round(project)
+    _write_pass_rates(project)
+
+
+def _write_third_round(project: Project) -> None:
+    """Writes tables of a third round: those of the second, as if policy 2 had been sampled."""
     import pyarrow.parquet as pq
 
     from rloo_pipeline.artifacts import policy, tables
@@ -259,6 +278,21 @@ def prepare(project: Project) -> None:
             table = pq.read_table(old, partitioning=None)
             tables.save(new, table.replace_schema_metadata({**tables.footer(table), **about}))
             about = {"round": "3", "rollouts": tables.footer(tables.read(rollouts[1], "rollouts"))[tables.DIGEST]}
+
+
+def _write_pass_rates(project: Project) -> None:
+    """Writes the tables of a run with `dataset.select`: pass rates of policy 0, and after round 1."""
+    from rloo_pipeline.artifacts import prompt_counts, tables
+
+    for shard, file in enumerate(DIFFICULTY):
+        rollouts = tables.read(project.folder / _round(1, "rollouts")[shard], "rollouts")
+        counts = dict.fromkeys(rollouts["prompt_id"].to_pylist(), prompt_counts.Counts(1.0, 4.0))
+        prompt_counts.write(
+            project.folder / RUN / file, counts, 0, shard=shard, policy=tables.footer(rollouts)["policy"]
+        )
+    words = [*_pass_rates(1, *DIFFICULTY), "--output", f"{RUN}/{PASS_RATES}"]
+    outcome = forks.run("rloo_pipeline", words, project.environment, project.folder)
+    assert outcome.returncode == 0, outcome.stderr
 
 
 def sentence(project: Project, artifact: Artifact, damage: str) -> tuple[str, str]:

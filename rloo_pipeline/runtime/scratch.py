@@ -1,9 +1,9 @@
 """The folder for temporary files of a process and its children, which is removed however they end.
 
 Libraries leave files in TMPDIR (vLLM's `vllm_dist_*`, torchrun's folders), and a killed process leaves all of its own.
-So TMPDIR is set to a folder with a locked file beside it. The kernel releases the lock when the process is killed, and
-the next process that takes such a folder removes those whose lock is free. A file inside would be lost when a process
-that outlives the owner for a moment writes into a folder that is being removed.
+So TMPDIR is set to a folder with a lock file beside it. Each process that uses the folder has a shared lock, which the
+kernel releases when the process ends; the next process that takes such a folder removes those that nobody has locked.
+While a process that outlives a killed owner can still write into the folder, or make it anew, it stays.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _own: list[tuple[int, Path]] = []
 
 
 def use(folder: Path | None = None) -> None:
-    """Sets TMPDIR of this process and its children to a folder that ends with it; does nothing inside of such a folder.
+    """Sets TMPDIR of this process and its children to a folder that ends with it; inside of such a folder it stays.
 
     Args:
         folder: a new folder in TMPDIR; None makes one.
     """
-    if is_inside():
+    if around := _folder_around():
+        _share(around)
         return
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="rloo-"))
@@ -40,21 +41,16 @@ def claim(folder: Path) -> None:
 
     Does nothing inside of such a folder, which is removed as a whole.
     """
-    if is_inside() or _lock_of(folder).exists():
+    if _folder_around() or _lock_of(folder).exists():
         return
     remove_abandoned(folder.parent)
     temporary = folder / LOCK
     lock = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(lock, fcntl.LOCK_SH)
     temporary.rename(_lock_of(folder))  # locked before anyone can see it
     _locks.append(lock)
     _own.append((os.getpid(), folder))
     atexit.register(remove)
-
-
-def is_inside() -> bool:
-    """Whether TMPDIR is in a folder that is removed with its process."""
-    return user_folder() != Path(tempfile.gettempdir())
 
 
 def remove() -> None:
@@ -64,10 +60,18 @@ def remove() -> None:
             _remove(folder)
 
 
+def leave() -> None:
+    """Before this process ends after the owner of the folder: removes it, if no other process uses it."""
+    top = user_folder()
+    while _locks:
+        os.close(_locks.pop())
+    remove_abandoned(top)
+
+
 def user_folder() -> Path:
     """The folder for temporary files as the user has set it, in which those of `use` are."""
-    folder = Path(tempfile.gettempdir())
-    return next((parent.parent for parent in (folder, *folder.parents) if _lock_of(parent).exists()), folder)
+    around = _folder_around()
+    return around.parent if around else Path(tempfile.gettempdir())
 
 
 def remove_abandoned(top: Path) -> None:
@@ -81,6 +85,19 @@ def remove_abandoned(top: Path) -> None:
                 _remove(top / lock.name.removeprefix(LOCK))
         except OSError:  # in use, or already removed
             continue
+
+
+def _folder_around() -> Path | None:
+    """The folder of `use` that TMPDIR is, or is in."""
+    folder = Path(tempfile.gettempdir())
+    return next((parent for parent in (folder, *folder.parents) if _lock_of(parent).exists()), None)
+
+
+def _share(folder: Path) -> None:
+    if not _locks:
+        lock = os.open(_lock_of(folder), os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        _locks.append(lock)
 
 
 def _lock_of(folder: Path) -> Path:

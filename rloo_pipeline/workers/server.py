@@ -117,7 +117,7 @@ def _end_with(controller: int, folder: Path) -> None:
 
     def end() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        scratch.remove_abandoned(scratch.user_folder())
+        scratch.leave()
         os._exit(0)
 
     controller_watch.end_with(controller, end)

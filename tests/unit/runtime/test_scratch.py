@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rloo_pipeline.runtime import scratch
@@ -82,5 +83,21 @@ def test_a_folder_that_cannot_be_removed_yet_is_removed_later(folder, monkeypatc
         patch.setattr(shutil, "rmtree", lambda path, ignore_errors: (path / "late").write_text(""))
         scratch.remove_abandoned(folder)
     assert left.exists()
+    scratch.remove_abandoned(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_stays_while_a_stage_outlives_its_owner(folder) -> None:
+    """The stage would make the folder anew, and nobody would remove that."""
+    stage = USE + "print(flush=True); time.sleep(600)"
+    code = f"import subprocess; one = subprocess.Popen([sys.executable, '-c', {stage!r}], stdout=subprocess.PIPE); "
+    owner, own = start(code + "one.stdout.readline(); print(one.pid, flush=True); time.sleep(600)")
+    outliving = psutil.Process(int(owner.stdout.readline()))
+    owner.kill()
+    owner.wait()
+    scratch.remove_abandoned(folder)
+    assert own.exists()
+    outliving.kill()
+    outliving.wait()
     scratch.remove_abandoned(folder)
     assert list(folder.iterdir()) == []
