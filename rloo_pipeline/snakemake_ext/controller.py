@@ -8,6 +8,7 @@ gate ended is finished by a call with `rounds` at the round reached.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -97,6 +98,7 @@ class Controller:
                 handler.add_experiment(self.folder / "experiment.html", self.runs.users)
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
+        gc.set_threshold(100_000)  # the DAG of many rounds has millions of objects that stay; 15% of a plan's time
         ancient_inputs.find_all_jobs()
         prepare_jobs()
         if self._in_image:
