@@ -13,8 +13,8 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json, write_manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
-from rloo_pipeline.report.summary import summarize
-from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
+from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.report.summary import summarize_run
 
 ROUNDS, PROMPTS, SAMPLES = 40, 60, 2
 NASTY = '</pre></script><script>alert(1)</script><img src="http://x.invalid/y.png">'
@@ -193,7 +193,7 @@ def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """Writes a finished run without report.html and weights."""
     make_run(run, config, learned)
     (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    write_json(run / "summary.json", summarize(config.only("report"), run))
+    write_json(run / "summary.json", summarize_run(config.only("report"), run))
     return run
 
 

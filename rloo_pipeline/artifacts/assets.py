@@ -72,6 +72,11 @@ def model_of(folder: Path) -> Path:
     return Path(read(folder, "model")["model"]["path"])
 
 
+def policy_of(folder: Path) -> Path:
+    """The folder of a policy: `folder` itself, or the base model in a folder of assets."""
+    return model_of(folder) if (folder / ASSETS).exists() else folder
+
+
 def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 

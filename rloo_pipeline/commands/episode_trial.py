@@ -17,7 +17,7 @@ from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import call_message
 from rloo_pipeline.preflight import Finding
 from rloo_pipeline.rollout import beginnings, groups
-from rloo_pipeline.rollout.episode_loop import EpisodeRecord, Episodes, Player
+from rloo_pipeline.rollout.episode_loop import EpisodeContext, EpisodeRecord, Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.rollout.tool_calls import MALFORMED
@@ -72,7 +72,7 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
     """
     settings = trial.config.rollout.model_copy(update={"max_turns": None, "max_tool_calling_iterations": None})
     requests = [Request(row["prompt_ids"], number, NO_LIMIT) for number, row in enumerate(rows)]
-    episodes = Episodes(Player(settings, trial.pool, trial.reader), rows, requests, NO_LIMIT)
+    episodes = Episodes(EpisodeContext(settings, trial.pool, trial.reader), rows, requests, NO_LIMIT)
     scripts = [[*_turns(trial, row), WRONG_ANSWER] for row in rows]
     while asked := list(episodes.requests(True)):
         for place, _ in asked:

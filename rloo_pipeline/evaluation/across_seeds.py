@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
     """Seeds for 80% power at this difference; None where that is more than `MOST` or cannot be told."""
 
 
-def summarize(values: Array, resamples: int, seed: int) -> Summary:
+def summarize_arm(values: Array, resamples: int, seed: int) -> Summary:
     """An arm's mean and interquartile mean, with 95% intervals.
 
     Args:

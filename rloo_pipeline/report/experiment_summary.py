@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.across_seeds import FEWEST, Comparison, compare_arms, summarize
+from rloo_pipeline.evaluation.across_seeds import FEWEST, Comparison, compare_arms, summarize_arm
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array, holm
 from rloo_pipeline.report import finished
@@ -129,7 +129,7 @@ def _selection(experiment: FinishedExperiment, resamples: int, seed: int) -> JSO
     if experiment.selection is None:
         return None
     values = np.stack(experiment.tests)
-    test = summarize(values, resamples, seed)
+    test = summarize_arm(values, resamples, seed)
     shown = {"accuracies": [float(value) for value in values.mean(axis=1)], "prompts": values.shape[1]}
     return experiment.selection | {"test": shown | {"mean": test.mean._asdict(), "iqm": test.iqm._asdict()}}
 
@@ -138,7 +138,7 @@ def _arm(arm: str, runs: Mapping[int, Finished], experiment: FinishedExperiment,
     values = _values(list(runs.values()))
     if values is None:
         raise UserError(f"{experiment.name}, arm {arm}: its seeds were not evaluated on the same held-out prompts")
-    summary = summarize(values, resamples, seed)
+    summary = summarize_arm(values, resamples, seed)
     start = [run.summary["warmstart"]["accuracy"] for run in runs.values()]
     return {
         "arm": arm,

@@ -30,7 +30,7 @@ class Measure(NamedTuple):
     """Independent samples behind each value if the values are shares, else None."""
 
 
-def summarize(config: Config, run: Path) -> dict[str, Any]:
+def summarize_run(config: Config, run: Path) -> dict[str, Any]:
     """The summary of a finished run, from its files alone."""
     evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
     for name, evaluation in evaluations.items():

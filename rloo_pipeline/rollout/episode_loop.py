@@ -35,7 +35,7 @@ UNREADABLE = "call"
 """Name of the tool in the answer to a malformed call."""
 
 
-class Player(NamedTuple):
+class EpisodeContext(NamedTuple):
     """What all episodes of a job share."""
 
     settings: Rollout
@@ -76,7 +76,7 @@ class EpisodeRecord:
         return sum(turn["role"] == "assistant" for turn in self.turns)
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         """Number of tokens that are left."""
         return self.sampling.max_completion_length - len(self.ids)
 
@@ -92,7 +92,7 @@ class EpisodeRecord:
         return Request(
             [*self.request.prompt_ids, *self.ids],
             seed if number == 0 else derive(seed, "turn", number),
-            self.sampling._replace(max_completion_length=self.room),
+            self.sampling._replace(max_completion_length=self.tokens_left),
         )
 
     def columns(self) -> dict[str, Any]:
@@ -114,17 +114,21 @@ class Episodes:
     """Episodes that are sampled together; `requests.Turns` of the sampler."""
 
     def __init__(
-        self, player: Player, rows: Sequence[dict[str, Any]], requests: Sequence[Request], sampling: SamplingConfig
+        self,
+        context: EpisodeContext,
+        rows: Sequence[dict[str, Any]],
+        requests: Sequence[Request],
+        sampling: SamplingConfig,
     ) -> None:
         """Prepares the episodes.
 
         Args:
-            player: what they share.
+            context: what they share.
             rows: for each one, the row of its prompt with all columns.
             requests: for each one, the first turn.
             sampling: parameters of those that have none of their own.
         """
-        self.player = player
+        self.context = context
         self.episodes = [
             EpisodeRecord(row, request, request.sampling or sampling)
             for row, request in zip(rows, requests, strict=True)
@@ -132,61 +136,61 @@ class Episodes:
         self.total = len(self.episodes)
         self.next: list[int] = []
         """Episodes whose next turn can be sampled."""
-        for place, episode in enumerate(self.episodes):
-            beginnings.reset(player.pool, place, episode.row)
+        for index, episode in enumerate(self.episodes):
+            beginnings.reset(context.pool, index, episode.row)
 
     def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
         """The turns that can be sampled now, each with its episode; with `wait` at least one, if there will be any."""
         self._read_answers(0.0)
-        while self.player.pool.waiting and wait and not self.next:
+        while self.context.pool.waiting and wait and not self.next:
             self._read_answers(beginnings.POLL_SECONDS)
-        places, self.next = self.next, []
-        return [(place, self.episodes[place].next_request()) for place in places]
+        indices, self.next = self.next, []
+        return [(index, self.episodes[index].next_request()) for index in indices]
 
-    def take(self, place: int, completion: Completion) -> bool:
+    def take(self, index: int, completion: Completion) -> bool:
         """Takes the turn that was sampled for an episode; returns whether it was the last one."""
-        episode = self.episodes[place]
+        episode = self.episodes[index]
         episode.extend("assistant", completion.ids)
         episode.text += completion.text
         episode.logps += completion.logps
         if completion.finish_reason != "stop":
             episode.messages.append({"role": "assistant", "content": completion.text})
-            return self._end(place, completion.finish_reason)
-        template, settings = self.player.template, self.player.settings
+            return self._end(index, completion.finish_reason)
+        template, settings = self.context.template, self.context.settings
         text = template.tokenizer.decode(completion.ids[:-1], skip_special_tokens=False)
-        turn = self.player.reader.read(str(text), self.player.pool.schemas(episode.row))
+        turn = self.context.reader.read(str(text), self.context.pool.schemas(episode.row))
         plain = {"role": "assistant", "content": completion.text}
         too_many = len(turn.calls) > 1 and not template.several_calls
         episode.messages.append(call_message(turn.calls, turn.content) if turn.calls and not too_many else plain)
         limits = (settings.max_turns, settings.max_tool_calling_iterations and settings.max_tool_calling_iterations + 1)
         if not (turn.calls or turn.malformed) or any(limit and episode.model_turns >= limit for limit in limits):
-            return self._end(place, "stop")
+            return self._end(index, "stop")
         if turn.malformed or too_many:
             episode.called = (UNREADABLE,)
-            return self._continue(place, [TOO_MANY if too_many else MALFORMED])
+            return self._continue(index, [TOO_MANY if too_many else MALFORMED])
         episode.called = tuple(name for name, _ in turn.calls)
-        self.player.pool.call(place, turn.calls)
+        self.context.pool.call(index, turn.calls)
         return False
 
-    def _continue(self, place: int, texts: Sequence[str]) -> bool:
+    def _continue(self, index: int, texts: Sequence[str]) -> bool:
         """Appends the answers to the calls of an episode; returns whether there is no room for them."""
-        episode = self.episodes[place]
-        ids = self.player.template.continuation(episode.called, texts)
-        if len(ids) >= episode.room:
-            return self._end(place, "length")
+        episode = self.episodes[index]
+        ids = self.context.template.continuation(episode.called, texts)
+        if len(ids) >= episode.tokens_left:
+            return self._end(index, "length")
         episode.extend("tool", ids)
-        episode.text += str(self.player.template.tokenizer.decode(ids, skip_special_tokens=True))
+        episode.text += str(self.context.template.tokenizer.decode(ids, skip_special_tokens=True))
         episode.messages += answer_messages(episode.called, texts)
-        self.next.append(place)
+        self.next.append(index)
         return False
 
-    def _end(self, place: int, finish_reason: str) -> bool:
-        self.episodes[place].finish_reason = finish_reason
-        self.player.pool.finish(place)
+    def _end(self, index: int, finish_reason: str) -> bool:
+        self.episodes[index].finish_reason = finish_reason
+        self.context.pool.finish(index)
         return True
 
     def _read_answers(self, timeout: float) -> None:
-        for answer in self.player.pool.ready(timeout):
+        for answer in self.context.pool.ready(timeout):
             episode = self.episodes[answer.episode]
             if answer.lost:
                 episode.lost = answer.lost

@@ -84,7 +84,7 @@ class Replay:
             episodes: rows of a table of rollouts, with `messages`, `finish_reason` and what the environment gave.
         """
         self.pool, self.rows, self.episodes = pool, rows, episodes
-        self.turns = [list(turns_of(json.loads(one["messages"]), one["finish_reason"])) for one in episodes]
+        self.turns = [list(turns_of(json.loads(row["messages"]), row["finish_reason"])) for row in episodes]
         self.next = [0] * len(episodes)
         """Number of turns of each episode whose calls were answered."""
         self.differences: list[ReplayDifference] = []
@@ -95,31 +95,31 @@ class Replay:
         Raises:
             UserError: the code cannot be imported or breaks the contract, or a `reset` says something else.
         """
-        for place, row in enumerate(self.rows):
-            beginnings.reset(self.pool, place, row)
+        for index, row in enumerate(self.rows):
+            beginnings.reset(self.pool, index, row)
         while self.pool.waiting:
             for answer in self.pool.ready(beginnings.POLL_SECONDS):
                 self._take(answer)
         calls = sum(len(turn.calls) for turns in self.turns for turn in turns)
-        return Replayed(calls, sorted(self.differences, key=lambda one: one.row))
+        return Replayed(calls, sorted(self.differences, key=lambda difference: difference.row))
 
     def _take(self, answer: Answer) -> None:
-        place, episode = answer.episode, self.episodes[answer.episode]
+        index, episode = answer.episode, self.episodes[answer.episode]
         if answer.request == "finish":
-            self._compare(place, "reward", episode["environment_reward"], answer.reward)
-            self._compare(place, "state", episode["environment_state"], answer.state)
+            self._compare(index, "reward", episode["environment_reward"], answer.reward)
+            self._compare(index, "state", episode["environment_state"], answer.state)
             return
         if answer.request == "reset":
-            check_reset(self.rows[place], answer)
+            check_reset(self.rows[index], answer)
         else:
-            turn = self.turns[place][self.next[place]]
-            self.next[place] += 1
+            turn = self.turns[index][self.next[index]]
+            self.next[index] += 1
             for (name, given), stored, text in zip(turn.calls, turn.answers or answer.texts, answer.texts, strict=True):
-                self._compare(place, f"{name}({json.dumps(given, ensure_ascii=False)})", stored, text)
-        if self.next[place] < len(self.turns[place]):
-            self.pool.call(place, self.turns[place][self.next[place]].calls)
+                self._compare(index, f"{name}({json.dumps(given, ensure_ascii=False)})", stored, text)
+        if self.next[index] < len(self.turns[index]):
+            self.pool.call(index, self.turns[index][self.next[index]].calls)
         else:
-            self.pool.finish(place)
+            self.pool.finish(index)
 
     def _compare(self, row: int, what: str, stored: object, replayed: object) -> None:
         if stored != replayed:

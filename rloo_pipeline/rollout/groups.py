@@ -1,9 +1,9 @@
-"""Samples K completions per prompt and returns them as rows of the rollouts table."""
+"""Samples K completions per prompt and returns them as a table of rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, product
+from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,6 +104,19 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
     }
 
 
+def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -> dict[str, Any]:
+    """What the footer of a table of rollouts says; the digest is that of the policy that samples."""
+    return {
+        "run": config.run,
+        "round": round_,
+        "shard": shard,
+        "seed": config.seed,
+        "policy": policy_digest,
+        "policy_round": config.rollout.policy_of(round_),
+        **sampling_facts(config.model, sampling_config_of(config.rollout)),
+    }
+
+
 class Draw(NamedTuple):
     """Completions to sample."""
 
@@ -118,19 +131,19 @@ class Draw(NamedTuple):
     def requests(self, seed: int) -> list[Request]:
         """One request for each completion, by prompt and sample."""
         return [
-            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling, shown)
-            for row, shown in zip(self.rows, map(_shown, self.rows), strict=True)
+            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling, images)
+            for row, images in zip(self.rows, map(_images_of, self.rows), strict=True)
             for sample in range(self.samples)
         ]
 
 
-def _shown(row: dict[str, Any]) -> ShownImages | None:
+def _images_of(row: dict[str, Any]) -> ShownImages | None:
     """The images of a prompt; None if it has none."""
     ids = row.get(image_store.IDS)
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[list[dict[str, Any]]]:
+def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Table]:
     """Samples `samples` completions of each prompt, for all draws at once: the engine mixes them in its batches.
 
     Args:
@@ -139,63 +152,45 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[list[d
         draws: what to sample.
 
     Returns:
-        For each draw, rows of the rollouts table, ordered by (prompt, sample).
+        For each draw, a table of rollouts without a footer, ordered by (prompt, sample).
+
+    Raises:
+        UserError: a log-prob is NaN or infinite.
     """
-    requests = [draw.requests(config.seed) for draw in draws]
-    rows = [row for draw in draws for row in draw.rows for _ in range(draw.samples)]
-    play = _episodes if config.rollout.uses_tools else _single_turns
-    columns = play(sampler, config, rows, [*chain(*requests)], draws[0].sampling)
+    requests = [*chain(*(draw.requests(config.seed) for draw in draws))]
+    keys = [(row, sample) for draw in draws for row in draw.rows for sample in range(draw.samples)]
+    if config.rollout.uses_tools:
+        columns = _play_episodes(sampler, config, [row for row, _ in keys], requests, draws[0].sampling)
+    else:
+        columns = [one.columns() for one in sampler.sample(requests, draws[0].sampling, "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
             f"{sampler.settings['model']}: the policy samples with log-probs that are not finite, as weights with NaN "
             "do; look for the round whose update made them so"
         )
-    completions = iter(columns)
-    return [
-        [
-            {
-                "prompt_id": row["prompt_id"],
-                "sample": sample,
-                "prompt_ids": row["prompt_ids"],
-                **completion,
-                "seed": request.seed,
-                image_store.IDS: row.get(image_store.IDS),
-            }
-            for (row, sample), request, completion in zip(
-                product(draw.rows, range(draw.samples)), own, completions, strict=False
-            )
-        ]
-        for draw, own in zip(draws, requests, strict=True)
-    ]
+    rows = iter(
+        {
+            "prompt_id": row["prompt_id"],
+            "sample": sample,
+            "prompt_ids": row["prompt_ids"],
+            **completion,
+            "seed": request.seed,
+            image_store.IDS: row.get(image_store.IDS),
+        }
+        for (row, sample), request, completion in zip(keys, requests, columns, strict=True)
+    )
+    sizes = [len(draw.rows) * draw.samples for draw in draws]
+    return [pa.Table.from_pylist([*islice(rows, size)], schema=schema(config)) for size in sizes]
 
 
 def schema(config: Config) -> pa.Schema:
-    """The schema of the rows of `sample_groups`."""
+    """The schema of the tables of `sample_groups`."""
     if config.dataset.image_column is not None:
         return tables.WITH_IMAGES
     return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
 
 
-def _single_turns(
-    sampler: Sampler,
-    _: Config,
-    __: Sequence[dict[str, Any]],
-    requests: Sequence[Request],
-    sampling: SamplingConfig,
-) -> list[dict[str, Any]]:
-    """The columns of completions of one turn."""
-    return [
-        {
-            "completion_ids": completion.ids,
-            "completion": completion.text,
-            "sampling_logps": completion.logps,
-            "finish_reason": completion.finish_reason,
-        }
-        for completion in sampler.sample(requests, sampling, "completions")
-    ]
-
-
-def _episodes(
+def _play_episodes(
     sampler: Sampler,
     config: Config,
     rows: Sequence[dict[str, Any]],
@@ -204,10 +199,10 @@ def _episodes(
 ) -> list[dict[str, Any]]:
     """The columns of completions with tools."""
     from rloo_pipeline.rollout.beginnings import pool_of
-    from rloo_pipeline.rollout.episode_loop import Episodes, Player
+    from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
 
     reader = call_reader(Path(sampler.settings["model"]), config)
     with pool_of(config.rollout) as pool:
-        episodes = Episodes(Player(config.rollout, pool, reader), rows, requests, sampling)
+        episodes = Episodes(EpisodeContext(config.rollout, pool, reader), rows, requests, sampling)
         sampler.play(episodes, sampling, "episodes")
     return [episode.columns() for episode in episodes.episodes]

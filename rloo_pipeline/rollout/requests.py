@@ -58,6 +58,15 @@ class Completion(NamedTuple):
     finish_reason: str
     """`stop`, `length` or `abort`."""
 
+    def columns(self) -> dict[str, Any]:
+        """Its columns in the table, but for the keys and the prompt."""
+        return {
+            "completion_ids": self.ids,
+            "completion": self.text,
+            "sampling_logps": self.logps,
+            "finish_reason": self.finish_reason,
+        }
+
 
 class Turns(Protocol):
     """Requests that follow from each other: what the sampler plays until nothing is left."""
@@ -66,10 +75,10 @@ class Turns(Protocol):
     """Number of completions in the end."""
 
     def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
-        """Requests that can be sampled now, each with its place; with `wait` at least one, if there will be any."""
+        """Requests that can be sampled now, each with its index; with `wait` at least one, if there will be any."""
 
-    def take(self, place: int, completion: Completion) -> bool:
-        """Takes what was sampled for a place; returns whether its completion is whole."""
+    def take(self, index: int, completion: Completion) -> bool:
+        """Takes what was sampled for a index; returns whether its completion is whole."""
 
 
 class SingleTurns:
@@ -85,9 +94,9 @@ class SingleTurns:
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def take(self, place: int, completion: Completion) -> bool:
+    def take(self, index: int, completion: Completion) -> bool:
         """Keeps the completion."""
-        self.done[place] = completion
+        self.done[index] = completion
         return True
 
 

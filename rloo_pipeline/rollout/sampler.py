@@ -203,7 +203,7 @@ class Sampler:
         """
         turns = SingleTurns(requests)
         self.play(turns, sampling, what)
-        return [turns.done[place] for place in range(len(requests))]
+        return [turns.done[index] for index in range(len(requests))]
 
     def play(self, turns: Turns, sampling: SamplingConfig, what: str) -> None:
         """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
@@ -226,21 +226,21 @@ class Sampler:
                     break
                 for output in engine.step():
                     if output.finished:
-                        place, request, how = running.pop(output.request_id)
-                        completion = completion_of(engine.get_tokenizer(), request, how, output)
-                        counter.advance(turns.take(place, completion))
+                        index, request, params = running.pop(output.request_id)
+                        completion = completion_of(engine.get_tokenizer(), request, params, output)
+                        counter.advance(turns.take(index, completion))
         self.seconds = time.monotonic() - began
 
     def _enqueue(
         self, llm: LLM, requests: Iterable[tuple[int, Request]], sampling: SamplingConfig
     ) -> dict[str, tuple[int, Request, SamplingParams]]:
-        """Gives requests to the engine; returns them with place and parameters by the names that its outputs have."""
+        """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
         if not (given := list(requests)):
             return {}
         prompts = [request.for_vllm for _, request in given]
         params = [params_of(request, sampling, self.stop_ids, self.never) for _, request in given]
         names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        return {name.partition("-")[0]: (*one, how) for name, one, how in zip(names, given, params, strict=True)}
+        return {name.partition("-")[0]: (*one, params) for name, one, params in zip(names, given, params, strict=True)}
 
     def _wake_up(self) -> None:
         if self.sleeping and self.llm is not None:

@@ -89,6 +89,13 @@ def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, Sc
     return table
 
 
+def join_scores(rewards: Sequence[Reward], rollouts: pa.Table, scores: pa.Table) -> pa.Table:
+    """Completions and their scores in one table."""
+    fields = list(tables.scores_schema([reward.column for reward in rewards]))[len(tables.KEYS) :]
+    schema = pa.schema([*rollouts.schema.remove_metadata(), *fields])
+    return pa.table([*rollouts.columns, *scores.columns[len(tables.KEYS) :]], schema=schema)
+
+
 def as_table(
     rollouts: pa.Table,
     schema: pa.Schema,

@@ -30,7 +30,6 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.runtime import progress
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.probe import resolve_policy
 from rloo_pipeline.training import forward_only, round_data, row_images, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -62,7 +61,7 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    folder = resolve_policy(folder)
+    folder = asset_files.policy_of(folder)
     table = tables.read(probed, "probe", policy=policy.digest(folder))
     evidence = gather(config, assets, prompts, folder, table)
     verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)

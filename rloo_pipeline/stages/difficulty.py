@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
@@ -42,18 +40,17 @@ def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: 
     require_enough(config, train)
     share = shard_range(len(train), config.rollout.shards, shard)
     rows = train.rows(list(share))
-    counts: dict[str, Counts] = {}
-    about: dict[str, object] = {"shard": shard, "num_generations": select.num_generations}
     sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(folder, config, train, config.rollout.max_completion_length)
-    about |= {"policy": sampler.digest, **groups.sampling_facts(config.model, sampling)}
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
-    scores = score_table(config, rolled, train, folder)
+    scores = score_table(config, completions, train, folder)
     right = is_correct(scores, config.rewards, config.correct, select.num_generations).sum(axis=1)
-    for row, number in zip(rows, right.tolist(), strict=True):
-        counts[row["prompt_id"]] = Counts(float(number), float(select.num_generations))
-    prompt_counts.write(output, counts, 0, **about)
-    tokens = sum(tables.sampled_lengths(rolled))
+    counts = {
+        row["prompt_id"]: Counts(float(number), float(select.num_generations))
+        for row, number in zip(rows, right.tolist(), strict=True)
+    }
+    about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
+    prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))
+    tokens = sum(tables.sampled_lengths(completions))
     say(f"{len(rows)} prompts, {tokens} tokens, pass rate {right.mean() / select.num_generations:.1%} on average")

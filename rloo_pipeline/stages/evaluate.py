@@ -8,23 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.evaluation.completions import is_correct, scores_of
-from rloo_pipeline.evaluation.statistics import estimate_scores, estimate_share, pass_at_ks
+from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table
-from rloo_pipeline.seeds import derive
-from rloo_pipeline.stages.probe import join_scores
-from rloo_pipeline.training.lengths import length_metrics
+from rloo_pipeline.scoring.score_table import join_scores, score_table
 
 
 class EvaluationOutputs(NamedTuple):
@@ -57,8 +51,7 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     def sample(path: Path, kind: str, samples: int, how: SamplingConfig, prompt_rows: list[dict[str, Any]]) -> pa.Table:
         draw = groups.Draw(prompt_rows, samples, how, groups.EVALUATION)
         [completions] = groups.sample_groups(sampler, config, draw)
-        rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
-        joined = join_scores(config, rolled, score_table(config, rolled, held_out, policy_folder))
+        joined = join_scores(config.rewards, completions, score_table(config, completions, held_out, policy_folder))
         about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
         tables.write(path, joined, joined.schema, kind, **about, **groups.sampling_facts(config.model, how))
         return joined
@@ -66,7 +59,9 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     sampled = sample(outputs.sampled, "completions", settings.num_generations, sampling, rows)
     with_greedy = settings.greedy and settings.temperature > 0
     greedy = sample(outputs.greedy, "greedy", 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
-    summary = summarize(config, sampled) | {"greedy": summarize(config, greedy, 1, 0.0) if with_greedy else None}
+    summary = summarize_evaluation(config, sampled) | {
+        "greedy": summarize_evaluation(config, greedy, 1, 0.0) if with_greedy else None
+    }
     write_json(outputs.summary, {"policy": digest, "evaluated": name, **summary})
     low, high = summary["ci95"]
     greedy_text = f"; greedy {summary['greedy']['accuracy']:.1%}" if with_greedy else ""
@@ -74,44 +69,3 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
         f"{name}: pass@1 {summary['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){greedy_text}, "
         f"on {len(rows)} held-out prompts"
     )
-
-
-def summarize(
-    config: Config, table: pa.Table, samples: int | None = None, temperature: float | None = None
-) -> dict[str, Any]:
-    """Accuracy, pass@k, rewards, lengths and breakdown of an evaluation's completions.
-
-    Args:
-        config: of the stage.
-        table: completions with scores.
-        samples, temperature: of the table, by default those of the configuration.
-    """
-    settings = config.evaluation
-    samples = samples or settings.num_generations
-    temperature = settings.temperature if temperature is None else temperature
-    seed = derive(config.seed, "bootstrap")
-    right = is_correct(table, config.rewards, config.correct, samples)
-    passes = {k: estimate_share(values, samples // k) for k, values in pass_at_ks(right).items()}
-    functions = [reward.column for reward in config.rewards]
-    rewards = {name: scores_of(table, name, samples) for name in [*functions, "reward"]}
-    means = {name: estimate_scores(values, settings.bootstrap_samples, seed) for name, values in rewards.items()}
-    return {
-        "prompts": len(right),
-        "num_generations": samples,
-        "temperature": temperature,
-        "accuracy": passes[1].value,
-        "ci95": passes[1].ci95,
-        "pass@k": {str(k): estimate._asdict() for k, estimate in passes.items()},
-        "rewards": {name: estimate and estimate._asdict() for name, estimate in means.items()},
-        "breakdown": {name: _breakdown(right, rewards[name] >= 1.0) for name in settings.breakdown},
-        **length_metrics(table),
-    }
-
-
-def _breakdown(right: NDArray[np.bool_], has: NDArray[np.bool_]) -> dict[str, float | None]:
-    """Share of completions with a property, and accuracy of those with and without it."""
-    return {
-        "share": float(has.mean()),
-        "accuracy_with": float(right[has].mean()) if has.any() else None,
-        "accuracy_without": float(right[~has].mean()) if (~has).any() else None,
-    }

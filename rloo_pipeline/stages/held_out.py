@@ -12,9 +12,9 @@ from rloo_pipeline.artifacts import round_tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
+from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.stages.evaluate import summarize
-from rloo_pipeline.stages.probe import join_scores
+from rloo_pipeline.scoring.score_table import join_scores
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.trackers.names import eval_metrics
 
@@ -41,7 +41,10 @@ def held_out(config: Config, files: RoundFiles, round_: int, output: Path, event
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})
         write_events(events, round_, {}, "eval")
         return
-    summary = {"policy": policy, **summarize(config, join_scores(config, *tables[:2]), 1)}
+    summary = {
+        "policy": policy,
+        **summarize_evaluation(config, join_scores(rewards, tables.rollouts, tables.scores), 1),
+    }
     write_json(output, summary)
     write_events(events, round_, eval_metrics(summary), "eval")
     low, high = summary["ci95"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import atomic_write
@@ -14,7 +12,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table
+from rloo_pipeline.scoring.score_table import join_scores, score_table
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
 
@@ -32,7 +30,7 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     Raises:
         UserError: the model cannot be trained.
     """
-    folder = resolve_policy(folder)
+    folder = asset_files.policy_of(folder)
     digest = policy.digest(folder)
     if earlier and tables.footer(tables.read(earlier, "probe", ["sample"]))["policy"] == digest:
         with atomic_write(output) as temporary:
@@ -47,19 +45,6 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
     sampler = groups.load_sampler(folder, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, ("probe",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
-    joined = join_scores(config, rolled, score_table(config, rolled, train, folder))
+    joined = join_scores(config.rewards, completions, score_table(config, completions, train, folder))
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
     tables.write(output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=digest, **about)
-
-
-def join_scores(config: Config, rolled: pa.Table, scored: pa.Table) -> pa.Table:
-    """Completions and their scores in one table."""
-    scores = list(tables.scores_schema([reward.column for reward in config.rewards]))[len(tables.KEYS) :]
-    schema = pa.schema([*rolled.schema.remove_metadata(), *scores])
-    return pa.table([*rolled.columns, *scored.columns[len(tables.KEYS) :]], schema=schema)
-
-
-def resolve_policy(folder: Path) -> Path:
-    """The folder of a policy: `folder` itself, or the base model in a folder of `stage-assets`."""
-    return asset_files.model_of(folder) if (folder / asset_files.ASSETS).exists() else folder

@@ -20,7 +20,6 @@ from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, pr
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
-from rloo_pipeline.stages.rollout import facts
 from rloo_pipeline.training.selection import teaching_groups
 
 
@@ -60,8 +59,7 @@ def refill(
         sampler = sampler or groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
         draw = groups.Draw(train.rows(rows), settings.num_generations, sampling, ("round", round_))
         [completions] = groups.sample_groups(sampler, config, draw)
-        rolled = pa.Table.from_pylist(completions, schema=groups.schema(config))
-        parts.append(RoundTables(rolled, score_table(config, rolled, train, policy_folder)))
+        parts.append(RoundTables(completions, score_table(config, completions, train, policy_folder)))
         teaching += teaching_groups(config, parts[-1]).tolist()
         seconds += sampler.seconds
     _write(config, round_, digest, parts, rollouts, scores)
@@ -84,7 +82,7 @@ def _write(
     """Writes the tables as those of one more shard."""
     schema = groups.schema(config)
     rolled = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
-    about = facts(config, round_, config.rollout.shards, digest)
+    about = groups.rollout_facts(config, round_, config.rollout.shards, digest)
     tables.write(rollouts, rolled, schema, "rollouts", **about, refills=len(parts))
     about = {**tables.facts_about(tables.read(rollouts, "rollouts")), "policy": digest}
     schema = tables.scores_schema([reward.column for reward in config.rewards])

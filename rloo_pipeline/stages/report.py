@@ -7,7 +7,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import atomic_write, write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.report.page import render
-from rloo_pipeline.report.summary import summarize
+from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime.progress import say
 
 
@@ -17,7 +17,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     Raises:
         UserError: a file of the run is missing or damaged.
     """
-    facts = summarize(config, run)
+    facts = summarize_run(config, run)
     write_json(summary, facts)
     with atomic_write(html) as temporary:
         temporary.write_text(render(config, run, facts), encoding="utf-8")

@@ -50,38 +50,24 @@ def rollout(
     sampling = groups.sampling_config_of(settings)
     sampler = groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
     rows = train.rows(indices[share.start : share.stop])
-    about = facts(config, round_, shard, sampler.digest)
-    beside = _held_out(config, prompts, train.longest, shard) if held_out else []
+    about = groups.rollout_facts(config, round_, shard, sampler.digest)
+    held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
     completions, held_out_completions = groups.sample_groups(
         sampler,
         config,
         groups.Draw(rows, settings.num_generations, sampling, ("round", round_)),
-        groups.Draw(beside, 1, _held_out_sampling(config), groups.EVALUATION),
+        groups.Draw(held_out_rows, 1, _held_out_sampling(config), groups.EVALUATION),
     )
-    table = tables.build(completions, groups.schema(config), "rollouts", **about)
     if held_out:
-        about |= groups.sampling_facts(config.model, _held_out_sampling(config))
-        tables.write(held_out, held_out_completions, groups.schema(config), "held_out", **about)
-    tables.save(output, table)
-    tokens = pc.sum(pc.list_value_length(table["completion_ids"])).as_py()
+        held_out_about = about | groups.sampling_facts(config.model, _held_out_sampling(config))
+        tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)
+    tables.write(output, completions, completions.schema, "rollouts", **about)
+    tokens = pc.sum(pc.list_value_length(completions["completion_ids"])).as_py()
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
     say(
-        f"round {round_} shard {shard}: {len(table)} completions, {tokens} tokens, {speed}, "
+        f"round {round_} shard {shard}: {len(completions)} completions, {tokens} tokens, {speed}, "
         f"sampled in {sampler.seconds:.2f} s"
     )
-
-
-def facts(config: Config, round_: int, shard: int, policy: str) -> dict[str, Any]:
-    """What the footer of a table of rollouts says; `policy` is the digest of the one that samples."""
-    return {
-        "run": config.run,
-        "round": round_,
-        "shard": shard,
-        "seed": config.seed,
-        "policy": policy,
-        "policy_round": config.rollout.policy_of(round_),
-        **groups.sampling_facts(config.model, groups.sampling_config_of(config.rollout)),
-    }
 
 
 def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[dict[str, Any]]:

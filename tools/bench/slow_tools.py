@@ -84,7 +84,7 @@ def _sample(sampler: Sampler, config: Config, rows: list[dict[str, Any]]) -> tup
     sampling = groups.sampling_config_of(config.rollout)
     draw = groups.Draw(rows, config.rollout.num_generations, sampling, ("slow tools",))
     [episodes] = groups.sample_groups(sampler, config, draw)
-    return episodes, sampler.seconds
+    return episodes.to_pylist(), sampler.seconds
 
 
 def _called(row: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, ttest_1samp
 
-from rloo_pipeline.evaluation.across_seeds import compare_arms, seeds_needed, summarize
+from rloo_pipeline.evaluation.across_seeds import compare_arms, seeds_needed, summarize_arm
 
 
 def trainings(draw, seeds: int, prompts: int, mean: float, between: float) -> np.ndarray:
@@ -20,7 +20,7 @@ def test_intervals_contain_the_truth_in_19_of_20_experiments(seeds, between) -> 
     draw = np.random.default_rng(seeds)
     hits = np.zeros(2)
     for number in range(400):
-        arm = summarize(trainings(draw, seeds, 150, 0.5, between), 300, number)
+        arm = summarize_arm(trainings(draw, seeds, 150, 0.5, between), 300, number)
         hits += [low <= 0.5 <= high for low, high in (arm.mean.ci95, arm.iqm.ci95)]
     assert (hits >= 368).all(), hits / 400
 
@@ -34,7 +34,7 @@ def test_of_equal_arms_one_in_twenty_differs() -> None:
 
 def test_numbers_by_hand() -> None:
     levels = np.array([0.2, 0.4, 0.5, 0.9])
-    arm = summarize(np.repeat(levels[:, None], 4, axis=1), 100, 0)
+    arm = summarize_arm(np.repeat(levels[:, None], 4, axis=1), 100, 0)
     assert arm.mean.value == pytest.approx(0.5)
     assert arm.iqm.value == pytest.approx(0.45), "the middle two of four"
     values, others = np.array([[0.9], [0.8], [0.7]]), np.array([[0.5], [0.8], [0.75]])
@@ -47,7 +47,7 @@ def test_numbers_by_hand() -> None:
 
 def test_with_two_seeds_nothing_is_said_about_training() -> None:
     values = np.array([[1.0, 0.0], [1.0, 1.0]])
-    assert summarize(values, 100, 0).mean.ci95 is None
+    assert summarize_arm(values, 100, 0).mean.ci95 is None
     compared = compare_arms(values, values[::-1], 100, 0)
     assert (compared.ci95, compared.p, compared.improvement_ci95, compared.seeds_needed) == (None,) * 4
 

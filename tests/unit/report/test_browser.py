@@ -13,7 +13,7 @@ import pytest
 from made_up import configuration, make_run
 
 from rloo_pipeline.report.page import render
-from rloo_pipeline.report.summary import summarize
+from rloo_pipeline.report.summary import summarize_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if BROWSER is None and os.environ.get("RLOO_REQUIRE_BROWSER"):
@@ -91,7 +91,7 @@ def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = configuration().only("report")
     run = make_run(tmp_path_factory.mktemp("results") / "synthetic", config)
-    return render(config, run, summarize(config, run))
+    return render(config, run, summarize_run(config, run))
 
 
 @pytest.mark.parametrize("width", [1200, 500])

@@ -25,12 +25,12 @@ from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis.diagnosis import diagnose
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.charts import charts
 from rloo_pipeline.report.figures import figure
 from rloo_pipeline.report.frame import chance, duration, figure_of, plain, points
 from rloo_pipeline.report.page import check_figures, parts_of_gain, render, verdict
-from rloo_pipeline.report.summary import summarize
-from rloo_pipeline.stages.evaluate import summarize as summarize_evaluation
+from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.stages.report_so_far import report_so_far
 
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Path:
 
 @pytest.fixture(scope="module")
 def page(run: Path, config: Config) -> str:
-    return render(config, run, summarize(config, run))
+    return render(config, run, summarize_run(config, run))
 
 
 def test_completions_are_shown_as_text(page: str) -> None:
@@ -77,16 +77,16 @@ def test_the_page_loads_nothing(page: str) -> None:
 
 def test_the_same_run_gives_the_same_bytes_wherever_it_lies(tmp_path: Path, config: Config, page: str) -> None:
     other = make_run(tmp_path / "elsewhere", config)
-    assert render(config, other, summarize(config, other)) == page
+    assert render(config, other, summarize_run(config, other)) == page
 
 
 def test_a_summary_read_back_from_its_file_gives_the_same_page(run: Path, config: Config, page: str) -> None:
-    assert render(config, run, json.loads(json.dumps(summarize(config, run), sort_keys=False))) == page
+    assert render(config, run, json.loads(json.dumps(summarize_run(config, run), sort_keys=False))) == page
 
 
 def test_the_headline_has_before_after_and_gain(page: str, run: Path, config: Config) -> None:
     text = " ".join(Reader(page).text.split())
-    summary = summarize(config, run)
+    summary = summarize_run(config, run)
     before, after = summary["warmstart"]["accuracy"], summary["final"]["accuracy"]
     assert f"On 60 held-out problems, {after:.1%} of the final policy’s answers are right;" in text
     assert f"before training with RLOO it was {before:.1%}." in text
@@ -108,7 +108,7 @@ def test_the_verdict_depends_on_the_number_of_comparisons() -> None:
 
 
 def test_the_table_has_corrected_p_values_with_an_explanation(page: str, run: Path, config: Config) -> None:
-    summary = summarize(config, run)
+    summary = summarize_run(config, run)
     text = " ".join(Reader(page).text.split())
     rows = len(summary["gains"])
     assert f"The table makes {rows} comparisons, so its p-values are corrected for that many (Holm)" in text
@@ -134,14 +134,14 @@ def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -
             summary_file = run / "evaluation" / name / "summary.json"
             if file == "completions":
                 write_json(summary_file, read_json(summary_file) | evaluation)
-    summary = summarize(config, run)
+    summary = summarize_run(config, run)
     assert summary["gains"]["rewards/worked"] == {"value": 0.0, "ci95": None, "p": 1.0, "prompts": 60, "p_holm": 1.0}
     assert summary["gain_ci95"] == pytest.approx((-0.0596, 0.0596), abs=1e-4)
     assert "all equal" in Reader(render(config, run, summary)).text
 
 
 def test_the_parts_of_a_gain_add_up_to_it(run: Path, config: Config) -> None:
-    summary = summarize(config, run)
+    summary = summarize_run(config, run)
     parts = parts_of_gain(summary["warmstart"], summary["final"], "worked")
     assert sum(parts or ()) == pytest.approx(summary["gain"])
 
@@ -187,7 +187,7 @@ def test_beta_is_drawn_if_it_is_adapted(config: Config) -> None:
 
 def test_evaluations_of_different_prompts_are_not_compared(tmp_path: Path, config: Config) -> None:
     run = make_run(tmp_path / "run", config)
-    summary = summarize(config, run)
+    summary = summarize_run(config, run)
     file = run / "evaluation" / "final" / "completions.parquet"
     table = tables.read(file, "completions")
     tables.write(file, table.slice(SAMPLES), table.schema, "completions", policy="final" * 8, evaluated="final")
@@ -200,7 +200,7 @@ def test_a_distance_from_another_policy_0_is_refused(tmp_path: Path, config: Con
     file = run / "evaluation" / "final" / "distance.json"
     write_json(file, read_json(file) | {"reference": "of another run"})
     with pytest.raises(UserError, match=r"distance\.json: its reference is of another run, and warmstart"):
-        summarize(config, run)
+        summarize_run(config, run)
 
 
 def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", config)
     write_completions(config, run, "warmstart", 0.5, 0.0)
     write_completions(config, run, "final", 0.5, 0.0)
-    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     assert "That is a change of 0.0 percentage points" in text
     assert "95% interval −6.0 to +6.0" in text, "0 right answers of 60 say little about other problems"
     assert "Where the gain comes from" not in text
@@ -249,11 +249,11 @@ def test_a_trial_before_sft_and_policies_in_between_are_shown(tmp_path: Path) ->
     every = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 20}
     config = configuration(evaluation=every).only("report")
     run = make_run(tmp_path / "run", config)
-    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     assert "Held-out accuracy" in text
     assert "its checks asked for SFT" not in text
     write_json(run / "warmstart" / "trial" / "checks.json", CHECKED | {"asks_for_sft": ["pass_at_k"]})
-    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     assert "its checks asked for SFT (pass_at_k)" in text
 
 
@@ -266,7 +266,7 @@ def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> No
         counts = {"n-shot": {"gsm8k": 5}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}}}
         harness_json = {"policy": name * 8, "lm_eval": "0.4.13", "results": results, **counts}
         write_json(run / "evaluation" / name / "harness.json", harness_json)
-    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     assert "by lm-eval 0.4.13" in text
     assert "5 examples, 1319 problems" in text
     assert "0.125 ± 0.0312" in text
@@ -325,7 +325,7 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     alike = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
     for number in range(1, 7):
         write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number) | alike)
-    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     assert "No symptom" not in text
     assert "warmstart.sft" in text
     symptoms = diagnose([metrics_of(n) | alike for n in range(1, 7)], config.gates, monitors=["worked"])
@@ -344,9 +344,9 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     write_json(run / "selection.json", {"chosen": [best]})
     write_json(run / "test" / str(config.seed) / "summary.json", final | {"evaluated": "test"})
     only = config.only("report")
-    text = " ".join(Reader(render(only, run, summarize(only, run))).text.split())
+    text = " ".join(Reader(render(only, run, summarize_run(only, run))).text.split())
     assert "Of 2 policies, that of round 20 has the best pass@1 on dataset.dev: 71.2%" in text
     assert f"It alone was evaluated on dataset.eval: {final['accuracy']:.1%} of its answers" in text
     write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})
     with pytest.raises(UserError, match="its policy is"):
-        summarize(only, run)
+        summarize_run(only, run)

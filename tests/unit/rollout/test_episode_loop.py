@@ -12,7 +12,7 @@ from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import beginnings
 from rloo_pipeline.rollout.beginnings import OBSERVATION
-from rloo_pipeline.rollout.episode_loop import Episodes, Player
+from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
 from rloo_pipeline.rollout.episode_replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
@@ -71,7 +71,7 @@ def play(template, reader, model, count=12, said="", **settings) -> list[dict]:
     rows = rows_of(count, said)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
     with beginnings.pool_of(rollout) as pool:
-        episodes = Episodes(Player(rollout, pool, reader), rows, requests, SAMPLING)
+        episodes = Episodes(EpisodeContext(rollout, pool, reader), rows, requests, SAMPLING)
         running: list = []
         while True:
             running += episodes.requests(not running)

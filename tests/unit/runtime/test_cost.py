@@ -10,7 +10,7 @@ from made_up import Reader, configuration, make_run
 
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.page import render
-from rloo_pipeline.report.summary import summarize
+from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.ranks import RENDEZVOUS
 
@@ -29,10 +29,10 @@ def add_gpus(run: Path, stage: str, gpus: str) -> None:
 def test_the_page_has_gpu_seconds_per_stage_and_in_total(tmp_path: Path) -> None:
     config = configuration(rounds=3).only("report")
     run = make_run(tmp_path / "run", config)
-    assert "No GPU was used." in Reader(render(config, run, summarize(config, run))).text
+    assert "No GPU was used." in Reader(render(config, run, summarize_run(config, run))).text
     add_gpus(run, "rollout/00001-000", "2 x NVIDIA H100 80GB HBM3")  # 4000 s
     add_gpus(run, "update/00001", "16 x NVIDIA H100 80GB HBM3")  # 700 s
-    text = " ".join(Reader(render(config, run, summarize(config, run))).text.split())
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     hours = {cost.stage: cost.gpu_hours for cost in costs(jobs_of(run, 3))}
     assert hours == {"rollout": pytest.approx(8000 / 3600), "update": pytest.approx(11200 / 3600), "prompts": 0}
     assert "rollout11 h 7 min–2.22–" in text
