@@ -36,6 +36,11 @@ def printable(text: str) -> str:
     return text.translate(CONTROLS)
 
 
+def one_line(text: object, longest: int = 200) -> str:
+    """A text, or the message of an error, on one line of at most `longest` characters."""
+    return " ".join(str(text).split())[:longest]
+
+
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` with the most similar candidate, or an empty string if none is similar.
 
@@ -61,8 +66,7 @@ def explain(error: BaseException) -> str:
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower deepspeed.max_tokens_per_micro_batch or give the job more memory"
-    text = " ".join(str(error).split())
-    return f"unexpected {type(error).__name__}: {text[:300]}"
+    return f"unexpected {type(error).__name__}: {one_line(error, 300)}"
 
 
 @contextmanager

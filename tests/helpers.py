@@ -213,7 +213,7 @@ def write_prompts(folder: Path, rows: list[dict], part: str = "train") -> None:
     """Writes prompts as the stage `prompts` does."""
     import datasets
 
-    from rloo_pipeline.artifacts.files import write_manifest
+    from rloo_pipeline.artifacts.manifest import write_manifest
 
     datasets.Dataset.from_list(rows).save_to_disk(str(folder / part))
     write_manifest(folder)

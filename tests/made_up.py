@@ -10,7 +10,8 @@ import pyarrow as pa
 import yaml
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import write_json, write_manifest
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
@@ -21,6 +22,11 @@ NASTY = '</pre></script><script>alert(1)</script><img src="http://x.invalid/y.pn
 
 
 BEGAN = datetime(2026, 11, 1, 12, 0, 0)
+
+
+def completions_schema(*functions: str) -> pa.Schema:
+    """Schema of an evaluation's completions: rollout and scores in one row."""
+    return pa.schema([*tables.ROLLOUTS, *list(tables.scores_schema(functions))[len(tables.KEYS) :]])
 
 
 def _check(name: str, value: float | None, verdict: str, advice: str, **more: Any) -> dict[str, Any]:
@@ -86,7 +92,7 @@ def write_completions(config: Config, run: Path, name: str, worked: float, chanc
             | {"seed": place, "scores/answer": float(right), "scores/worked": float(works)}
             | {"reward": float(right), "seconds": 0.0, "error": None}
         )
-    schema = tables.completions_schema(["answer", "worked"])
+    schema = completions_schema("answer", "worked")
     folder, about = run / "evaluation" / name, {"policy": name * 8, "evaluated": name}
     tables.write(folder / "completions.parquet", rows, schema, "completions", **about)
     tables.write(folder / "greedy.parquet", rows[::SAMPLES], schema, "greedy", **about)

@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts.files import (
-    check_entries,
-    entries,
-    folder_files,
-    read_artifact,
-    verify_manifest,
-    write_json,
-    write_manifest,
-)
+from rloo_pipeline.artifacts.files import read_artifact, write_json
+from rloo_pipeline.artifacts.manifest import check_entries, entries, folder_files, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.policy import PICKLES
 
 ASSETS = "assets.json"

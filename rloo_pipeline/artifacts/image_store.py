@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts.files import read_json, verify_manifest, write_json
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.manifest import verify_manifest
+from rloo_pipeline.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FOLDER, ABOUT = "images", "images.json"
 IDS, PLACEHOLDERS = "image_ids", "placeholder_ids"
 """Columns of prompts with images: digests, and the prompt's token ids with one placeholder for each image."""
+CACHE_SIZE = 256
+"""Decoded images that an `ImageStore` keeps."""
 PIXELS = "decoded"
 """Key of a row in memory with its decoded images, beside the column of the dataset."""
 
@@ -61,7 +63,7 @@ def digest(file: bytes) -> str:
     return hashlib.sha256(file).hexdigest()
 
 
-def decode(file: bytes, place: str) -> Image:
+def decode(file: bytes, location: str) -> Image:
     """The pixels of an image file in RGB, turned as a camera noted it (EXIF); of an animation, its first frame.
 
     Raises:
@@ -76,14 +78,11 @@ def decode(file: bytes, place: str) -> Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             return ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise UserError(f"{place}: PIL cannot read the image ({' '.join(str(error).split())[:120]})") from error
+        raise UserError(f"{location}: PIL cannot read the image ({one_line(error)})") from error
 
 
 class ImageStore:
     """Images by digest."""
-
-    KEPT = 256
-    """Decoded images that are kept."""
 
     def __init__(self, prompts: Path) -> None:
         """Memory-maps the files of the folder that the stage `prompts` wrote.
@@ -93,7 +92,8 @@ class ImageStore:
         """
         verify_manifest(prompts, lambda name: name.startswith(f"{FOLDER}/"))
         self.folder = prompts / FOLDER
-        self.decoded: OrderedDict[str, Image] = OrderedDict()
+        self.image = lru_cache(CACHE_SIZE)(self._image)
+        """The pixels of an image by its digest."""
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -115,12 +115,5 @@ class ImageStore:
         data: bytes = self._table["image"][self._rows[digest]].as_py()["bytes"]
         return data
 
-    def image(self, digest: str) -> Image:
-        """The pixels of an image."""
-        if digest in self.decoded:
-            self.decoded.move_to_end(digest)
-        else:
-            self.decoded[digest] = decode(self.file(digest), str(self.folder))
-            if len(self.decoded) > self.KEPT:
-                self.decoded.popitem(last=False)
-        return self.decoded[digest]
+    def _image(self, digest: str) -> Image:
+        return decode(self.file(digest), str(self.folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,9 +47,14 @@ class ModelDims(NamedTuple):
         return 2 * self.layers * self.key_value * BYTES[dtype]
 
 
+def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section of the language model in a config.json; composite models have one of their own for it."""
+    return hf_config.get("text_config") or hf_config
+
+
 def context(facts: dict[str, Any]) -> int | None:
     """The context length in tokens that a config.json declares; None where it declares none."""
-    text = facts.get("text_config") or facts
+    text = text_config(facts)
     lengths = [text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)]
     longest = text.get("model_max_length") or min(lengths, default=None)
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -60,7 +66,7 @@ def context(facts: dict[str, Any]) -> int | None:
 
 def is_recurrent(facts: dict[str, Any]) -> bool:
     """Whether a config.json describes layers with a state (Mamba, DeltaNet, short convolutions)."""
-    text = facts.get("text_config") or facts
+    text = text_config(facts)
     kinds = [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or ()]
     return any(RECURRENT.match(key) for key in text) or any("mamba" in kind or "linear" in kind for kind in kinds)
 
@@ -72,7 +78,7 @@ def read(folder: Path) -> ModelDims:
         UserError: config.json is missing, or has no sizes of a transformer.
     """
     config_json = read_json(folder / "config.json")
-    facts: dict[str, Any] = config_json.get("text_config") or config_json
+    facts = text_config(config_json)
     try:
         hidden, heads = int(facts["hidden_size"]), int(facts["num_attention_heads"])
         head = int(facts.get("head_dim") or hidden // heads)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.files import Manifest, read_json, verify_manifest, write_manifest
-from rloo_pipeline.artifacts.files import digest as digest_of
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
+from rloo_pipeline.artifacts.manifest import digest as digest_of
+from rloo_pipeline.artifacts.model_dims import text_config
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ def vocabulary(folder: Path) -> int:
     """
     file = base_of(folder) / "config.json"
     facts = read_json(file)
-    size = (facts.get("text_config") or facts).get("vocab_size") if isinstance(facts, dict) else None
+    size = text_config(facts).get("vocab_size") if isinstance(facts, dict) else None
     if not isinstance(size, int):
         raise UserError(f"{file}: has no vocab_size; fetch or write the model again")
     return size
@@ -199,7 +201,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
             base_of(folder), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: no tokenizer can be loaded ({' '.join(str(error).split())[:160]})") from error
+        raise UserError(f"{folder}: no tokenizer can be loaded ({one_line(error)})") from error
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{folder}: the tokenizer has no EOS token, so no completion could "

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import image_store
-from rloo_pipeline.artifacts.files import read_json, verify_manifest
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.manifest import verify_manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 

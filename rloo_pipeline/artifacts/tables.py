@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rloo_pipeline import __version__
 from rloo_pipeline.artifacts import episodes, image_store
 from rloo_pipeline.artifacts.files import AGAIN, atomic_write, check_belongs
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims
 
 import_shims.prepare_arrow()
@@ -98,11 +98,6 @@ def part_schema(function: str) -> pa.Schema:
     return pa.schema([*KEYS, score, pa.field("seconds", pa.float64()), pa.field("error", pa.string())])
 
 
-def completions_schema(functions: Sequence[str]) -> pa.Schema:
-    """Schema of an evaluation's completions: rollout and scores in one row."""
-    return pa.schema([*ROLLOUTS, *list(scores_schema(functions))[len(KEYS) :]])
-
-
 def functions_of(table: pa.Table) -> list[str]:
     """Names of the reward functions whose scores a table of scores or of an evaluation's completions has."""
     return [name.removeprefix(SCORES) for name in table.column_names if name.startswith(SCORES)]
@@ -176,7 +171,7 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **belongs:
     try:
         table = pq.read_table(pa.BufferReader(content), columns=list(columns) if columns else None)
     except (pa.ArrowException, OSError) as error:
-        what = " ".join(str(error).split())[:120]
+        what = one_line(error)
         raise UserError(f"{path}: truncated or damaged Parquet file ({what}); {AGAIN}") from error
     facts = footer(table)
     if facts.get("kind") != kind:

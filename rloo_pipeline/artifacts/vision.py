@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts.policy import base_of
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims, without_torchvision
 
 IMAGE_MODELS = ("qwen2_5_vl", "qwen3_vl")
@@ -40,7 +40,7 @@ def load_processor(folder: Path, trust_remote_code: bool) -> Any:
         processor: Any = AutoProcessor.from_pretrained(base_of(folder), trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder}: no processor of images can be loaded ({' '.join(str(error).split())[:160]}); add the "
+            f"{folder}: no processor of images can be loaded ({one_line(error)}); add the "
             "preprocessor_config.json that belongs to the model"
         ) from error
     if not hasattr(processor, "image_processor"):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_pipeline.cluster import slurm
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.runtime.ranks import FAILED, RENDEZVOUS, why_failed
 
@@ -107,7 +107,7 @@ def join(patience: float = PATIENCE) -> None:
         _wait_for_all(store, world, deadline)
         nodes = sorted({store.get(f"rank {other}").decode() for other in range(world)})
     except (torch.distributed.DistError, RuntimeError, TimeoutError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise UserError(
             f"the {world} ranks did not meet within {patience:.0f} s (rank {rank} on {_node_name()}: {reason}); nodes: "
             f"{os.environ.get('SLURM_JOB_NODELIST', 'unknown')}; check that they reach each other by these names"

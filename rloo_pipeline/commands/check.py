@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims, vision
+from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands import episode_trial, reward_trial
 from rloo_pipeline.commands.episode_trial import EpisodeTrial
@@ -41,12 +41,13 @@ BEGUN = 64
 
 
 class ModelParts(NamedTuple):
-    """What of the model makes prompts of rows; None where it is not there."""
+    """What of the model is here, as far as it passed its checks."""
 
-    tokenizer: PreTrainedTokenizerBase | None
-    processor: Any
+    folder: Path | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    processor: Any = None
     """Of images, in a run with images."""
-    takes_images: bool
+    takes_images: bool = False
     """Whether the model is one of images."""
 
 
@@ -94,51 +95,67 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
         scratch: an empty folder, for a model that a function builds.
     """
     yield from _functions(config)
-    folder: Path | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    processor: Any = None
+    parts = yield from _model_findings(config, scratch)
+    with ExitStack() as stack:
+        trial = (yield from _tool_findings(config, parts, stack)) if config.rollout.uses_tools else None
+        datasets = yield from _dataset_findings(config, parts, trial)
+    yield from reward_trial.findings(config, datasets, parts.folder, parts.tokenizer)
+
+
+def _model_findings(config: Config, scratch: Path) -> Generator[Finding, None, ModelParts]:
+    """Findings on model, tokenizer and processor; returns what can be used of them: nothing if one has a problem."""
     try:
         folder = _model(config, scratch)
         yield _model_finding(config, folder)
         if config.model.dtype != "float32":
             finding = places.number_format(config.model.dtype)
             yield finding._replace(ok=True, note=not finding.ok)  # stages may run on another machine
-        tokenizer = None if folder is None else _tokenizer(config, folder)
-        if tokenizer is not None:
-            yield Finding("tokenizer", True, f"{len(tokenizer)} tokens, end token {tokenizer.eos_token}")
-        if folder is not None and config.dataset.image_column is not None:
+        if folder is None:
+            return ModelParts()
+        tokenizer, processor = policy.load_tokenizer(folder, config.model.trust_remote_code), None
+        yield Finding("tokenizer", True, f"{len(tokenizer)} tokens, end token {tokenizer.eos_token}")
+        if config.dataset.image_column is not None:
             processor = vision.load_processor(folder, config.model.trust_remote_code)
             yield Finding("images", True, f"{type(processor.image_processor).__name__} of the model")
+        return ModelParts(folder, tokenizer, processor, vision.takes_images(read_json(folder / "config.json")))
     except UserError as error:
         yield Finding("model", False, str(error))
-        folder = tokenizer = processor = None
     except ImportError as error:
         yield _skipped("model", error)
-        folder = tokenizer = processor = None
-    with ExitStack() as stack:
-        trial: EpisodeTrial | None = None
-        if config.rollout.uses_tools:
-            try:
-                trial = episode_trial.prepare(stack, config, folder)
-            except UserError as error:
-                yield Finding("tools", False, str(error))
-            except ImportError as error:
-                yield _skipped("tools", error)
-        datasets: dict[str, DatasetSample] = {}
-        takes_images = folder is not None and vision.takes_images(read_json(folder / "config.json"))
-        for key, source in dataset_inputs.sources(config).items():
-            try:
-                datasets[key] = _read(config, key, source, ModelParts(tokenizer, processor, takes_images), trial)
-                yield _dataset_finding(config, key, datasets[key], folder)
-                if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
-                    yield from episode_trial.findings(trial, key, datasets[key].episodes)
-            except UserError as error:
-                yield Finding(key, False, str(error))
-            except ImportError as error:
-                yield _skipped(key, error)
-            except FileNotFoundError as error:
-                yield Finding(key, True, f"{error} is not in the Hub's cache yet, so it was not checked", note=True)
-    yield from reward_trial.findings(config, datasets, folder, tokenizer)
+    return ModelParts()
+
+
+def _tool_findings(
+    config: Config, parts: ModelParts, stack: ExitStack
+) -> Generator[Finding, None, EpisodeTrial | None]:
+    """Findings on tools and environments; returns what plays episodes with them, whose processes end with `stack`."""
+    try:
+        return episode_trial.prepare(stack, config, parts.folder)
+    except UserError as error:
+        yield Finding("tools", False, str(error))
+    except ImportError as error:
+        yield _skipped("tools", error)
+    return None
+
+
+def _dataset_findings(
+    config: Config, parts: ModelParts, trial: EpisodeTrial | None
+) -> Generator[Finding, None, dict[str, DatasetSample]]:
+    """Findings on each dataset, and on the episodes that were played on its rows; returns those that could be read."""
+    datasets: dict[str, DatasetSample] = {}
+    for key, source in dataset_inputs.sources(config).items():
+        try:
+            datasets[key] = _read(config, key, source, parts, trial)
+            yield _dataset_finding(config, key, datasets[key], parts.folder)
+            if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
+                yield from episode_trial.findings(trial, key, datasets[key].episodes)
+        except UserError as error:
+            yield Finding(key, False, str(error))
+        except ImportError as error:
+            yield _skipped(key, error)
+        except FileNotFoundError as error:
+            yield Finding(key, True, f"{error} is not in the Hub's cache yet, so it was not checked", note=True)
+    return datasets
 
 
 def _skipped(subject: str, error: ImportError) -> Finding:
@@ -178,12 +195,6 @@ def _model_finding(config: Config, folder: Path | None) -> Finding:
     checked = self_check.load_or_run(folder, config.model.trust_remote_code)
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding("model", True, f"{name}: {facts.get('model_type')}, context {context}, {config.model.dtype}{slow}")
-
-
-def _tokenizer(config: Config, folder: Path) -> PreTrainedTokenizerBase:
-    from rloo_pipeline.artifacts import policy
-
-    return policy.load_tokenizer(folder, config.model.trust_remote_code)
 
 
 def _read(

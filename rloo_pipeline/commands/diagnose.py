@@ -9,10 +9,9 @@ from rich.text import Text
 
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.diagnosis import Symptom
+from rloo_pipeline.report.live import COLOURS
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after
-
-COLOURS = {"warn": "yellow", "stop": "red"}
 
 
 def diagnose(run: Path, console: Terminal | None = None) -> None:

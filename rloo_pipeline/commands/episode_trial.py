@@ -74,12 +74,12 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
     requests = [Request(row["prompt_ids"], number, NO_LIMIT) for number, row in enumerate(rows)]
     episodes = Episodes(EpisodeContext(settings, trial.pool, trial.reader), rows, requests, NO_LIMIT)
     scripts = [[*_turns(trial, row), WRONG_ANSWER] for row in rows]
-    while asked := list(episodes.requests(True)):
-        for place, _ in asked:
-            text = scripts[place].pop(0)
+    while requests_now := list(episodes.requests(True)):
+        for index, _ in requests_now:
+            text = scripts[index].pop(0)
             tokenizer = trial.reader.template.tokenizer
             ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            episodes.take(place, Completion(ids, text, [0.0] * len(ids), "stop"))
+            episodes.take(index, Completion(ids, text, [0.0] * len(ids), "stop"))
     return episodes.episodes
 
 

@@ -77,9 +77,9 @@ def command_line(words: Sequence[str]) -> list[str]:
             f"{installation.DEFAULT_CONFIG}: no such configuration file in this folder; name one, as in `rloo run "
             "my-run.yaml`, or make a project with `rloo init`"
         )
-    for place, word in enumerate(options[1:], 1):
-        if options[place - 1] == "--profile":
-            options[place] = installation.profile(word)
+    for index, word in enumerate(options[1:], 1):
+        if options[index - 1] == "--profile":
+            options[index] = installation.profile(word)
     says_cores = any(re.match(r"--cores|--jobs|--profile|-[cj]\d*$", word) for word in options)
     cores = [] if says_cores else ["--cores", "all"]
     return [sys.executable, "-m", "snakemake", *snakefile, *cores, *options]

@@ -75,9 +75,9 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
     if len(files) == 1:
         splits = _split(rows, files[0])
         rows = list(splits["data/train.jsonl"])
-        places = list(splits)
+        paths = list(splits)
     else:
-        places = [place_in(folder, file) for file in files]
+        paths = [place_in(folder, file) for file in files]
     columns = tuple(rows[0])
     column = _column("--prompt", prompt, PROMPT_COLUMNS, columns, name)
     if column is None:
@@ -87,8 +87,8 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         )
     return ProjectData(
         name=name,
-        train={"path": places[0]},
-        eval={"path": places[1]},
+        train={"path": paths[0]},
+        eval={"path": paths[1]},
         columns=columns,
         prompt=column,
         answer=_column("--answer", answer, ANSWER_COLUMNS, tuple(set(columns) - {column}), name),
@@ -135,8 +135,8 @@ def _split(rows: Sequence[Row], file: Path) -> dict[str, Sequence[Row]]:
         raise UserError(f"{file}: one row cannot be split into training and held-out rows; give --held-out FILE")
     count = min(MOST_HELD_OUT, max(1, round(len(rows) * HELD_OUT_SHARE)))
     chosen = set(random.Random(0).sample(range(len(rows)), count))
-    train = [row for place, row in enumerate(rows) if place not in chosen]
-    return {"data/train.jsonl": train, "data/eval.jsonl": [rows[place] for place in sorted(chosen)]}
+    train = [row for index, row in enumerate(rows) if index not in chosen]
+    return {"data/train.jsonl": train, "data/eval.jsonl": [rows[index] for index in sorted(chosen)]}
 
 
 def dump_rows(rows: Sequence[Row], file: str) -> str:

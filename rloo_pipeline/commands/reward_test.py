@@ -16,9 +16,9 @@ from rich.table import Table
 
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.scoring.completion_text import text_of
+from rloo_pipeline.scoring.completion_text import as_completion, text_of
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
 
@@ -103,11 +103,7 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
             suggestion = did_you_mean("completion", row)
             raise UserError(f"{file}: row {number} has no column 'completion'{suggestion}")
     prompts = [row.get("prompt") or [{"role": "user", "content": str(row.get("question", ""))}] for row in rows]
-    texts = [text_of(row["completion"]) for row in scored_rows]
-    completions: list[Any] = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
+    completions = list(map(as_completion, (text_of(row["completion"]) for row in scored_rows), prompts))
     reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
     columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in scored_rows])
@@ -123,7 +119,7 @@ def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise UserError(f"--tokenizer {folder}: no tokenizer there ({reason}); pass the folder of a policy") from error
     encoded = tokenizer([text_of(completion) for completion in completions], add_special_tokens=False)
     ids: list[list[int]] = encoded["input_ids"]

@@ -83,6 +83,7 @@ def _not_called(reward: Reward, reason: str) -> Finding:
 
 
 def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
+    from rloo_pipeline.scoring.completion_text import as_completion
     from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
     from rloo_pipeline.scoring.score_batch import RewardBatch
     from rloo_pipeline.scoring.score_table import environment_columns
@@ -94,10 +95,7 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
         names.insert(0, config.warmstart.sft.completion_column)
     solution = next((name for name in names if isinstance(rows[0].get(name), str)), None)
     texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
-    completions: list[Any] = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
+    completions = list(map(as_completion, texts, prompts))
     ids = [[*range(len(text.split()))] for text in texts]  # as many as words, if there is no tokenizer
     if tokenizer is not None:
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
@@ -106,8 +104,8 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
     columns["finish_reason"] = ["stop"] * len(rows)
     if dataset.episodes:
         episodes = [episode for episode in dataset.episodes[: len(dataset.rows[:PROMPTS])] for _ in range(SAMPLES)]
-        for place in range(1, len(rows), SAMPLES):  # the wrong answer, after a call of each tool
-            completions[place], ids[place] = episodes[place].messages, episodes[place].ids
+        for index in range(1, len(rows), SAMPLES):  # the wrong answer, after a call of each tool
+            completions[index], ids[index] = episodes[index].messages, episodes[index].ids
         columns |= environment_columns([(episode.reward, episode.state) for episode in episodes])
     return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import atomic_write, write_json
-from rloo_pipeline.report import experiment_page, experiment_summary
+from rloo_pipeline.report import experiment_page, experiment_summary, experiment_tables
 from rloo_pipeline.runtime.progress import say
 
 
@@ -20,18 +20,18 @@ def experiment(folder: Path) -> None:
     Raises:
         UserError: the folder has no experiment, no run of it is finished, or a file is damaged.
     """
-    read = experiment_summary.read(folder)
-    summary = experiment_summary.summary_of(read)
+    finished = experiment_summary.read(folder)
+    summary = experiment_summary.summary_of(finished)
     write_json(folder / "experiment.json", summary)
     for name, table in (
-        ("experiment.csv", experiment_summary.arms_table(summary)),
-        ("runs.csv", experiment_summary.runs_table(summary)),
+        ("experiment.csv", experiment_tables.arms_table(summary)),
+        ("runs.csv", experiment_tables.runs_table(summary)),
     ):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(table)
         _write(folder / name, text.getvalue())
-    _write(folder / "experiment.tex", experiment_summary.latex_table(summary))
-    _write(folder / "experiment.html", experiment_page.render(summary, read))
+    _write(folder / "experiment.tex", experiment_tables.latex_table(summary))
+    _write(folder / "experiment.html", experiment_page.render(summary, finished))
     for row in summary["arms"]:
         interval = row["mean"]["ci95"]
         shown = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""

@@ -21,6 +21,7 @@ from rloo_pipeline.config import STAGES, Config, estimator, import_string
 PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
     *("config", "errors", "runtime", "workers", "planning", "preflight", "artifacts.files", "artifacts.fence"),
+    "artifacts.manifest",
     *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.lora_support"),
     *("training.model_support", "training.model_types", "training.self_check"),
 }

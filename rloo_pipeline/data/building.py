@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 
 from rloo_pipeline.config import Model, import_string
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.seeds import derive
 
 
@@ -34,5 +34,5 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
         where = import_string.error_location(error, name)
         if isinstance(error, TypeError) and not where:
             raise UserError(f"model.build_options do not fit {name}: {error}") from error
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        message = one_line(f"{type(error).__name__}: {error}", 300)
         raise UserError(f"model.build: {name} raised {message}{where}") from error

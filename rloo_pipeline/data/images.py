@@ -27,31 +27,31 @@ def is_image(value: Any) -> bool:
     return hasattr(value, "tobytes") and hasattr(value, "convert")
 
 
-def images_of(value: Any, place: str) -> list[bytes]:
+def images_of(value: Any, location: str) -> list[bytes]:
     """The image files of a row: those of one image, of a list of images, or none for null.
 
     Args:
         value: of the column.
-        place: file, row and column, for messages.
+        location: file, row and column, for messages.
 
     Raises:
         UserError: it holds something else, or an image that cannot be read.
     """
     given = [] if value is None else value if isinstance(value, list) else [value]
-    files = [_bytes_of(one, place) for one in given]
+    files = [_bytes_of(one, location) for one in given]
     for file in files:
-        decode(file, place)
+        decode(file, location)
     return files
 
 
-def pixels_of(value: Any, place: str) -> list[Image]:
+def pixels_of(value: Any, location: str) -> list[Image]:
     """As `images_of`, decoded."""
-    return [decode(file, place) for file in images_of(value, place)]
+    return [decode(file, location) for file in images_of(value, location)]
 
 
-def _bytes_of(image: Any, place: str) -> bytes:
+def _bytes_of(image: Any, location: str) -> bytes:
     if not is_image(image):
-        raise UserError(f"{place} holds {image!r:.60}; {CURE}")
+        raise UserError(f"{location} holds {image!r:.60}; {CURE}")
     if not isinstance(image, Mapping):
         buffer = io.BytesIO()
         image.convert("RGB").save(buffer, "PNG")
@@ -61,10 +61,10 @@ def _bytes_of(image: Any, place: str) -> bytes:
     try:
         return Path(str(image["path"])).read_bytes()
     except OSError as error:
-        raise UserError(f"{place}: the image {image['path']} cannot be read ({error.strerror}); {CURE}") from error
+        raise UserError(f"{location}: the image {image['path']} cannot be read ({error.strerror}); {CURE}") from error
 
 
-def with_parts(prompt: Any, count: int, place: str) -> list[dict[str, Any]]:
+def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     """The messages of a prompt with `count` images as content parts, as in TRL.
 
     Where no message has image parts yet, all images stand at the beginning of the first message of the user.
@@ -74,18 +74,18 @@ def with_parts(prompt: Any, count: int, place: str) -> list[dict[str, Any]]:
     """
     if isinstance(prompt, str):
         raise UserError(
-            f"{place}: a prompt with images must be messages; set dataset.user_prompt, or name a column of messages in "
-            "dataset.prompt_column"
+            f"{location}: a prompt with images must be messages; set dataset.user_prompt, or name a column of messages "
+            "in dataset.prompt_column"
         )
     messages = [{**message, "content": _parts(message.get("content"))} for message in prompt]
     placed = sum(part["type"] == "image" for message in messages for part in message["content"])
     if not placed and count:
         user = next((message for message in messages if message["role"] == "user"), None)
         if user is None:
-            raise UserError(f"{place}: a prompt with images needs a message of the user; add one")
+            raise UserError(f"{location}: a prompt with images needs a message of the user; add one")
         user["content"] = [*({"type": "image"} for _ in range(count)), *user["content"]]
     elif placed != count:
-        raise UserError(f"{place}: the messages have places for {placed} images and the row has {count}; correct it")
+        raise UserError(f"{location}: the messages have places for {placed} images and the row has {count}; correct it")
     return messages
 
 
@@ -120,19 +120,19 @@ class ImagePrompt(NamedTuple):
     """As vLLM takes them: one placeholder for each image."""
 
 
-def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: Any, place: str) -> ImagePrompt:
+def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: Any, location: str) -> ImagePrompt:
     """Token ids of a prompt with images, up to the start of the completion.
 
     Raises:
         UserError: the messages cannot hold the images, or the chat template shows another number of them.
     """
-    messages = with_parts(prompt, len(pixels), place)
-    text = render(messages, dataset, processor.tokenizer, place)
+    messages = with_parts(prompt, len(pixels), location)
+    text = render(messages, dataset, processor.tokenizer, location)
     ids = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
     shown = ids.count(processor.image_token_id)
     if shown != len(pixels):
         raise UserError(
-            f"{place}: the chat template shows {shown} images and the row has {len(pixels)}; use the template that "
+            f"{location}: the chat template shows {shown} images and the row has {len(pixels)}; use the template that "
             f"belongs to the model, and remove '{processor.image_token}' from texts"
         )
     if not pixels:

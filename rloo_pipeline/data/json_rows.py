@@ -104,20 +104,20 @@ def _object(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _check_kind(value: Any, name: str, place: str, where: str, first: dict[str, tuple[str, str]]) -> None:
+def _check_kind(value: Any, name: str, location: str, where: str, first: dict[str, tuple[str, str]]) -> None:
     """Compares the kind of a value, and of its items, with the first value of its column."""
     if value is None:
         return
     kind = KINDS[type(value)]
-    first_kind, first_place = first.setdefault(name, (kind, where))
+    first_kind, first_where = first.setdefault(name, (kind, where))
     if first_kind != kind:
         raise UserError(
-            f"{place}: column '{name}' holds {kind} ({value!r:.40}) and {first_kind} in {first_place}; "
+            f"{location}: column '{name}' holds {kind} ({value!r:.40}) and {first_kind} in {first_where}; "
             "write one kind in all rows"
         )
     if type(value) is list:
         for item in value:
-            _check_kind(item, f"{name}[]", place, where, first)
+            _check_kind(item, f"{name}[]", location, where, first)
     elif type(value) is dict:
         for key, item in value.items():
-            _check_kind(item, f"{name}.{key}", place, where, first)
+            _check_kind(item, f"{name}.{key}", location, where, first)

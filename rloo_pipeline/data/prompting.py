@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config import TABLE_COLUMNS, Dataset
 from rloo_pipeline.data.rows import Row
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,7 +109,7 @@ def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) and "role" in one for one in prompt)
 
 
-def completion_messages(row: Row, column: str, place: str) -> list[dict[str, Any]]:
+def completion_messages(row: Row, column: str, location: str) -> list[dict[str, Any]]:
     """The messages of a demonstration: one of the assistant, or an episode whose calls of tools are answered.
 
     Raises:
@@ -119,8 +119,8 @@ def completion_messages(row: Row, column: str, place: str) -> list[dict[str, Any
     messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     if not isinstance(messages, list) or not all(map(_is_turn, messages)) or not _is_episode(messages):
         raise UserError(
-            f"{place}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list with "
-            "one assistant message, or an episode: messages of the assistant, each call of a tool with its answer"
+            f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list "
+            "with one assistant message, or an episode: messages of the assistant, each call of a tool with its answer"
         )
     return messages
 
@@ -135,11 +135,11 @@ def _is_turn(message: Any) -> bool:
 def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
     """Whether each message of the assistant but the last one has calls, and each call an answer."""
     waiting = 0
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         if (message["role"] == "tool") != (waiting > 0):
             return False
         calls = len(message.get("tool_calls") or ()) if message["role"] == "assistant" else waiting - 1
-        waiting, last = calls, place == len(messages) - 1
+        waiting, last = calls, number == len(messages) - 1
         if message["role"] == "assistant" and (waiting == 0) != last:
             return False
     return bool(messages) and messages[-1]["role"] == "assistant"
@@ -198,7 +198,7 @@ def render(
                 f"{path}: the prompt is messages and the model's tokenizer has no chat template; add "
                 "chat_template.jinja to the model's folder, or give prompts of plain text (dataset.prompt_column)"
             ) from error
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
             f"{path}: the chat template failed on {str(messages)[:80]} ({reason}); correct it or "
             "dataset.chat_template_kwargs"

@@ -72,9 +72,9 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
         raise UserError(_too_few(config, train, [difficulty[name].pass_rate for name in ids], len(rows)))
     seed = derive(config.seed, "prompts")
     if select is None or select.weights == "none":
-        places = rows_of_round(len(rows), count, round_, seed)
-        spare = rows_for_refill(len(rows), places, round_, seed)
-        return RoundPrompts([rows[place] for place in places], [rows[place] for place in spare])
+        indices = rows_of_round(len(rows), count, round_, seed)
+        spare = rows_for_refill(len(rows), indices, round_, seed)
+        return RoundPrompts([rows[index] for index in indices], [rows[index] for index in spare])
     counts = _latest(config, round_, files.latest, difficulty) if config.updates_pass_rates else difficulty
     weights = {ids[row]: uncertainty(counts.get(ids[row], Counts())) for row in rows}
     row_of = dict(zip(ids, range(len(ids)), strict=True))

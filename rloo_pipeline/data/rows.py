@@ -7,7 +7,7 @@ from typing import Any
 
 from rloo_pipeline.config import Source, import_string
 from rloo_pipeline.data import json_rows
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 
 Row = dict[str, Any]
 JSON = (".jsonl", ".json")
@@ -86,19 +86,19 @@ def _by_datasets(path: Path, *args: str, **kwargs: Any) -> list[Row]:
     except Exception as error:
         damaged = _damaged(path)
         cause = _root(error)
-        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:160]}"
+        reason = f"{type(cause).__name__}: {one_line(cause)}"
         hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
         raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
     return rows
 
 
-def _damaged(place: Path) -> str | None:
+def _damaged(path: Path) -> str | None:
     """The first damaged file in a folder, or the file itself, for a message; None where no file is damaged."""
     import csv
 
     import pyarrow.parquet
 
-    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         try:
             if file.suffix == ".parquet":
                 pyarrow.parquet.read_table(file)

@@ -118,7 +118,7 @@ class ToolTemplate:
         With some templates that is the token with which the answer begins, at which the model stops.
         """
         start, whole = (self._ids(self.render(before)), self._ids(self.render([*before, *after], True)))
-        ends = [place + 1 for place, token in enumerate(start) if token in self.stop_ids]
+        ends = [index + 1 for index, token in enumerate(start) if token in self.stop_ids]
         if ends and not str(self.tokenizer.decode(start[ends[-1] :])).strip():
             start = start[: ends[-1]]
         elif len(whole) > len(start) and whole[len(start)] in self.stop_ids:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rloo_pipeline.config import Config, Source
 from rloo_pipeline.data import json_rows, rows
 from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns, check_names
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean, one_line
 
 DEMONSTRATIONS = "warmstart.sft.demonstrations"
 
@@ -125,4 +125,4 @@ def _first_columns(path: Path) -> list[str] | None:
     try:
         return list(pyarrow.parquet.read_schema(path).names)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: truncated or damaged ({' '.join(str(error).split())[:160]})") from error
+        raise UserError(f"{path}: truncated or damaged ({one_line(error)})") from error

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.preflight import Finding
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
@@ -94,7 +94,7 @@ def read_profile(profile: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{file}: no such profile; pass its folder with --profile") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{file}: not a profile ({' '.join(str(error).split())[:120]})") from error
+        raise UserError(f"{file}: not a profile ({one_line(error)})") from error
 
 
 def partitions(shown: str, nodes: str) -> dict[str, Partition]:

@@ -16,7 +16,7 @@ from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.statistics import gain, holm
-from rloo_pipeline.report.finished import Finished
+from rloo_pipeline.report.finished import FinishedRun
 from rloo_pipeline.report.jobs import STAGES_OF_ROUND
 from rloo_pipeline.seeds import derive
 
@@ -25,7 +25,7 @@ class Fact(NamedTuple):
     """Something that runs must share before their results can be attributed to the algorithm."""
 
     what: str
-    of: Callable[[Finished], Any]
+    of: Callable[[FinishedRun], Any]
     """Its value in a run, as JSON."""
     shown: Callable[[Any], str]
     """A short text for a value; different values may have the same text."""
@@ -37,13 +37,13 @@ def _prompts(ids: list[str]) -> str:
     return f"{len(ids):,} (digest {hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:8]})"
 
 
-def _right(run: Finished) -> JSON:
+def _right(run: FinishedRun) -> JSON:
     """The reward function that decides what is right, with its options and threshold."""
     reward = next(reward for reward in run.config.rewards if reward.column == run.deciding)
     return {"function": reward.function, "options": reward.options, "threshold": run.config.correct.threshold}
 
 
-def _sampling(run: Finished) -> JSON:
+def _sampling(run: FinishedRun) -> JSON:
     longest = run.config.evaluation.max_completion_length or run.config.rollout.max_completion_length
     final = run.summary["final"]
     return {"samples": final["num_generations"], "temperature": final["temperature"], "longest": longest}
@@ -95,7 +95,7 @@ COMPARABLE = {"held-out prompts": "other held-out prompts", "definition of right
 """Facts that two accuracies must share to be subtracted, with the reason that is given if they do not."""
 
 
-def compare(runs: Sequence[Finished]) -> JSON:
+def compare(runs: Sequence[FinishedRun]) -> JSON:
     """The content of comparison.json.
 
     Raises:
@@ -113,7 +113,7 @@ def compare(runs: Sequence[Finished]) -> JSON:
     }
 
 
-def _rows(runs: Sequence[Finished]) -> list[JSON]:
+def _rows(runs: Sequence[FinishedRun]) -> list[JSON]:
     """One row per run."""
     rows = [_row(runs[0], run) for run in runs]
     corrected = holm({row["run"]: row["difference"]["p"] for row in rows[1:]})
@@ -122,7 +122,7 @@ def _rows(runs: Sequence[Finished]) -> list[JSON]:
     return rows
 
 
-def _row(first: Finished, run: Finished) -> JSON:
+def _row(first: FinishedRun, run: FinishedRun) -> JSON:
     summary, algorithm = run.summary, run.config.algorithm
     keys = ("preset", "advantage", "importance_sampling_level", "clip", "loss_agg_mode", "beta")
     ends = {
@@ -143,7 +143,7 @@ def _row(first: Finished, run: Finished) -> JSON:
     }
 
 
-def difference(first: Finished, run: Finished) -> JSON:
+def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """Final accuracy less that of the first run, with 95% interval and p-value, or the reason why there is none."""
     for fact in FACTS:
         if fact.what in COMPARABLE and fact.of(first) != fact.of(run):
@@ -155,9 +155,9 @@ def difference(first: Finished, run: Finished) -> JSON:
     return {"value": paired.value, "ci95": paired.ci95, "p": paired.p, "reason": None}
 
 
-def shared(fact: Fact, runs: Sequence[Finished]) -> JSON:
+def shared(fact: Fact, runs: Sequence[FinishedRun]) -> JSON:
     """Whether the runs share a fact: `said` names the shared value, or each run's value and the consequence."""
-    groups: dict[str, list[Finished]] = {}
+    groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(fact.of(run), sort_keys=True), []).append(run)
     shown = {", ".join(run.name for run in group): fact.shown(fact.of(group[0])) for group in groups.values()}

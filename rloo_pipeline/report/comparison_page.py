@@ -9,14 +9,14 @@ from rloo_pipeline.config import JSON
 from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, shared_charts
 from rloo_pipeline.report.figures import DASHES, Style, figure_of_runs
-from rloo_pipeline.report.finished import Finished
+from rloo_pipeline.report.finished import FinishedRun
 
 HEIGHT_OF_REWARD = 380
 ALPHA = 0.05
 """Largest corrected p at which two runs are reported as different."""
 
 
-def render(comparison: JSON, runs: Sequence[Finished]) -> str:
+def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
     """The page as HTML.
 
     Args:
@@ -25,7 +25,7 @@ def render(comparison: JSON, runs: Sequence[Finished]) -> str:
     """
     rounds = {run.name: run.rounds for run in runs}
     deciding = list(dict.fromkeys(run.deciding for run in runs))
-    styles = [Style.at(place) for place in range(len(runs))]
+    styles = [Style.at(number) for number in range(len(runs))]
     return frame.fill(
         "comparison_page.html.j2",
         comparison=comparison,

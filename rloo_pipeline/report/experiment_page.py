@@ -11,7 +11,7 @@ from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart, ChartLine
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment
 from rloo_pipeline.report.figures import DASHES, Rounds, Style, figure_of_arms
-from rloo_pipeline.report.finished import Finished
+from rloo_pipeline.report.finished import FinishedRun
 
 HELD_OUT = Chart(
     "Held-out accuracy",
@@ -38,7 +38,7 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
         experiment: the same experiment.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
-    styles = [Style.at(place) for place in range(len(arms))]
+    styles = [Style.at(number) for number in range(len(arms))]
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
     each_round: dict[str, list[Rounds]] = {arm: [_each_round(run) for run in runs] for arm, runs in arms.items()}
     rewards: dict[str, list[Rounds]] = {arm: [run.rounds for run in runs] for arm, runs in arms.items()}
@@ -67,7 +67,7 @@ def _estimate(row: JSON) -> JSON:
     return {"ci95": row["mean"]["ci95"] or (min(values), max(values))}
 
 
-def _evaluations(run: Finished) -> list[Mapping[str, float | None]]:
+def _evaluations(run: FinishedRun) -> list[Mapping[str, float | None]]:
     """The accuracies of a run as rounds of a chart."""
     names = run.config.evaluated
     between = {names[name]: evaluation["accuracy"] for name, evaluation in run.summary["between"].items()}
@@ -75,7 +75,7 @@ def _evaluations(run: Finished) -> list[Mapping[str, float | None]]:
     return [{"round": number, "accuracy": value} for number, value in sorted({**between, **ends}.items())]
 
 
-def _each_round(run: Finished) -> list[Mapping[str, float | None]]:
+def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
     """Accuracies on the problems of each round, by the policy that answered; with a lag one may answer for several."""
     by_policy = {measured["policy"]: measured["accuracy"] for measured in run.held_out}
     return [{"round": number, "accuracy": value} for number, value in sorted(by_policy.items())]

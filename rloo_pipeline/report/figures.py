@@ -40,9 +40,9 @@ class Style(NamedTuple):
     dash: str
 
     @classmethod
-    def at(cls, place: int) -> Style:
-        """The style of line number `place`, from 0."""
-        return cls(COLOURS[place % len(COLOURS)], list(DASHES)[place % len(DASHES)])
+    def at(cls, number: int) -> Style:
+        """The style of line `number`, from 0."""
+        return cls(COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)])
 
 
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
@@ -69,14 +69,14 @@ def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: i
     """
     metric = chart.lines[0].metric
     curves, bands = list[Curve](), list[JSON]()
-    for place, (arm, runs) in enumerate(arms.items()):
+    for line, (arm, runs) in enumerate(arms.items()):
         by_round = [dict(zip(_numbers(rounds), _values(metric, rounds), strict=True)) for rounds in runs]
         numbers = [number for number in by_round[0] if all(number in values for values in by_round)]
         seeds = [[value for values in by_round if (value := values[number]) is not None] for number in numbers]
         whole = [values if len(values) == len(runs) else [] for values in seeds]
         curves.append(Curve(arm, numbers, [sum(values) / len(values) if values else None for values in whole]))
         limits = [(min(values), max(values)) if values else None for values in whole]
-        bands.append(_band(numbers, limits, Style.at(place).colour))
+        bands.append(_band(numbers, limits, Style.at(line).colour))
     drawn = _figure(chart, curves, bands, height, legend=False)
     if drawn and max((max(curve.numbers, default=0) for curve in curves), default=0) > 8:  # few points far apart
         drawn["layout"]["xaxis"] = {**drawn["layout"]["xaxis"], "dtick": None, "nticks": 7}
@@ -96,7 +96,7 @@ def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, le
     if len(distinct) < (2 if chart.only_changing else 1):
         return None
     rounds = max(len(curve.numbers) for curve in curves)
-    lines = [_trace(Style.at(place), curve, rounds <= FEW_ROUNDS) for place, curve in enumerate(curves)]
+    lines = [_trace(Style.at(number), curve, rounds <= FEW_ROUNDS) for number, curve in enumerate(curves)]
     legend_height = HEIGHT_OF_ENTRY * len(lines) if legend else 0
     return {"data": [*band, *lines], "layout": _layout(chart, rounds, height + legend_height, legend)}
 
@@ -149,13 +149,13 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: 
 
 
 def _see_through(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"
 
 
 def _layout(chart: Chart, rounds: int, height: int, legend: bool) -> JSON:
     font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
-    place = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
+    below = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
     return {
         "height": height,
         "margin": {"l": 44, "r": 10, "t": 10, "b": 28},
@@ -165,7 +165,7 @@ def _layout(chart: Chart, rounds: int, height: int, legend: bool) -> JSON:
         "hovermode": "x unified",
         "dragmode": False,
         "showlegend": legend,
-        "legend": {**place, "itemclick": False, "itemdoubleclick": False},
+        "legend": {**below, "itemclick": False, "itemdoubleclick": False},
         **_axes(chart, rounds),
     }
 

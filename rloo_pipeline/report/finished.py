@@ -17,7 +17,7 @@ from rloo_pipeline.report.evaluations import read_completions
 from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
 
 
-class Finished(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run."""
 
     config: Config
@@ -47,7 +47,7 @@ class Finished(NamedTuple):
         return self.config.correct.reward or self.config.rewards[0].column
 
 
-def read(folder: Path) -> Finished:
+def read(folder: Path) -> FinishedRun:
     """Reads the run in a folder.
 
     Raises:
@@ -60,7 +60,7 @@ def read(folder: Path) -> Finished:
     samples = config.evaluation.num_generations
     columns = ["prompt_id", "sample", *(tables.score_column(reward.column) for reward in config.rewards)]
     completions = read_completions(folder, "final", columns=columns)
-    return Finished(
+    return FinishedRun(
         config,
         summary,
         [read_metrics(folder, number) for number in range(1, config.rounds + 1)],

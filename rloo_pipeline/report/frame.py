@@ -25,7 +25,7 @@ def fill(template: str, **context: Any) -> str:
             out; `figures` are further figures by the id of their element.
     """
     context["charts"] = [(chart, figure) for chart, figure in context["charts"] if figure]
-    figures = {f"plot-{place}": figure for place, (_, figure) in enumerate(context["charts"], 1)}
+    figures = {f"plot-{number}": figure for number, (_, figure) in enumerate(context["charts"], 1)}
     context["figures"] = figures | {key: figure for key, figure in context.get("figures", {}).items() if figure}
     return _environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
 

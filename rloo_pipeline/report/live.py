@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -14,6 +13,7 @@ from rich.text import Text
 from rloo_pipeline.diagnosis.diagnosis import Symptom, showing
 from rloo_pipeline.diagnosis.run_files import RunFiles
 from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, sample_of
+from rloo_pipeline.report.terminal_table import clock
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVES = (
@@ -67,7 +67,7 @@ def _head(run: RunFiles, progress: Progress, stopped: int | None) -> Text:
     elif not progress.working:
         head.append("  no job is running, according to its files", "yellow")
     if progress.seconds_per_round and progress.seconds_left is not None:
-        head.append(f"  {_clock(progress.seconds_per_round)} per round, about {_clock(progress.seconds_left)} left")
+        head.append(f"  {clock(progress.seconds_per_round)} per round, about {clock(progress.seconds_left)} left")
     return head
 
 
@@ -80,7 +80,7 @@ def _stages(progress: Progress) -> RenderableType:
     lines: list[RenderableType] = [table]
     for working in progress.working:
         style = "red" if working.failed else "yellow" if working.silent > SILENT else "dim"
-        silent = f" (silent for {_clock(working.silent)})" if working.silent > SILENT else ""
+        silent = f" (silent for {clock(working.silent)})" if working.silent > SILENT else ""
         name = working.job.log.removeprefix("logs/").removesuffix(".log")
         line = f"{name}: {working.last_line or 'starting'}{silent}"
         lines.append(Text(line, style, no_wrap=True, overflow="ellipsis"))
@@ -115,8 +115,3 @@ def _sample(sample: Sample) -> RenderableType:
     shown = "\n".join([*lines[:SAMPLE_LINES], *(["…"] if len(lines) > SAMPLE_LINES else [])])
     prompt = Text(" ".join(sample.prompt.split())[-200:], "dim")
     return Panel(Group(prompt, Text(shown[:1200])), title=f"a completion of round {sample.round}, {reward}")
-
-
-def _clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    return str(timedelta(seconds=round(seconds)))

@@ -188,7 +188,7 @@ def prompt_figures(chosen: JSON) -> dict[str, JSON]:
     if right is None:
         return {}
     return {
-        "plot-pass-rates": bars([f"{place / (len(right) - 1):.0%}" for place in range(len(right))], right, "pass rate")
+        "plot-pass-rates": bars([f"{count / (len(right) - 1):.0%}" for count in range(len(right))], right, "pass rate")
     }
 
 

@@ -32,8 +32,8 @@ def read_round(folder: Path, settings: Rollout) -> pa.Table:
     columns = {name: table[name] for table in (rollouts, sampled.scores) for name in table.column_names}
     if (folder / "train.parquet").exists():
         trained = tables.read(folder / "train.parquet", "train", round=int(folder.name))
-        places = {key: place for place, key in enumerate(_keys(trained))}
-        order = pa.array([places.get(key) for key in _keys(rollouts)], type=pa.int64())
+        index_of = {key: index for index, key in enumerate(_keys(trained))}
+        order = pa.array([index_of.get(key) for key in _keys(rollouts)], type=pa.int64())
         columns |= {name: trained[name].take(order) for name in trained.column_names if name not in columns}
     return pa.table(columns)
 

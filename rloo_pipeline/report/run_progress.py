@@ -213,11 +213,11 @@ def _sample(run: RunFiles, number: int) -> Sample:
 
     folder = run.folder / "rounds" / f"{number:05d}"
     scores = tables.read(folder / "scores" / "000.parquet", "scores", ["prompt_id", "reward"])
-    place = random.Random(f"{run.config.seed} {number}").randrange(len(scores))
+    index = random.Random(f"{run.config.seed} {number}").randrange(len(scores))
     rollouts = tables.read(folder / "rollouts" / "000.parquet", "rollouts", ["prompt_id", "completion"])
-    prompt_id = rollouts["prompt_id"][place].as_py()
+    prompt_id = rollouts["prompt_id"][index].as_py()
     prompt = PromptSet(run.folder / "prompts" / "train").by_id([prompt_id])[prompt_id]["prompt"]
-    return Sample(number, _text(prompt), rollouts["completion"][place].as_py(), scores["reward"][place].as_py())
+    return Sample(number, _text(prompt), rollouts["completion"][index].as_py(), scores["reward"][index].as_py())
 
 
 def _text(prompt: Any) -> str:

@@ -88,7 +88,7 @@ def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
     before, after = read_pair(run)
     samples = config.evaluation.num_generations
     drawn = sorted(permutation(after.num_rows // samples, derive(config.seed, "report"))[:EXAMPLES])
-    rows = [place * samples for place in drawn]
+    rows = [index * samples for index in drawn]
     ids = after["prompt_id"].take(rows).to_pylist()
     prompts = PromptSet(held_out_part(run / "prompts")).by_id(ids)
     pairs = zip(ids, *(_completions(config, table.take(rows)) for table in (before, after)), strict=True)
@@ -113,11 +113,11 @@ def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]
     ids = list(dict.fromkeys(table["prompt_id"].to_pylist()))
     samples = len(table) // len(ids)
     drawn = sorted(permutation(len(ids), derive(config.seed, "report", number))[:GROUPS])
-    prompts = PromptSet(run / "prompts" / "train").by_id([ids[place] for place in drawn])
+    prompts = PromptSet(run / "prompts" / "train").by_id([ids[index] for index in drawn])
     shown = []
-    for place in drawn:
-        completions = _completions(config, table.slice(place * samples, min(samples, COMPLETIONS)))
-        messages = _messages(prompts[ids[place]])
+    for index in drawn:
+        completions = _completions(config, table.slice(index * samples, min(samples, COMPLETIONS)))
+        messages = _messages(prompts[ids[index]])
         shown.append(ShownGroup(number, messages, completions, samples - len(completions)))
     return shown
 
@@ -129,13 +129,13 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
     return [
         ShownCompletion(
             turns_of(row),
-            bool(correct[place, 0]),
+            bool(correct[index, 0]),
             {name: row[tables.score_column(name)] for name in names},
             row["finish_reason"],
             len(row["completion_ids"]),
             row.get("advantage"),
         )
-        for place, row in enumerate(rows.to_pylist())
+        for index, row in enumerate(rows.to_pylist())
     ]
 
 

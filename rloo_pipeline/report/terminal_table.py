@@ -77,7 +77,7 @@ class Measurements:
         """A row for each finished round, and one for policy 0 where it was evaluated."""
         self._pace: float | None = None
         self._since = time.time()
-        self.read(1, config.rounds)
+        self.read(range(1, config.rounds + 1))
 
     @property
     def seconds_left(self) -> float | None:
@@ -89,18 +89,19 @@ class Measurements:
             return None
         return self._pace * left - min(max(time.time() - self._since, 0.0), self._pace)
 
-    def read(self, first: int, last: int) -> None:
-        """Reads rounds, and all evaluations. Rows of later rounds are dropped: those rounds are made again.
+    def read(self, rounds: Sequence[int] = ()) -> None:
+        """Reads these rounds, with those before them that are missing, and all evaluations. If it reads a round, it
+        drops the rows of later ones: those rounds are made again.
 
         Files that are being replaced change nothing.
         """
-        first, before = min(first, len(self._metrics) + 1), len(self._metrics)
+        before = len(self._metrics)
         try:
-            for one in range(first, last + 1):
-                if not run_files.metrics_of(self.folder, one).exists():
+            for number in range(min([before + 1, *rounds]), max(rounds, default=0) + 1):
+                if not run_files.metrics_of(self.folder, number).exists():
                     break
-                self._metrics[one - 1 :] = [run_files.read_metrics(self.folder, one)]
-                self._seconds[one - 1 :] = [self._seconds_of(one)]
+                self._metrics[number - 1 :] = [run_files.read_metrics(self.folder, number)]
+                self._seconds[number - 1 :] = [self._seconds_of(number)]
             run = run_files.RunFiles(self.folder, self.config, self._metrics)
             self._accuracies = run.accuracies()
             self._pace = progress_of(run).seconds_per_round or (self._seconds[-1] if self._seconds else None)

@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.completion_text import after_thinking, text_of
 from rloo_pipeline.scoring.reward_call import unscored
 
@@ -129,7 +129,7 @@ def _load(
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(
             f"{REWARD}: '{path}' cannot be loaded as a model for sequence classification "
-            f"({' '.join(str(error).split())[:200]}); give a folder, or download it first where there is internet: "
+            f"({one_line(error)}); give a folder, or download it first where there is internet: "
             f"hf download {path}"
         ) from error
     policy.check_loading_info(f"{REWARD}: '{path}'", loading_info)

@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import engine_size, swap_check
+from rloo_pipeline.rollout import engine_size, swap_check, weight_reload
 from rloo_pipeline.rollout.requests import (
     Completion,
     Request,
@@ -71,34 +71,16 @@ class Sampler:
         tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
         self.stop_ids = policy.stop_ids(base, tokenizer)
         self.vocabulary = len(tokenizer)
-        adapter: dict[str, Any] = {}
-        if policy.is_adapter(folder):
-            rank = engine_size.vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
-            adapter = {"enable_lora": True, "max_lora_rank": rank}
-        facts = read_json(base / "config.json")
-        self.never, self.most_images = vision.placeholder_ids(facts), engine.most_images
+        hf_config = read_json(base / "config.json")
+        self.never, self.most_images = vision.placeholder_ids(hf_config), engine.most_images
         dims = engine_size.dims_of(base)
         self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
-        self.settings = {
-            "model": str(base),
-            "dtype": engine.dtype,
-            "logprobs_mode": LOGPROBS_MODE,
-            "max_model_len": self.max_model_len,
-            "seed": seed & 0x7FFFFFFF,
-            "trust_remote_code": engine.trust_remote_code,
-            "tensor_parallel_size": engine.tensor_parallel_size,
-            "gpu_memory_utilization": engine.gpu_memory_utilization,
-            "generation_config": "vllm",
-            **adapter,
-            **engine_size.image_settings(facts, engine.most_images),
-        }
-        if engine_cache.is_enabled() and _on_gpu():
-            self.settings["enable_sleep_mode"] = True
+        self.settings = _llm_settings(folder, engine, self.max_model_len, seed)
         self.sleeping = False
         """Whether vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
         """Whether a swap of this engine's weights has passed `swap_check`."""
-        self.lora = _lora_request(folder, 1) if adapter else None
+        self.lora = _lora_request(folder, 1) if policy.is_adapter(folder) else None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
         self.llm: LLM | None = self._start_engine()
@@ -106,15 +88,15 @@ class Sampler:
 
     def _start_engine(self) -> LLM:
         vllm = import_shims.import_vllm()
-        facts = read_json(Path(self.settings["model"]) / "config.json")
-        if vision.takes_images(facts):
-            without_torchvision.register_in_vllm(facts["architectures"][0])
+        hf_config = read_json(Path(self.settings["model"]) / "config.json")
+        if vision.takes_images(hf_config):
+            without_torchvision.register_in_vllm(hf_config["architectures"][0])
         on_cpu: dict[str, Any] = {
             "enforce_eager": True,
             # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
             "enable_chunked_prefill": False,
             # Without chunks vLLM keeps no states of recurrent layers for prompts that begin alike.
-            **({"enable_prefix_caching": False} if model_dims.is_recurrent(facts) else {}),
+            **({"enable_prefix_caching": False} if model_dims.is_recurrent(hf_config) else {}),
             "max_num_seqs": engine_size.CPU_MAX_SEQS,
             "kv_cache_memory_bytes": self.cache_bytes,
         }
@@ -161,9 +143,7 @@ class Sampler:
             llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
         else:
-            llm.apply_model(_reset_packed_experts)
-            llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            llm.apply_model(_repack_lm_head)
+            weight_reload.reload_weights(llm, folder)
         _reset_cache(llm)
         reply = swap_check.query(llm, prompts, self.lora, placeholder)
         swap_check.check_cache(reply)
@@ -190,36 +170,36 @@ class Sampler:
 
             torch.cuda.empty_cache()
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingConfig, what: str) -> list[Completion]:
+    def sample(self, requests: Sequence[Request], sampling: SamplingConfig, label: str) -> list[Completion]:
         """Samples one completion per request.
 
         Args:
             requests: token ids and seeds.
             sampling: parameters of all requests.
-            what: label of the progress line.
+            label: of the progress line.
 
         Returns:
             The completions in the order of the requests.
         """
         turns = SingleTurns(requests)
-        self.play(turns, sampling, what)
+        self.play(turns, sampling, label)
         return [turns.done[index] for index in range(len(requests))]
 
-    def play(self, turns: Turns, sampling: SamplingConfig, what: str) -> None:
+    def play(self, turns: Turns, sampling: SamplingConfig, label: str) -> None:
         """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
         long as it has another.
 
         Args:
             turns: the requests.
             sampling: parameters of those that have none of their own.
-            what: label of the progress line.
+            label: of the progress line.
         """
         began = time.monotonic()
         self.llm = self.llm or self._start_engine()
         self._wake_up()
         engine = self.llm.llm_engine
         running: dict[str, tuple[int, Request, SamplingParams]] = {}
-        with counting(what, turns.total) as counter:
+        with counting(label, turns.total) as counter:
             while True:
                 running |= self._enqueue(self.llm, turns.requests(not running), sampling)
                 if not running:
@@ -248,6 +228,29 @@ class Sampler:
         self.sleeping = False
 
 
+def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed: int) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` for a policy, on CPUs and on GPUs."""
+    base = policy.base_of(folder)
+    settings: dict[str, Any] = {
+        "model": str(base),
+        "dtype": engine.dtype,
+        "logprobs_mode": LOGPROBS_MODE,
+        "max_model_len": max_model_len,
+        "seed": seed & 0x7FFFFFFF,
+        "trust_remote_code": engine.trust_remote_code,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "generation_config": "vllm",
+        **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
+    }
+    if policy.is_adapter(folder):
+        rank = engine_size.vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
+        settings |= {"enable_lora": True, "max_lora_rank": rank}
+    if engine_cache.is_enabled() and _on_gpu():
+        settings["enable_sleep_mode"] = True
+    return settings
+
+
 def _reset_cache(llm: LLM) -> None:
     """Empties the caches of prefixes and of encoded images.
 
@@ -268,29 +271,6 @@ def _on_gpu() -> bool:
 def _block_size(llm: LLM) -> int:
     """Tokens per block of the KV cache."""
     return int(llm.llm_engine.vllm_config.cache_config.block_size)
-
-
-def _reset_packed_experts(model: Any) -> None:
-    """Makes a reload pack the weights of all experts: on CPUs vLLM packs only the first ones again, and would compute
-    with the others as if they were packed.
-    """
-    if _on_gpu():
-        return
-    for module in model.modules():
-        method: Any = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-
-
-def _repack_lm_head(model: Any) -> None:
-    """Renews the packed copy of the LM head, which may be the embedding itself; where it is tied, a reload leaves the
-    old copy.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-    for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding):
-            module.quant_method.process_weights_after_loading(module)
 
 
 def _lora_request(folder: Path, number: int) -> Any:

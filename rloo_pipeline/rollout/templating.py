@@ -64,36 +64,36 @@ class Templater:
         Raises:
             UserError: a prompt cannot be made, or the chat template cannot be used with tools.
         """
-        places = [f"{path}, row {number}" for number in range(len(rows))]
+        locations = [f"{path}, row {number}" for number in range(len(rows))]
         if self.pool is None:
-            for row, place in zip(rows, places, strict=True):
+            for row, location in zip(rows, locations, strict=True):
                 if self.dataset.image_column is not None:
-                    yield self._with_images(row, place, self.dataset.image_column)
+                    yield self._with_images(row, location, self.dataset.image_column)
                     continue
-                begun = self._begin(row, place)
-                yield {**begun, "prompt_ids": encode(begun["prompt"], self.dataset, self.tokenizer, place)}
+                prompt_row = self._begin(row, location)
+                yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
-        begun_rows = [self._begin(row, place) for row, place in zip(rows, places, strict=True)]
-        texts = beginnings.observations(self.pool, _as_stored(begun_rows))
-        for row, text, place in zip(begun_rows, texts, places, strict=True):
-            prompt = _with_observation(row["prompt"], text, place)
-            ids = encode(prompt, self.dataset, self.tokenizer, place, self._tools(self.pool, row))
+        prompt_rows = [self._begin(row, location) for row, location in zip(rows, locations, strict=True)]
+        texts = beginnings.observations(self.pool, _as_stored(prompt_rows))
+        for row, text, location in zip(prompt_rows, texts, locations, strict=True):
+            prompt = _with_observation(row["prompt"], text, location)
+            ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
             yield {**row, "prompt": prompt, "prompt_ids": ids, beginnings.OBSERVATION: text}
 
-    def _with_images(self, row: Row, place: str, column: str) -> Row:
+    def _with_images(self, row: Row, location: str, column: str) -> Row:
         """A row whose images are digests; prompt_ids has an id for each part of an image, as the model reads it."""
-        files = images.images_of(row[column], f"{place}, column '{column}'")
+        files = images.images_of(row[column], f"{location}, column '{column}'")
         digests = [image_store.digest(file) for file in files]
         self.files |= dict(zip(digests, files, strict=True))
-        begun = self._begin({**row, column: digests}, place)
-        del begun[column]
-        pixels = [image_store.decode(file, place) for file in files]
-        ids = images.encode(begun["prompt"], pixels, self.dataset, self.processor, place)
-        return {**begun, **ids._asdict(), image_store.IDS: digests}
+        prompt_row = self._begin({**row, column: digests}, location)
+        del prompt_row[column]
+        pixels = [image_store.decode(file, location) for file in files]
+        ids = images.encode(prompt_row["prompt"], pixels, self.dataset, self.processor, location)
+        return {**prompt_row, **ids._asdict(), image_store.IDS: digests}
 
-    def _begin(self, row: Row, place: str) -> Row:
+    def _begin(self, row: Row, location: str) -> Row:
         """A row with its prompt and prompt_id, a hash of its content."""
-        prompt = prompt_of(row, self.dataset, place)
+        prompt = prompt_of(row, self.dataset, location)
         columns = {
             key: value for key, value in row.items() if key != self.dataset.prompt_column or key not in TABLE_COLUMNS
         }
@@ -111,11 +111,11 @@ class Templater:
         return self.tools[name]
 
 
-def _with_observation(prompt: Any, text: str, place: str) -> Any:
+def _with_observation(prompt: Any, text: str, location: str) -> Any:
     """A prompt of messages whose last one ends with what `reset` said."""
     if isinstance(prompt, str) or not isinstance(prompt[-1].get("content"), str):
         raise UserError(
-            f"{place}: rollout.tools and rollout.environment need a prompt of messages with a text at the end; set "
+            f"{location}: rollout.tools and rollout.environment need a prompt of messages with a text at the end; set "
             "dataset.user_prompt, or name a column of messages in dataset.prompt_column"
         )
     return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + text}]

@@ -26,9 +26,9 @@ TERMINAL = "RLOO_TERMINAL"
 class Counter:
     """Counts finished items of a known total and shows progress."""
 
-    def __init__(self, what: str, total: int, bar: Progress | None) -> None:
-        self.what, self.total, self.done, self.bar = what, total, 0, bar
-        self.task = bar.add_task(what, total=total) if bar else None
+    def __init__(self, label: str, total: int, bar: Progress | None) -> None:
+        self.label, self.total, self.done, self.bar = label, total, 0, bar
+        self.task = bar.add_task(label, total=total) if bar else None
         self.started = self.printed = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
@@ -39,14 +39,14 @@ class Counter:
         elif (now := time.monotonic()) - self.printed >= SECONDS_BETWEEN_LINES:
             self.printed = now
             left = (self.total - self.done) * (now - self.started) / max(self.done, 1)
-            log.info("%s: %d of %d, about %.0f s left", self.what, self.done, self.total, left)
+            log.info("%s: %d of %d, about %.0f s left", self.label, self.done, self.total, left)
 
 
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Counter]:
-    """Yields a counter of `total` items, shown as `what`."""
+def counting(label: str, total: int) -> Iterator[Counter]:
+    """Yields a counter of `total` items, shown as `label`."""
     if not console.is_terminal or os.environ.get(STYLE) == "lines":
-        yield Counter(what, total, None)
+        yield Counter(label, total, None)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -56,12 +56,12 @@ def counting(what: str, total: int) -> Iterator[Counter]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        yield Counter(what, total, bar)
+        yield Counter(label, total, bar)
 
 
-def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
     """Yields the items and counts them."""
-    with counting(what, total) as counter:
+    with counting(label, total) as counter:
         for item in items:
             yield item
             counter.advance()

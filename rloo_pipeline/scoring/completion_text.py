@@ -12,6 +12,11 @@ def text_of(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
+def as_completion(text: str, prompt: Any) -> Any:
+    """A completion in TRL's form: the text itself where the prompt is a text, else a message of the assistant."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
 def after_thinking(text: str) -> str:
     """The text after the last `</think>`; all of it where there is none."""
     return text.rpartition(THINK_END)[2]

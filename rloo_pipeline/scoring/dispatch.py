@@ -46,7 +46,7 @@ class WorkerPools:
         self.dismissed: list[WorkerProcess] = []
         self.jobs = [ScoringJob(reward) for reward in self.rewards]
         self.started = [[_start_worker(reward)] for reward in self.rewards]
-        main = next((place for place, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
+        main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
             extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]

@@ -135,7 +135,7 @@ class ScoringJob:
     def take(self, workers: int) -> CallBatch:
         """Removes the next calls for one of `workers` workers from `waiting`."""
         at_once = 1
-        alone = next((place for place, call in enumerate(self.waiting) if call.alone), None)
+        alone = next((index for index, call in enumerate(self.waiting) if call.alone), None)
         if alone is not None:
             first, end = alone, alone + 1
         elif self.asynchronous:
@@ -159,9 +159,9 @@ class ScoringJob:
 
     def _contiguous(self, most: int) -> int:
         """How many of the first `most` waiting calls have no gap between their rows."""
-        for place, (one, other) in enumerate(pairwise(self.waiting[:most]), 1):
-            if one.end != other.first:
-                return place
+        for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
+            if call.end != following.first:
+                return count
         return most
 
     def _batch(self, calls: list[PlannedCall], at_once: int) -> CallBatch:

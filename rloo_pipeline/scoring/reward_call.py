@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from math import isfinite
 from typing import Any, NamedTuple
 
+from rloo_pipeline.errors import one_line
+
 Scores = list[float | None]
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
 """Arguments that functions get besides the dataset's columns."""
@@ -63,7 +65,7 @@ def unscored(place: int, why: str) -> None:
     """
     notes = _notes.get()
     if notes is not None:
-        notes[place] = " ".join(why.split())[:500]
+        notes[place] = one_line(why, 500)
 
 
 def collect_notes() -> dict[int, str]:

@@ -18,6 +18,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.scoring.completion_text import as_completion
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import RewardBatch, log_summary, score_with
@@ -77,7 +78,7 @@ def score_columns(
 def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, ScoreColumn]) -> pa.Table:
     """The table of scores: one column per function, in the order of the configuration, and their weighted sum."""
     scores = {reward.column: columns[reward.column].scores for reward in rewards}
-    total = pa.array(_totals(rewards, list(scores.values())), from_pandas=True)  # NaN is null
+    total = pa.array(weighted_sums(rewards, list(scores.values())), from_pandas=True)  # NaN is null
     table = as_table(
         rollouts,
         tables.scores_schema(list(scores)),
@@ -116,18 +117,16 @@ def _join_texts(*columns: list[str | None]) -> list[str | None]:
     return ["; ".join(filter(None, row)) or None for row in zip(*columns, strict=True)]
 
 
-def weighted_sum(rewards: Sequence[Reward], scores: tuple[float | None, ...]) -> float | None:
-    """Σ w·r over the functions that gave a score. None means "does not apply" and never counts as 0.
+def weighted_sums(rewards: Sequence[Reward], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
+    """Σ w·r of each row over the functions that gave a score. None means "does not apply" and never counts as 0.
+
+    Args:
+        rewards: the functions; the sum is taken in their order.
+        columns: the scores of each function.
 
     Returns:
-        The sum; None where no function of non-zero weight gave a score, and the completion is unscorable.
+        NaN where no function of non-zero weight gave a score, and the completion is unscorable.
     """
-    (total,) = _totals(rewards, [[value] for value in scores])
-    return None if np.isnan(total) else float(total)
-
-
-def _totals(rewards: Sequence[Reward], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
-    """The weighted sum of each row, added in the order of the functions; NaN where there is none."""
     total = np.zeros(len(columns[0]))
     scorable = np.zeros(len(columns[0]), bool)
     for reward, column in zip(rewards, columns, strict=True):
@@ -144,7 +143,7 @@ def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
     ids = rollouts["prompt_id"].to_pylist()
     by_id = prompts.by_id(ids)
     rows: list[dict[str, Any]] = [by_id[prompt_id] for prompt_id in ids]
-    completions = _completions(rollouts, [isinstance(row["prompt"], str) for row in rows])
+    completions = _completions(rollouts, [row["prompt"] for row in rows])
     names = [name for name in prompts.columns if name not in OF_PROMPTS]
     columns = {name: [row[name] for row in rows] for name in names}
     columns["finish_reason"] = rollouts["finish_reason"].to_pylist()
@@ -171,12 +170,8 @@ def environment_columns(given: Sequence[tuple[float | None, str | None]]) -> dic
     }
 
 
-def _completions(rollouts: pa.Table, plain: Sequence[bool]) -> list[Any]:
-    """Completions in TRL's form: a text where the prompt is `plain` text, else the messages that follow it."""
+def _completions(rollouts: pa.Table, prompts: Sequence[Any]) -> list[Any]:
+    """Completions in TRL's form; of an episode, the messages that follow the prompt."""
     if tables.is_episodes(rollouts):
         return [json.loads(messages) for messages in rollouts["messages"].to_pylist()]
-    texts = rollouts["completion"].to_pylist()
-    return [
-        text if is_plain else [{"role": "assistant", "content": text}]
-        for text, is_plain in zip(texts, plain, strict=True)
-    ]
+    return list(map(as_completion, rollouts["completion"].to_pylist(), prompts))

@@ -30,7 +30,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.config import import_string
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring import reward_call
 from rloo_pipeline.scoring.messages import (
     TRACEBACK_CHARACTERS,
@@ -133,16 +133,16 @@ def _redirect_output(parent: int) -> None:
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
-    number, place, columns = batch.number, 0, list(batch.columns.items())
+    number, start, columns = batch.number, 0, list(batch.columns.items())
     mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
     for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
-        end = place + count
-        arguments = {name: values[place:end] for name, values in columns}
+        end = start + count
+        arguments = {name: values[start:end] for name, values in columns}
         arguments.update(constants)
         if mutable:  # a function may change its arguments, and the next call must not see that
             arguments.update(copy.deepcopy(mutable))
-        yield Call(number, range(batch.first + place, batch.first + end), arguments, deadline)
-        number, place = number + 1, end
+        yield Call(number, range(batch.first + start, batch.first + end), arguments, deadline)
+        number, start = number + 1, end
 
 
 def die_with(parent: int) -> None:
@@ -243,7 +243,7 @@ class _Caller:
             return Failed(call.number, seconds, bad=str(error))
         if isinstance(error, UserError):
             return Failed(call.number, seconds, bad=f"cannot continue: {error}")
-        message = " ".join(f"raised {type(error).__name__}: {error}".split())[:500]
+        message = one_line(f"raised {type(error).__name__}: {error}", 500)
         message += import_string.error_location(error, self.reference)
         text = "".join(traceback.format_exception(error))
         return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])
@@ -258,8 +258,8 @@ def _add(results: list[Message], call: Call, seconds: float, scores: reward_call
     done.numbers.append(call.number)
     done.seconds.append(seconds)
     done.scores.append(scores)
-    for place, note in notes.items():
-        done.notes[call.rows[place]] = note
+    for index, note in notes.items():
+        done.notes[call.rows[index]] = note
     return done
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext import configfiles
 
 STOPPED = "stopped.json"
 """File in the run's folder, written by the gate that ends the run: the round and the symptoms."""
@@ -61,8 +62,7 @@ def command(rounds: int | None, config_args: Sequence[str], argv: Sequence[str] 
         argv: the command line; this process's by default.
     """
     command_line = list(sys.argv if argv is None else argv)
-    program = Path(command_line[0])
-    if program.name != "snakemake" and program.parent.name != "snakemake":
+    if not configfiles.is_snakemake(command_line[0]):
         return None
     unchanged = [pair for pair in config_args if not pair.startswith("rounds=")]
     options = ["--nolock"] if rounds is None else ["--nolock", "--config", *unchanged, f"rounds={rounds}"]

@@ -82,9 +82,9 @@ def _why(reason: str) -> Iterator[str]:
 def _changes(text: str) -> Iterator[str]:
     """What differs between `before: A,B now: C,D`, lists of parameters as Python writes them."""
     sides = text.removeprefix("before: ").split(" now: ")
-    for place in range(1, len(sides)):
+    for cut in range(1, len(sides)):
         try:
-            before, now = (_literals(" now: ".join(half)) for half in (sides[:place], sides[place:]))
+            before, now = (_literals(" now: ".join(half)) for half in (sides[:cut], sides[cut:]))
         except (ValueError, SyntaxError, MemoryError):
             continue
         yield from _differences(before, now)

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -20,7 +20,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.terminal_table import Measurements
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.snakemake_ext import failures, planned_time, reasons
+from rloo_pipeline.snakemake_ext import failures
+from rloo_pipeline.snakemake_ext.dry_run import DryRun
 from rloo_pipeline.snakemake_ext.failures import Failure
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
@@ -61,7 +62,8 @@ class RunDisplay:
         # a descriptor of its own, which stays the terminal while jobs write elsewhere
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
-        self._dry_run, self._show_failed_logs = dry_run, show_failed_logs
+        self._dry_run = DryRun() if dry_run else None
+        self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
         self._measurements: list[Measurements] = []
         self._logs: list[str] = []
@@ -71,7 +73,6 @@ class RunDisplay:
         self._failures: dict[int, Failure] = {}
         self._exit_status: dict[str, int] = {}
         self._errors: set[str] = set()
-        self._planned: list[reasons.PlannedJob] = []
         self._last_job: RunningJob | None = None
         self._done = self._total = 0
         self._began = time.time()
@@ -140,8 +141,7 @@ class RunDisplay:
         """A job begins, or would begin in a dry run. One without outputs only names those of others."""
         if self._dry_run:
             if outputs:
-                log = logs[0] if logs else None
-                self._planned.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason, log))
+                self._dry_run.add(rule, reason, logs)
             return
         title = failures.title(rule, {name: self._users.get(value, value) for name, value in (wildcards or {}).items()})
         with self._lock:
@@ -172,10 +172,10 @@ class RunDisplay:
     def _measured(self, run: Measurements, file: Path) -> None:
         """Reads what a job has measured, of a round or of a policy."""
         if file.name != "metrics.json":
-            run.read(run.config.rounds + 1, 0)
+            run.read()
             return
         number = int(file.parent.name)
-        run.read(number, number)
+        run.read([number])
         row = next((row for row in run.rows if row.round == number), None)
         if row and not self._live:
             name = f"{run.config.run}: " if len(self._runs) > 1 else ""
@@ -228,7 +228,8 @@ class RunDisplay:
         self._stop_live()
         self._closed = True
         if self._dry_run:
-            self._say_planned()
+            for line in self._dry_run.lines([run for _, run in self._runs]):
+                self._line(line)
         elif self._interrupted:
             self._line(f"Interrupted; {failures.go_on()}", "yellow")
         elif self._failures and self._console.is_terminal:
@@ -237,27 +238,11 @@ class RunDisplay:
             for line in failures.block(list(self._failures.values())):
                 self._line(line)
         elif self._total and self._done == self._total:
-            made = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
-            pages = ", ".join(str(page) for page in made if page.exists())
+            pages = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
+            written = ", ".join(str(page) for page in pages if page.exists())
             self._line(
-                f"finished in {terminal_table.clock(time.time() - self._began)}" + (f": {pages}" if pages else "")
+                f"finished in {terminal_table.clock(time.time() - self._began)}" + (f": {written}" if written else "")
             )
-
-    def _say_planned(self) -> None:
-        if self._planned:
-            count = len(self._planned)
-            self._line(f"{count} job{'s' if count > 1 else ''} would run:")
-            for line in reasons.explain(self._planned):
-                self._line(f"  {line}")
-            self._line(planned_time.sentence(self._logs_of_planned()))
-            self._line("--logger-rloo-plain shows each job with its files and its command.")
-
-    def _logs_of_planned(self) -> Iterator[tuple[Path, str]]:
-        """Run and log of each planned job; those that are no stages, and rules of the user, have no such log."""
-        runs = {str(run): run for _, run in self._runs}
-        for job in self._planned:
-            if job.log and (run := runs.get(job.log.partition("/logs/")[0])):
-                yield run, job.log
 
     def _stop_live(self) -> None:
         if self._stage_lines:

@@ -17,6 +17,7 @@ import yaml
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import sealed
 from rloo_pipeline.config.run_set import GROUPS, RunSet
+from rloo_pipeline.report import experiment_summary
 
 LOGS = {
     "assets": ("stage_assets",),
@@ -27,8 +28,6 @@ LOGS = {
     "evaluate": ("evaluate/warmstart", "harness/warmstart", "stage_harness"),
 }
 """Logs and benchmarks of the groups, relative to their folders, without suffix. Groups of round 1 have one a shard."""
-EXPERIMENT = "experiment.yaml"
-"""File in the folder of an experiment: its name, base, arms and seeds."""
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
@@ -47,7 +46,7 @@ def write_experiment(runs: RunSet, results: Path) -> None:
         return
     arms = runs.experiment.arm_changes()
     about = runs.experiment.model_dump(mode="json", include={"experiment", "base", "vary", "seeds"}) | {"arms": arms}
-    _write_yaml(results / runs.name / EXPERIMENT, about)
+    _write_yaml(results / runs.name / experiment_summary.FILE, about)
     for run, config in runs.configs.items():
         for group, home in runs.homes[run].items():
             for file in _files(group, config):

@@ -12,6 +12,7 @@ import gc
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import write_json
@@ -22,6 +23,7 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, row_images
 from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
 
 
 def distance(
@@ -48,21 +50,11 @@ def distance(
     digest = policy.digest(policy_folder)
     table = tables.read(completions, "completions", policy=digest)
     settings = config.evaluation
-    temperature = settings.temperature or 1.0
-    trusted = config.model.trust_remote_code
-    sequences = round_data.sequences_of(table, row_images.of_rollouts(table, prompts, policy_folder, trusted))
-
-    def sums(folder: Path, what: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        split = config.deepspeed.splits_weights
-        model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code, split)
-        tokens = config.deepspeed.max_tokens_per_micro_batch
-        return np.array(
-            [sum(row) for row in forward_only.score(TokenLogProbs(model, temperature), sequences, tokens, what).logps]
-        )
-
-    kl = sums(policy_folder, "policy")
+    images = row_images.of_rollouts(table, prompts, policy_folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, images)
+    kl = _summed_logps(config, policy_folder, sequences, "policy")
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= sums(reference, "policy 0")
+    kl -= _summed_logps(config, reference, sequences, "policy 0")
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     summary = {
@@ -77,3 +69,13 @@ def distance(
         write_json(output, summary)
     interval = " (95% interval {:.3g} to {:.3g})".format(*estimate.ci95) if estimate.ci95 else ""
     say(f"KL from policy 0: {estimate.value:.3g} nats a completion{interval}")
+
+
+def _summed_logps(config: Config, folder: Path, sequences: Sequences, label: str) -> NDArray[np.float64]:
+    """log π of each completion under a policy, [completions]."""
+    model = forward_only.load(
+        folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
+    )
+    logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
+    logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
+    return np.array([sum(row) for row in logps])

@@ -17,7 +17,7 @@ from typing import Any
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout.engine_size import vllm_lora_rank
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
@@ -148,7 +148,7 @@ def load_tasks(section: Harness) -> set[str]:
         return {str(name) for name in get_task_dict(_specs(section, manager), manager)}
     except Exception as error:
         names = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
-        reason = " ".join(str(error).split())[:160]
+        reason = one_line(error)
         raise UserError(
             f"evaluation.harness.tasks: {names} cannot be loaded ({type(error).__name__}: {reason}); check the names, "
             "and fetch their data with the stage stage-harness where there is internet"

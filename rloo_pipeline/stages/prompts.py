@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import image_store, policy, vision
-from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json, write_manifest
+from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json
+from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.artifacts.prompt_set import TOOLS
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import images

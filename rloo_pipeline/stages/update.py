@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts import files, policy, round_tables, tables
+from rloo_pipeline.artifacts import files, manifest, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables, TrainingPolicies, UpdateOutputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
@@ -102,7 +102,7 @@ def _engine(
 
 def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
     """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
-    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, files.folder_digest(trainer)
+    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
 
 
 def _shown(value: float | None) -> str:

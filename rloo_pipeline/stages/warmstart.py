@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.files import atomic_folder, folder_files, link_or_copy, read_artifact
+from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy, read_artifact
+from rloo_pipeline.artifacts.manifest import folder_files
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say

@@ -204,7 +204,7 @@ class Engine:
         Returns:
             The policy's digest; "" on ranks that write nothing.
         """
-        weights, digest = self._tensors(), ""
+        weights, digest = self.weights(), ""
         if self.rank.first:
             with files.atomic_folder(target) as temporary:
                 self._write_policy(weights, temporary)
@@ -226,11 +226,7 @@ class Engine:
             policy_model.save(self.model, dict(weights), target, self.folder, only_weights_differ=self.saved)
             self.saved = True
 
-    def _weights(self) -> dict[str, Tensor]:
-        """All of `_tensors` at once."""
-        return dict(self._tensors())
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first."""
         from rloo_pipeline.training import split_loading
 

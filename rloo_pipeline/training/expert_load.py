@@ -35,13 +35,13 @@ class ExpertLoad:
     def _watch(self, layer: Any, name: str) -> None:
         import torch
 
-        place, parameters = len(self.counts), inspect.signature(layer.forward)
+        layer_index, parameters = len(self.counts), inspect.signature(layer.forward)
         self.counts.append(torch.zeros(int(layer.num_experts), dtype=torch.float64))
 
         def count(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             chosen = parameters.bind(*args, **named).arguments[name]
-            most = len(self.counts[place])
-            self.counts[place] += chosen.flatten().bincount(minlength=most)[:most].cpu()
+            most = len(self.counts[layer_index])
+            self.counts[layer_index] += chosen.flatten().bincount(minlength=most)[:most].cpu()
 
         layer.register_forward_pre_hook(count, with_kwargs=True)
 

@@ -54,7 +54,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False)
 
 
 def score(
-    logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, what: str, entropies: bool = False
+    logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, label: str, entropies: bool = False
 ) -> TokenValues:
     """Computes the log-probs, and optionally the entropies, of all completions, shared over the ranks.
 
@@ -64,7 +64,7 @@ def score(
         logprobs: a model from `load`, with a temperature.
         sequences: prompts and completions.
         max_tokens: tokens per micro-batch.
-        what: label of the progress line.
+        label: of the progress line.
         entropies: also computes entropies; otherwise their lists are empty.
     """
     import torch
@@ -74,7 +74,7 @@ def score(
     values = TokenValues([[] for _ in range(count)], [[] for _ in range(count)])
     batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, rank.world)
     batches += batches[:1] * (-len(batches) % rank.world)
-    with torch.no_grad(), counting(what, count) as counter:
+    with torch.no_grad(), counting(label, count) as counter:
         for rows in batches[rank.number :: rank.world]:
             pack = sequences.pick(rows).to(device)
             if entropies:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.model_dims import text_config
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _problem(facts: Mapping[str, Any], lora: Lora) -> str | None:
             f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
             f"without it, such as {EXAMPLE}"
         )
-    text = facts.get("text_config") or facts
+    text = text_config(facts)
     experts = next((key for key in EXPERT_KEYS if int(text.get(key) or 0) > 1), None)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.model_dims import text_config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
 from rloo_pipeline.training.model_types import ENCODERS
@@ -80,12 +81,6 @@ def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
 def length_limit(config: Mapping[str, Any]) -> LengthLimit | None:
     """The length from which the rotary embedding changes; None without a limit."""
     return min(_rotary(config), default=None)
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section of the language model; composite models have one of their own for it."""
-    section: Mapping[str, Any] = config.get("text_config") or config
-    return section
 
 
 def comes_in_nf4(config: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from rloo_pipeline.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-KEPT = 16
+CACHE_SIZE = 16
 """Processed images that are kept: the completions of a prompt follow each other."""
 TYPES = "mm_token_type_ids"
 """Argument with 1 at tokens that stand for a part of an image, by which Qwen-VL finds positions (M-RoPE)."""
@@ -76,7 +76,7 @@ class StoredImages:
             token: id of the tokens that stand for a part of an image.
         """
         self.ids, self.token = ids, token
-        self._processed = lru_cache(KEPT)(lambda digest: process(processor, store.image(digest)))
+        self._processed = lru_cache(CACHE_SIZE)(lambda digest: process(processor, store.image(digest)))
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
         """The images of these sequences; None if they have none."""

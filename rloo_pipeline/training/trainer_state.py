@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.training.engine import Engine
@@ -14,14 +14,14 @@ TAG = "state"
 ALGORITHM_STATE = "carried.json"
 
 
-def save(engine: Engine, target: Path, algorithm_state: JSON, **manifest: object) -> None:
+def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:
     """Writes optimizer, master weights and algorithm state; every rank takes part. The policy holds the weights.
 
     Args:
         engine: the engine to save.
         target: folder to write, replaced as a whole.
         algorithm_state: `AlgorithmState.to_json()`.
-        manifest: facts that `load` must be called with again, such as the round.
+        about: facts that `load` must be called with again, such as the round.
     """
     import torch
 
@@ -41,7 +41,7 @@ def save(engine: Engine, target: Path, algorithm_state: JSON, **manifest: object
             engine.barrier()
             if engine.rank.first:
                 files.write_json(temporary / ALGORITHM_STATE, algorithm_state)
-                files.write_manifest(temporary, world=engine.rank.world, zero_stage=engine.zero_stage, **manifest)
+                manifest.write_manifest(temporary, world=engine.rank.world, zero_stage=engine.zero_stage, **about)
                 files.replace_folder(temporary, target)
     finally:
         if engine.rank.first:
@@ -49,13 +49,13 @@ def save(engine: Engine, target: Path, algorithm_state: JSON, **manifest: object
     engine.barrier()
 
 
-def load(engine: Engine, source: Path, **manifest: object) -> JSON:
+def load(engine: Engine, source: Path, **about: object) -> JSON:
     """Loads a saved state into an engine that was built from the policy saved with it.
 
     Args:
         engine: the engine to fill.
         source: folder of the state.
-        manifest: facts that the state was saved with.
+        about: facts that the state was saved with.
 
     Returns:
         The algorithm state.
@@ -63,8 +63,8 @@ def load(engine: Engine, source: Path, **manifest: object) -> JSON:
     Raises:
         UserError: a file was changed, the manifest differs, or the number of ranks or the ZeRO stage has changed.
     """
-    expected = {"world": engine.rank.world, "zero_stage": engine.zero_stage, **manifest}
-    saved = files.verify_manifest(source).about
+    expected = {"world": engine.rank.world, "zero_stage": engine.zero_stage, **about}
+    saved = manifest.verify_manifest(source).about
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Round, rloo
+from made_up import completions_schema
 
 from rloo_pipeline.artifacts import policy as policies
 from rloo_pipeline.artifacts import tables
@@ -31,7 +32,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
         for place, ids in enumerate(SAID)
     ]
     folder = run.run / "evaluation" / "final"
-    schema = tables.completions_schema(["answer"])
+    schema = completions_schema("answer")
 
     def logp(model: object, ids: list[int]) -> float:
         with torch.inference_mode():

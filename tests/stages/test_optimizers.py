@@ -8,7 +8,7 @@ import torch
 from helpers import mini
 from torch import Tensor
 
-from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.training import policy_model, trainer_state
@@ -140,7 +140,7 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
         trainer.save_policy(tmp_path / str(number) / "policy")
         trainer_state.save(trainer, tmp_path / str(number) / "state", {})
     for kind in ("policy", "state"):
-        assert files.folder_digest(tmp_path / "0" / kind) == files.folder_digest(tmp_path / "1" / kind)
+        assert manifest.folder_digest(tmp_path / "0" / kind) == manifest.folder_digest(tmp_path / "1" / kind)
 
 
 @pytest.mark.parametrize(

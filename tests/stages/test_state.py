@@ -48,8 +48,8 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
         for engine in (straight, later):
             step(engine, number)
     assert straight.step_count == later.step_count == 3
-    expected = straight._weights()
-    for name, values in later._weights().items():
+    expected = dict(straight.weights())
+    for name, values in later.weights():
         assert torch.equal(values, expected[name]), name
 
 
@@ -77,8 +77,8 @@ def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stag
         left.offload()
         left.enter_gpu()
         left.enter_gpu()
-    expected = stayed._weights()
-    for name, values in left._weights().items():
+    expected = dict(stayed.weights())
+    for name, values in left.weights():
         assert torch.equal(values, expected[name]), name
 
 
@@ -99,15 +99,15 @@ def test_a_state_of_zero_3_has_the_weights_too(tmp_path, dtype) -> None:
     step(saved, 0)
     trainer_state.save(saved, tmp_path / "state", {"number": 1})
     trainer_state.load(loaded, tmp_path / "state")
-    expected = saved._weights()
-    for name, values in loaded._weights().items():
+    expected = dict(saved.weights())
+    for name, values in loaded.weights():
         assert torch.equal(values, expected[name]), name
 
 
 def test_a_state_with_code_in_it_runs_none_even_with_a_manifest_of_its_own(tmp_path) -> None:
     import torch
 
-    from rloo_pipeline.artifacts import files
+    from rloo_pipeline.artifacts import files, manifest
 
     class Code:
         def __reduce__(self) -> tuple:
@@ -118,8 +118,8 @@ def test_a_state_with_code_in_it_runs_none_even_with_a_manifest_of_its_own(tmp_p
     trainer_state.save(engine, tmp_path / "state", {"number": 1})
     for file in (tmp_path / "state").rglob("*.pt"):
         torch.save({"module": Code()}, file)
-    about = files.read_json(tmp_path / "state" / files.MANIFEST)["about"]
-    files.write_manifest(tmp_path / "state", **about)
+    about = files.read_json(tmp_path / "state" / manifest.MANIFEST)["about"]
+    manifest.write_manifest(tmp_path / "state", **about)
     with pytest.raises(UserError, match=r"mp_rank_00_model_states\.pt: .* no state of DeepSpeed"):
         trainer_state.load(engine, tmp_path / "state")
     assert not (tmp_path / "ran").exists()

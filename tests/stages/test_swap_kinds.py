@@ -11,8 +11,7 @@ import kinds
 import pytest
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import sampler as sampling
-from rloo_pipeline.rollout import swap_check
+from rloo_pipeline.rollout import swap_check, weight_reload
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
@@ -55,12 +54,12 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
     swap_check.mean_difference = lambda *words: differences.append(apart(*words)) or differences[-1]
     sampler.swap(first, kinds.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
-        reset, sampling._reset_packed_experts = sampling._reset_packed_experts, lambda _: None
+        reset, weight_reload._reset_packed_experts = weight_reload._reset_packed_experts, lambda _: None
         try:
             sampler.swap(second, kinds.CONTEXT)
         except IncompatibleEngine as why:
             logps["refused"] = str(why)
-        sampling._reset_packed_experts = reset
+        weight_reload._reset_packed_experts = reset
     swap_check.mean_difference = apart
     sampler.leave_gpu()
     return {**logps, "apart": differences}

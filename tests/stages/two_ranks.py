@@ -28,7 +28,7 @@ def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float]
     for _ in range(STEPS):
         step(engine)
         norms.append(engine.grad_norm)
-    return norms, {name: weights.float() for name, weights in engine._weights().items()}
+    return norms, {name: weights.float() for name, weights in engine.weights()}
 
 
 if __name__ == "__main__":

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import embedding_bag, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.kernels.layout_copy import Gather, Scatter
 from rloo_pipeline.training.kernels.short_attention import Local, ShortAttention, mask_of
-from rloo_pipeline.training.layout import HeadIndex, Layout
+from rloo_pipeline.training.layout import Layout
 
 NAME = "rloo_packed"
 """Name of the attention implementation in transformers."""
@@ -234,14 +235,14 @@ def _variable_lengths(heads: Sequence[Tensor], layout: Layout, scores: Scores) -
     index, longest = layout.head_index(1), layout.blocks[0].tokens
     earlier = -1 if scores.local is None else scores.local.size - 1
     query, key, value = (
-        _Gather.apply(tensor.flatten(1), index).unflatten(1, tensor.shape[1:])  # type: ignore[no-untyped-call]
+        Gather.apply(tensor.flatten(1), index).unflatten(1, tensor.shape[1:])  # type: ignore[no-untyped-call]
         for tensor in heads
     )
     out: Any = varlen.varlen_attn(
         query, key, value, layout.starts, layout.starts, longest, longest,
         scale=scores.scale, window_size=(earlier, 0), enable_gqa=True,
     )  # fmt: skip
-    in_row: Tensor = _Return.apply(out.flatten(1), index)  # type: ignore[no-untyped-call]
+    in_row: Tensor = Scatter.apply(out.flatten(1), index)  # type: ignore[no-untyped-call]
     return in_row.view(heads[0].shape)
 
 
@@ -250,7 +251,7 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor
     (tokens, query_heads, _), (_, kv_heads, value_dim) = heads[0].shape, heads[2].shape
     query_index, kv_index = layout.head_index(query_heads), layout.head_index(kv_heads)
     query, key, value = (
-        _Gather.apply(tensor.reshape(-1, tensor.shape[-1]), index)  # type: ignore[no-untyped-call]
+        Gather.apply(tensor.reshape(-1, tensor.shape[-1]), index)  # type: ignore[no-untyped-call]
         for tensor, index in zip(heads, (query_index, kv_index, kv_index), strict=True)
     )
     on_cpu = query.device.type == "cpu" and query.dtype == torch.float32
@@ -271,7 +272,7 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor
         short, short_blocks = [part[-1] for part in parts], layout.blocks[len(blocks) :]
         outputs.append(ShortAttention.apply(*short, short_blocks, kv_heads, scores.scale, scores.local))  # type: ignore[no-untyped-call]
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-    in_row: Tensor = _Return.apply(out, query_index)  # type: ignore[no-untyped-call]
+    in_row: Tensor = Scatter.apply(out, query_index)  # type: ignore[no-untyped-call]
     return in_row.view(tokens, query_heads, value_dim)
 
 
@@ -279,30 +280,3 @@ def _split(laid_out: Tensor, heads: int, lengths: Sequence[int]) -> Sequence[Ten
     """Parts of these lengths in tokens. A single part is not split: that would copy its gradient."""
     sizes = [heads * length for length in lengths if length]
     return laid_out.split(sizes) if len(sizes) > 1 else [laid_out]
-
-
-class _Gather(torch.autograd.Function):
-    """[tokens · heads, head_dim] → [laid out · heads, head_dim]; gradients of all copies of an entry add up."""
-
-    @staticmethod
-    def forward(ctx: Any, heads: Tensor, index: HeadIndex) -> Tensor:
-        ctx.index = index
-        return heads.index_select(0, index.sources)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return embedding_bag(ctx.index.copies, gradients[0], ctx.index.starts, mode="sum"), None
-
-
-class _Return(torch.autograd.Function):
-    """[laid out · heads, head_dim] → [tokens · heads, head_dim]; only first copies have a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, laid_out: Tensor, index: HeadIndex) -> Tensor:
-        ctx.index = index
-        return laid_out.index_select(0, index.first_copy)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        index = ctx.index
-        return gradients[0].index_select(0, index.sources).index_fill_(0, index.other_copies, 0), None

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.artifacts.files import digest as digest_of
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import model_support
 
@@ -176,4 +176,4 @@ def _summary(error: Exception) -> str:
 
     if isinstance(error, KeyError) and error.args == (attention.NAME,):
         return "it does not support custom attention functions"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.errors import UserError
 
 
@@ -50,8 +50,8 @@ def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
 
 def test_a_manifest_detects_every_change(tmp_path) -> None:
     (tmp_path / "a").write_text("content")
-    files.write_manifest(tmp_path, round=3)
-    assert files.verify_manifest(tmp_path).about == {"round": 3}
+    manifest.write_manifest(tmp_path, round=3)
+    assert manifest.verify_manifest(tmp_path).about == {"round": 3}
     for name, text, word in (
         ("a", "conten", "truncated"),
         ("a", "CONTENT", "blake3"),
@@ -59,12 +59,12 @@ def test_a_manifest_detects_every_change(tmp_path) -> None:
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=word):
-            files.verify_manifest(tmp_path)
+            manifest.verify_manifest(tmp_path)
         (tmp_path / "a").write_text("content")
     (tmp_path / "b").unlink()
     (tmp_path / "a").unlink()
     with pytest.raises(UserError, match="is missing"):
-        files.verify_manifest(tmp_path)
+        manifest.verify_manifest(tmp_path)
 
 
 def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_path) -> None:

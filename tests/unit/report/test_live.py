@@ -134,7 +134,7 @@ def test_the_time_left_beside_the_bar_falls_too(tmp_path, monkeypatch) -> None:
     for passed in (0, 60, 5000):
         monkeypatch.setattr(terminal_table.time, "time", lambda passed=passed: STARTED + passed)
         measured = measured or terminal_table.Measurements(run_files.read(run).config, run)
-        measured.read(9, 0)  # an evaluation: no new round
+        measured.read()  # an evaluation: no new round
         left.append(measured.seconds_left)
     assert left == [500, 440, 400]
 

@@ -6,9 +6,11 @@ import pyarrow as pa
 import pytest
 from helpers import mini
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from made_up import completions_schema
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import write_json, write_manifest
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.tasks import Cell, of_run
@@ -39,7 +41,7 @@ def run(tmp_path) -> Path:
         about = {"policy": name, "evaluated": name}
         write_json(tmp_path / "evaluation" / name / "summary.json", about)
         file = tmp_path / "evaluation" / name / "completions.parquet"
-        tables.write(file, rows, tables.completions_schema(["math", "code"]), "completions", **about)
+        tables.write(file, rows, completions_schema("math", "code"), "completions", **about)
     return tmp_path
 
 

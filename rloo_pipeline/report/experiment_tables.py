@@ -1,0 +1,92 @@
+"""The arms and runs of an experiment as rows of CSV files, and its arms as a LaTeX table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rloo_pipeline.config import JSON
+from rloo_pipeline.evaluation.across_seeds import FEWEST
+
+SMALLEST_P = 0.001
+"""Smallest p-value that the LaTeX table writes out."""
+
+
+def arms_table(summary: JSON) -> list[list[str]]:
+    """The arms for a CSV file: a head, and a row for each arm with its difference from the baseline."""
+    against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
+    head = ["arm", "seeds", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
+    head += ["difference", "difference_low", "difference_high", "p_holm", "chance_of_improvement", "seeds_for_80_power"]
+    table = [[*head, "tokens", "seconds"]]
+    for row in summary["arms"]:
+        compared = against.get(row["arm"], {})
+        cells: list[Any] = [row["arm"], len(row["seeds"])]
+        for part in (row["mean"], row["iqm"], compared):
+            cells += [part.get("value"), *(part.get("ci95") or (None, None))]
+        cells += [compared.get(key) for key in ("p_holm", "improvement", "seeds_needed")]
+        table.append([_cell(cell) for cell in [*cells, row["tokens"], row["seconds"]]])
+    return table
+
+
+def runs_table(summary: JSON) -> list[list[str]]:
+    """The runs for a CSV file."""
+    head = ["arm", "seed", "finished", "rounds", "warmstart", "final", "seconds", "symptoms"]
+    rows = [[*(run[key] for key in head[:-1]), "; ".join(run["symptoms"])] for run in summary["runs"]]
+    return [head, *([_cell(cell) for cell in row] for row in rows)]
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def latex_table(summary: JSON) -> str:
+    """The arms as a LaTeX table with booktabs and its caption."""
+    against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_caption(summary)}}}",
+        rf"\label{{tab:{summary['experiment']}}}",
+        r"\begin{tabular}{lrrrr}",
+        r"\toprule",
+        r"arm & mean & IQM & difference & $p$ \\",
+        r"\midrule",
+    ]
+    for row in summary["arms"]:
+        compared = against.get(row["arm"], {"value": None})
+        p = compared.get("p_holm")
+        cells = [_tex(row["arm"]), _with_interval(row["mean"]), _with_interval(row["iqm"]), _with_interval(compared)]
+        shown = "--" if p is None else f"{p:.3f}" if p >= SMALLEST_P else rf"$<{SMALLEST_P}$"
+        lines.append(" & ".join([*cells, shown]) + r" \\")
+    if chosen := summary["selection"]:
+        cells = [f"{_tex(chosen['arm'])}, test", *(_with_interval(chosen["test"][part]) for part in ("mean", "iqm"))]
+        lines += [r"\midrule", " & ".join([*cells, "--", "--"]) + r" \\"]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _caption(summary: JSON) -> str:
+    """What the LaTeX table shows; without intervals where there are too few seeds for them."""
+    rows = "Dev" if summary["rows"] == "dev" else "Held-out"
+    seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))
+    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts"
+    corrected = rf", with $p$ corrected by Holm over all {len(summary['comparisons'])} comparisons"
+    few = rf" With fewer than {FEWEST} seeds there are no intervals."
+    return (
+        rf"{rows} pass@1 (\%) in {_tex(summary['experiment'])}: mean and interquartile mean over {seeds} "
+        rf"seed{'' if seeds == '1' else 's'}{intervals if summary['enough_seeds'] else ''}; difference from "
+        rf"{_tex(summary['baseline'])} in points, paired by seed and prompt"
+        rf"{corrected if summary['enough_seeds'] else ''}.{'' if summary['enough_seeds'] else few}"
+    )
+
+
+def _with_interval(estimate: Mapping[str, Any]) -> str:
+    if estimate["value"] is None:
+        return "--"
+    interval = estimate.get("ci95")
+    shown, *ends = (f"${100 * value:.1f}$" for value in (estimate["value"], *(interval or ())))
+    return f"{shown} [{', '.join(ends)}]" if ends else shown
+
+
+def _tex(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "#$%&_{}" else letter for letter in text)
