@@ -50,9 +50,9 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
         recorded = {name: entry for name, entry in places[key]["files"].items() if weights or not _is_weights(name)}
         if recorded:
             top, names = _files(Path(places[key]["path"]))
-            again = f"put it back as it was, or delete {folder} and run again"
+            remedy = f"put it back as it was, or delete {folder} and run again"
             names = [name for name in names if weights or not _is_weights(name)]
-            check_entries(top, recorded, names, again, "is new since the run began")
+            check_entries(top, recorded, names, remedy, "is new since the run began")
     return places
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts.files import AGAIN
+from rloo_pipeline.artifacts.files import REMEDY
 from rloo_pipeline.errors import UserError
 
 FINISHED = ("stop", "length", "abort")
@@ -39,20 +39,20 @@ def check(path: Path, table: pa.Table) -> None:
     sampled = np.diff(np.concatenate([[0], mask.cumsum()])[bounds])
     _compare(path, values, sampled, "sampling_logps for {} tokens that the model sampled")
     if not sampled.all():
-        raise UserError(f"{path}: row {int((sampled == 0).argmax())} has no token that the model sampled; {AGAIN}")
+        raise UserError(f"{path}: row {int((sampled == 0).argmax())} has no token that the model sampled; {REMEDY}")
     others = sorted({*table["finish_reason"].unique().to_pylist()} - {*FINISHED})
     if others:
-        raise UserError(f"{path}: finish_reason '{others[0]}' is none of {', '.join(FINISHED)}; {AGAIN}")
+        raise UserError(f"{path}: finish_reason '{others[0]}' is none of {', '.join(FINISHED)}; {REMEDY}")
     for row, turns in enumerate(table["turns"].to_pylist()):
         begin, end = int(bounds[row]), int(bounds[row + 1])
-        if not _right(turns, mask[begin:end]):
-            raise UserError(f"{path}: row {row} has turns that do not fit its tokens and its loss_mask; {AGAIN}")
+        if not _turns_fit(turns, mask[begin:end]):
+            raise UserError(f"{path}: row {row} has turns that do not fit its tokens and its loss_mask; {REMEDY}")
 
 
-def _right(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
+def _turns_fit(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
     """Whether turns follow each other within the completion, and those of the model are the tokens of the mask."""
-    places = [place for turn in turns for place in (turn["start"], turn["end"])]
-    if any(before > after for before, after in pairwise([0, *places, len(mask)])):  # type: ignore[operator]
+    bounds = [bound for turn in turns for bound in (turn["start"], turn["end"])]
+    if any(before > after for before, after in pairwise([0, *bounds, len(mask)])):  # type: ignore[operator]
         return False
     expected = np.zeros_like(mask)
     for turn in turns:
@@ -65,9 +65,9 @@ def _lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(column.combine_chunks().value_lengths(), dtype=np.int64)
 
 
-def _compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], what: str) -> None:
+def _compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], message: str) -> None:
     """Raises if a row has another number of values than expected."""
     wrong = actual != expected
     if wrong.any():
         row = int(wrong.argmax())
-        raise UserError(f"{path}: row {row} has {actual[row]} {what.format(expected[row])}; {AGAIN}")
+        raise UserError(f"{path}: row {row} has {actual[row]} {message.format(expected[row])}; {REMEDY}")

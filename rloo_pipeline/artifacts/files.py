@@ -21,7 +21,7 @@ from rloo_pipeline.errors import UserError, translate_disk_full
 
 SEAL = "blake2b"
 """Key of a JSON file with the digest of the other keys, which the controller too can compute: it has no blake3."""
-AGAIN = "delete it and run again"
+REMEDY = "delete it and run again"
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -135,52 +135,52 @@ def read_json(path: Path) -> Any:
     Raises:
         UserError: the file is missing, not JSON, or not what `write_json` wrote.
     """
-    return _read_sealed(path, AGAIN)[0]
+    return _read_sealed(path, REMEDY)[0]
 
 
-def read_artifact(path: Path, again: str = AGAIN, **belongs: object) -> dict[str, Any]:
+def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[str, Any]:
     """The content of a JSON file that a stage wrote.
 
     Args:
         path: the file.
-        again: what an error asks for.
-        belongs: values that some of its keys must have, such as the round.
+        remedy: what an error asks for.
+        expected: values that some of its keys must have, such as the round.
 
     Raises:
         UserError: as `read_json`, or the file has no digest, or a key has another value.
     """
-    content, sealed = _read_sealed(path, again)
+    content, sealed = _read_sealed(path, remedy)
     if not sealed:
-        raise UserError(f"{path}: has no digest, so this version of the program did not write it; {again}")
-    check_belongs(path, content, belongs, again)
+        raise UserError(f"{path}: has no digest, so this version of the program did not write it; {remedy}")
+    check_facts(path, content, expected, remedy)
     return dict(content)
 
 
-def _read_sealed(path: Path, again: str) -> tuple[Any, bool]:
+def _read_sealed(path: Path, remedy: str) -> tuple[Any, bool]:
     """The content of a JSON file without its digest, and whether it had one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run the stage that writes it first") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); {again}") from error
+        raise UserError(f"{path}: not valid JSON ({error}); {remedy}") from error
     if not isinstance(content, dict) or SEAL not in content:
         return content, False
     if content.pop(SEAL) != _seal(path.name, content):
-        raise UserError(f"{path} was changed since it was written ({SEAL} differs); {again}")
+        raise UserError(f"{path} was changed since it was written ({SEAL} differs); {remedy}")
     return content, True
 
 
-def check_belongs(path: Path, facts: Mapping[str, object], belongs: Mapping[str, object], again: str = AGAIN) -> None:
+def check_facts(path: Path, facts: Mapping[str, object], expected: Mapping[str, object], remedy: str = REMEDY) -> None:
     """Checks what a file says about itself, such as its run, its round and its policy.
 
     Raises:
         UserError: it is of another one.
     """
-    for key, expected in belongs.items():
-        if facts.get(key) != expected:
-            actual, wanted = (str(value)[:16] for value in (facts.get(key), expected))
-            raise UserError(f"{path}: its {key} is {actual}, and {wanted} belongs here; {again}")
+    for key, value in expected.items():
+        if facts.get(key) != value:
+            actual, wanted = (str(fact)[:16] for fact in (facts.get(key), value))
+            raise UserError(f"{path}: its {key} is {actual}, and {wanted} belongs here; {remedy}")
 
 
 def sha256(path: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import check_belongs, read_artifact, write_json
+from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -58,23 +58,23 @@ def check_entries(
     folder: Path,
     files: Mapping[str, Mapping[str, Any]],
     names: Iterable[str],
-    again: str,
+    remedy: str,
     added: str = "was not written by this run",
 ) -> None:
     """Checks the files of a folder, whose names now are `names`, against their entries.
 
     Raises:
-        UserError: a file is missing, added (which `added` says), or differs; `again` says what to do.
+        UserError: a file is missing, added (which `added` says), or differs; `remedy` says what to do.
     """
     for name in sorted(set(names) ^ files.keys()):
-        raise UserError(f"{folder / name} {'is missing' if name in files else added}; {again}")
+        raise UserError(f"{folder / name} {'is missing' if name in files else added}; {remedy}")
     for name, entry in files.items():
         file = folder / name
         size = file.stat().st_size
         if size != entry["bytes"]:
-            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written); {again}")
+            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written); {remedy}")
         if digest(file) != entry[DIGEST]:
-            raise UserError(f"{file} was changed since it was written ({DIGEST} differs); {again}")
+            raise UserError(f"{file} was changed since it was written ({DIGEST} differs); {remedy}")
 
 
 def folder_digest(folder: Path) -> str:
@@ -91,25 +91,25 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **belongs: object) -> Manifest:
+def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expected: object) -> Manifest:
     """Checks the files of a folder against its manifest.
 
     Args:
         folder: the folder.
         chosen: whether a file, by its path in the folder, is checked; by default all are.
-        belongs: facts that the folder must have been written with, such as the round.
+        expected: facts that the folder must have been written with, such as the round.
 
     Raises:
         UserError: the manifest is missing or has other facts, or a file is missing, added, or differs from what was
             written.
     """
-    again = f"delete {folder} and run again"
+    remedy = f"delete {folder} and run again"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; run the stage that writes it first")
     if not (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: has no {MANIFEST}, so this version of the program did not write it; {again}")
-    manifest = read_artifact(folder / MANIFEST, again)
-    check_belongs(folder, manifest["about"], belongs, again)
+        raise UserError(f"{folder}: has no {MANIFEST}, so this version of the program did not write it; {remedy}")
+    manifest = read_artifact(folder / MANIFEST, remedy)
+    check_facts(folder, manifest["about"], expected, remedy)
     files = {name: entry for name, entry in manifest["files"].items() if chosen(name)}
-    check_entries(folder, files, filter(chosen, (str(f.relative_to(folder)) for f in folder_files(folder))), again)
+    check_entries(folder, files, filter(chosen, (str(f.relative_to(folder)) for f in folder_files(folder))), remedy)
     return Manifest(manifest["about"], {name: entry[DIGEST] for name, entry in files.items()})

@@ -52,21 +52,21 @@ def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     return hf_config.get("text_config") or hf_config
 
 
-def context(facts: dict[str, Any]) -> int | None:
+def context(hf_config: dict[str, Any]) -> int | None:
     """The context length in tokens that a config.json declares; None where it declares none."""
-    text = text_config(facts)
+    text = text_config(hf_config)
     lengths = [text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)]
     longest = text.get("model_max_length") or min(lengths, default=None)
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if longest is None or kind in SCALED_ROPE or "gemma3" in str(facts.get("model_type")):
+    if longest is None or kind in SCALED_ROPE or "gemma3" in str(hf_config.get("model_type")):
         return longest
     return int(longest * (rope.get("factor") or 1))
 
 
-def is_recurrent(facts: dict[str, Any]) -> bool:
+def is_recurrent(hf_config: dict[str, Any]) -> bool:
     """Whether a config.json describes layers with a state (Mamba, DeltaNet, short convolutions)."""
-    text = text_config(facts)
+    text = text_config(hf_config)
     kinds = [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or ()]
     return any(RECURRENT.match(key) for key in text) or any("mamba" in kind or "linear" in kind for kind in kinds)
 
@@ -77,25 +77,25 @@ def read(folder: Path) -> ModelDims:
     Raises:
         UserError: config.json is missing, or has no sizes of a transformer.
     """
-    config_json = read_json(folder / "config.json")
-    facts = text_config(config_json)
+    hf_config = read_json(folder / "config.json")
+    text = text_config(hf_config)
     try:
-        hidden, heads = int(facts["hidden_size"]), int(facts["num_attention_heads"])
-        head = int(facts.get("head_dim") or hidden // heads)
+        hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+        head = int(text.get("head_dim") or hidden // heads)
         dims = ModelDims(
             hidden=hidden,
-            layers=int(facts["num_hidden_layers"]),
+            layers=int(text["num_hidden_layers"]),
             heads=heads * head,
-            key_value=int(facts.get("num_key_value_heads") or heads) * head,
-            intermediate=int(facts.get("intermediate_size") or 4 * hidden),
-            vocabulary=int(facts["vocab_size"]),
+            key_value=int(text.get("num_key_value_heads") or heads) * head,
+            intermediate=int(text.get("intermediate_size") or 4 * hidden),
+            vocabulary=int(text["vocab_size"]),
             parameters=0,
             source=str(folder),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error
-    tied = bool(facts.get("tie_word_embeddings", config_json.get("tie_word_embeddings", False)))
-    vision = _estimate_vision(config_json.get("vision_config") or {}, dims.hidden)
+    tied = bool(text.get("tie_word_embeddings", hf_config.get("tie_word_embeddings", False)))
+    vision = _estimate_vision(hf_config.get("vision_config") or {}, dims.hidden)
     counted, counted_vision = _count_parameters(folder)
     if counted:
         return dims._replace(parameters=counted, vision=counted_vision if vision else 0)
@@ -123,13 +123,16 @@ def _count_parameters(folder: Path) -> tuple[int, int]:
     return total, vision
 
 
-def _estimate_vision(facts: dict[str, Any], hidden: int) -> int:
+def _estimate_vision(hf_config: dict[str, Any], hidden: int) -> int:
     """Parameters of the vision encoder of a Qwen-VL, by its section of config.json; 0 for other models."""
-    if "depth" not in facts or "spatial_merge_size" not in facts:
+    if "depth" not in hf_config or "spatial_merge_size" not in hf_config:
         return 0
-    width, merged = int(facts["hidden_size"]), int(facts["hidden_size"]) * int(facts["spatial_merge_size"]) ** 2
-    layer = 4 * width**2 + 3 * width * int(facts["intermediate_size"])
-    return int(facts["depth"]) * layer + merged**2 + merged * hidden
+    width, merged = (
+        int(hf_config["hidden_size"]),
+        int(hf_config["hidden_size"]) * int(hf_config["spatial_merge_size"]) ** 2,
+    )
+    layer = 4 * width**2 + 3 * width * int(hf_config["intermediate_size"])
+    return int(hf_config["depth"]) * layer + merged**2 + merged * hidden
 
 
 def _estimate_parameters(dims: ModelDims, tied: bool) -> int:

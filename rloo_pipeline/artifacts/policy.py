@@ -172,8 +172,8 @@ def vocabulary(folder: Path) -> int:
         UserError: its config.json does not give it.
     """
     file = base_of(folder) / "config.json"
-    facts = read_json(file)
-    size = text_config(facts).get("vocab_size") if isinstance(facts, dict) else None
+    hf_config = read_json(file)
+    size = text_config(hf_config).get("vocab_size") if isinstance(hf_config, dict) else None
     if not isinstance(size, int):
         raise UserError(f"{file}: has no vocab_size; fetch or write the model again")
     return size

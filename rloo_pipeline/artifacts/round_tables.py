@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import AGAIN, check_belongs
+from rloo_pipeline.artifacts.files import REMEDY, check_facts
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.errors import UserError
 
@@ -82,13 +82,13 @@ def beside(rollouts: Path, kind: str) -> Path:
     return rollouts.parent.with_name(kind) / rollouts.name
 
 
-def read(files: RoundFiles, vocabulary: int | None = None, **belongs: object) -> RoundTables:
+def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -> RoundTables:
     """Reads the tables of a round and checks that they belong together.
 
     Args:
         files: of the round, with reference log-probs or without.
         vocabulary: number of tokens of the policy.
-        belongs: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
+        expected: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
 
     Raises:
         UserError: a file is missing or damaged, is about other completions, or its values do not fit the completions.
@@ -96,11 +96,11 @@ def read(files: RoundFiles, vocabulary: int | None = None, **belongs: object) ->
     for name, others in (("scores", files.scores), ("reference", files.reference or files.rollouts)):
         if len(others) != len(files.rollouts):
             raise UserError(f"--{name}: {len(others)} tables for {len(files.rollouts)} of rollouts; name one for each")
-    rollouts = [read_rollouts(path, vocabulary, shard=shard, **belongs) for shard, path in enumerate(files.rollouts)]
+    rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
     scores = [_read_about(rolled, path, "scores") for rolled, path in zip(rollouts, files.scores, strict=True)]
     reference = [_read_about(*pair, "reference") for pair in zip(rollouts, files.reference, strict=False)]
     for rolled, table, path in zip(rollouts, reference, files.reference, strict=False):
-        check_belongs(path, tables.footer(table), {"policy": tables.footer(reference[0]).get("policy")})
+        check_facts(path, tables.footer(table), {"policy": tables.footer(reference[0]).get("policy")})
         _check_lengths(path, rolled, table["reference_logps"], "reference_logps")
     return RoundTables(
         pa.concat_tables(rollouts),
@@ -125,16 +125,16 @@ def read_beside(path: Path, rolled: pa.Table) -> pa.Table:
     return table
 
 
-def read_rollouts(path: Path, vocabulary: int | None = None, **belongs: object) -> pa.Table:
+def read_rollouts(path: Path, vocabulary: int | None = None, **expected: object) -> pa.Table:
     """One shard of rollouts; the arguments and errors are those of `read`."""
-    table = tables.read(path, "rollouts", None, **belongs)
+    table = tables.read(path, "rollouts", None, **expected)
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
     for name in ("prompt_ids", "completion_ids"):
         limits = pc.min_max(pc.list_flatten(table[name])).as_py()
         if vocabulary and limits["max"] is not None and not 0 <= limits["min"] <= limits["max"] < vocabulary:
             raise UserError(
                 f"{path}: {name} from {limits['min']} to {limits['max']}, and the policy's vocabulary has {vocabulary} "
-                f"tokens; {AGAIN}"
+                f"tokens; {REMEDY}"
             )
     return table
 
@@ -150,4 +150,4 @@ def _check_lengths(path: Path, rolled: pa.Table, logps: pa.ChunkedArray, name: s
     tokens, values = tables.sampled_lengths(rolled), tables.lengths(logps)
     for row, (expected, actual) in enumerate(zip(tokens, values, strict=True)):
         if actual != expected:
-            raise UserError(f"{path}: row {row} has {actual} {name} for {expected} tokens; {AGAIN}")
+            raise UserError(f"{path}: row {row} has {actual} {name} for {expected} tokens; {REMEDY}")

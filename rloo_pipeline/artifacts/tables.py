@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rloo_pipeline import __version__
 from rloo_pipeline.artifacts import episodes, image_store
-from rloo_pipeline.artifacts.files import AGAIN, atomic_write, check_belongs
+from rloo_pipeline.artifacts.files import REMEDY, atomic_write, check_facts
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims
 
@@ -144,14 +144,14 @@ def _digest(content: bytes, start: int) -> bytes:
     return str(hasher.hexdigest()).encode()
 
 
-def read(path: Path, kind: str, columns: Sequence[str] | None = None, **belongs: object) -> pa.Table:
+def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected: object) -> pa.Table:
     """Reads a table, or some of its columns.
 
     Args:
         path: the file.
         kind: of the table.
         columns: names; all by default.
-        belongs: facts that its footer must have, such as the round and the digest of the policy.
+        expected: facts that its footer must have, such as the round and the digest of the policy.
 
     Returns:
         The table; its footer has the file's digest.
@@ -167,22 +167,21 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **belongs:
     start = content.rfind(MARK) + len(MARK)
     written = content[start : start + len(ZEROS)]
     if start >= len(MARK) and _digest(content, start) != written:
-        raise UserError(f"{path}: truncated or damaged (its digest differs); {AGAIN}")
+        raise UserError(f"{path}: truncated or damaged (its digest differs); {REMEDY}")
     try:
         table = pq.read_table(pa.BufferReader(content), columns=list(columns) if columns else None)
     except (pa.ArrowException, OSError) as error:
-        what = one_line(error)
-        raise UserError(f"{path}: truncated or damaged Parquet file ({what}); {AGAIN}") from error
+        raise UserError(f"{path}: truncated or damaged Parquet file ({one_line(error)}); {REMEDY}") from error
     facts = footer(table)
     if facts.get("kind") != kind:
-        raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'; {AGAIN}")
+        raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'; {REMEDY}")
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: schema version {facts.get('schema_version')}, this program reads {SCHEMA_VERSION}; {AGAIN}"
+            f"{path}: schema version {facts.get('schema_version')}, this program reads {SCHEMA_VERSION}; {REMEDY}"
         )
     if start < len(MARK):
-        raise UserError(f"{path}: has no digest, so it was changed since it was written; {AGAIN}")
-    check_belongs(path, facts, {key: str(value) for key, value in belongs.items()})
+        raise UserError(f"{path}: has no digest, so it was changed since it was written; {REMEDY}")
+    check_facts(path, facts, {key: str(value) for key, value in expected.items()})
     _check_values(path, table, kind)
     episodes.check(path, table)
     return table.replace_schema_metadata({**facts, DIGEST: written.decode()})
@@ -198,11 +197,11 @@ def _check_values(path: Path, table: pa.Table, kind: str) -> None:
         samples = table["sample"].to_numpy()
         group = np.arange(samples.max() + 1)
         if len(samples) % len(group) or (samples.reshape(-1, len(group)) != group).any():
-            raise UserError(f"{path}: its rows are not groups of {len(group)} completions; {AGAIN}")
+            raise UserError(f"{path}: its rows are not groups of {len(group)} completions; {REMEDY}")
     for name in sorted(set(table.column_names) - ({"kl", "ratio"} if kind == "train" else set())):
         values = table[name] if not pa.types.is_list(table[name].type) else pc.list_flatten(table[name])
         if pa.types.is_floating(values.type) and pc.all(pc.is_finite(values)).as_py() is False:
-            raise UserError(f"{path}: {name} has values that are not finite; {AGAIN}")
+            raise UserError(f"{path}: {name} has values that are not finite; {REMEDY}")
 
 
 def footer(table: pa.Table) -> dict[str, str]:
@@ -234,30 +233,30 @@ def sampled_lengths(rollouts: pa.Table) -> list[int]:
     return lengths(rollouts["sampling_logps"])
 
 
-def read_all(paths: Sequence[Path], kind: str, **belongs: object) -> pa.Table:
+def read_all(paths: Sequence[Path], kind: str, **expected: object) -> pa.Table:
     """The shards of one table, all of one policy, concatenated in the order given; arguments and errors are those of
     `read`.
     """
-    return pa.concat_tables(read_shards(paths, kind, **belongs))
+    return pa.concat_tables(read_shards(paths, kind, **expected))
 
 
-def read_shards(paths: Sequence[Path], kind: str, **belongs: object) -> list[pa.Table]:
+def read_shards(paths: Sequence[Path], kind: str, **expected: object) -> list[pa.Table]:
     """The shards that `read_all` concatenates."""
     shards: list[pa.Table] = []
     for number, path in enumerate(paths):
-        shards.append(read(path, kind, None, shard=number, **belongs))
-        belongs |= {"policy": footer(shards[0]).get("policy")}
+        shards.append(read(path, kind, None, shard=number, **expected))
+        expected |= {"policy": footer(shards[0]).get("policy")}
     return shards
 
 
 def check_aligned(
-    left: pa.Table, right: pa.Table, path: Path, others: str = "the rollouts", again: str = AGAIN
+    left: pa.Table, right: pa.Table, path: Path, others: str = "the rollouts", remedy: str = REMEDY
 ) -> None:
     """Checks that two tables have the same (prompt_id, sample) in the same order.
 
     Raises:
-        UserError: they have not: the rows in `path` are not those of `others`; `again` says what to delete.
+        UserError: they have not: the rows in `path` are not those of `others`; `remedy` says what to delete.
     """
     keys = [field.name for field in KEYS]
     if not left.select(keys).equals(right.select(keys)):
-        raise UserError(f"{path}: the rows are not those of {others}; {again}")
+        raise UserError(f"{path}: the rows are not those of {others}; {remedy}")

@@ -14,16 +14,16 @@ IMAGE_MODELS = ("qwen2_5_vl", "qwen3_vl")
 """Values of `model_type` in config.json; tests/stages/test_images.py runs each of them."""
 
 
-def takes_images(facts: Mapping[str, Any]) -> bool:
+def takes_images(hf_config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a model in IMAGE_MODELS."""
-    return facts.get("model_type") in IMAGE_MODELS
+    return hf_config.get("model_type") in IMAGE_MODELS
 
 
-def placeholder_ids(facts: Mapping[str, Any]) -> list[int]:
+def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
     """Ids that stand for a part of an image or video; no model samples them, since nothing would stand behind them."""
-    if not takes_images(facts):
+    if not takes_images(hf_config):
         return []
-    return [int(facts[name]) for name in ("image_token_id", "video_token_id")]
+    return [int(hf_config[name]) for name in ("image_token_id", "video_token_id")]
 
 
 def load_processor(folder: Path, trust_remote_code: bool) -> Any:

@@ -58,5 +58,7 @@ def check(name: str, bad: Side, sft: bool = False) -> Callable[[CheckFunction], 
 
 def threshold(limits: Mapping[str, Any]) -> str:
     """The limits of a check as text, such as `warn above 0.2, fail above 0.9`."""
-    texts = [f"{what} {limits['bad']} {limits[what]:g}" for what in ("warn", "fail") if limits[what] is not None]
+    texts = [
+        f"{verdict} {limits['bad']} {limits[verdict]:g}" for verdict in ("warn", "fail") if limits[verdict] is not None
+    ]
     return ", ".join(texts) or "–"

@@ -65,11 +65,11 @@ def stop_ids(evidence: Evidence) -> CheckResult:
 def pad_token(evidence: Evidence) -> CheckResult:
     """1 if PAD is also an end token or EOS is used as PAD: safe here, because masks come from lengths, not from ids."""
     pad, eos = evidence.tokens.pad, evidence.tokens.eos
-    what = "The tokenizer has no PAD token, and EOS is used for it" if pad is None else "PAD is also an end token"
+    state = "The tokenizer has no PAD token, and EOS is used for it" if pad is None else "PAD is also an end token"
     return CheckResult(
         float(pad is None or pad in evidence.tokens.stops),
         f"no pad, so eos {eos} is used for it" if pad is None else f"pad {pad}, eos {eos}",
         "Padding is not an end token.",
-        f"{what}: safe here, because nothing is padded, so the end token stays in the loss and counts as an end; give "
+        f"{state}: safe here, because nothing is padded, so the end token stays in the loss and counts as an end; give "
         "the tokenizer its own PAD token for other tools.",
     )

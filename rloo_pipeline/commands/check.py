@@ -190,11 +190,13 @@ def _model_finding(config: Config, folder: Path | None) -> Finding:
     if folder is None:
         message = f"{name} is not in the Hub's cache yet, so neither it nor its tokenizer was checked"
         return Finding("model", True, message, note=True)
-    facts = read_json(folder / "config.json")
-    context = model_dims.context(facts) or "unknown"
+    hf_config = read_json(folder / "config.json")
+    context = model_dims.context(hf_config) or "unknown"
     checked = self_check.load_or_run(folder, config.model.trust_remote_code)
     slow = f", {checked.slow}" if checked.slow else ""
-    return Finding("model", True, f"{name}: {facts.get('model_type')}, context {context}, {config.model.dtype}{slow}")
+    return Finding(
+        "model", True, f"{name}: {hf_config.get('model_type')}, context {context}, {config.model.dtype}{slow}"
+    )
 
 
 def _read(

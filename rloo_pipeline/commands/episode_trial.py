@@ -16,7 +16,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import call_message
 from rloo_pipeline.preflight import Finding
-from rloo_pipeline.rollout import beginnings, groups
+from rloo_pipeline.rollout import groups, resets
 from rloo_pipeline.rollout.episode_loop import EpisodeContext, EpisodeRecord, Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.templating import Templater
@@ -53,7 +53,7 @@ def prepare(stack: ExitStack, config: Config, folder: Path | None) -> EpisodeTri
     Raises:
         UserError: tools, environments, chat template or parser cannot be used.
     """
-    pool = stack.enter_context(beginnings.pool_of(config.rollout))
+    pool = stack.enter_context(resets.pool_of(config.rollout))
     pool.check()
     if folder is None:
         return None
@@ -133,7 +133,7 @@ def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord
         f"{_call(schema['function'])} gives {_excerpt(answer['content'])}"
         for schema, answer in zip(schemas, answers, strict=True)
     ]
-    if said := episode.row[beginnings.OBSERVATION]:
+    if said := episode.row[resets.OBSERVATION]:
         parts.insert(0, f"reset says {_excerpt(said)}")
     if trial.pool.gives_reward(episode.row):
         parts.append(f"the reward is {'None' if episode.reward is None else f'{episode.reward:.4g}'}")

@@ -40,7 +40,7 @@ GENERATIONS, PROMPTS = 8, 32
 
 
 class ProjectChoices(NamedTuple):
-    """What a user has said; None is found out or asked."""
+    """What the user chose; None is detected or asked for."""
 
     model: str | None
     data: str | None

@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_replay import Replay, ReplayDifference
 from rloo_pipeline.runtime.progress import say
 
@@ -44,7 +44,7 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
     different = 0
     for file in files:
         differences = _replay(config, prompts, file, str(file.relative_to(run)))
-        different += len({one.row for one in differences})
+        different += len({difference.row for difference in differences})
     if different:
         raise UserError(
             f"{run}: {different} episodes came out differently; if the code is that of the run, a tool depends on "
@@ -58,9 +58,9 @@ def _replay(config: Config, prompts: PromptSet, file: Path, name: str) -> list[R
     columns = ["messages", "finish_reason", "environment_reward", "environment_state"]
     ids = table["prompt_id"].to_pylist()
     by_id = prompts.by_id(ids)
-    with beginnings.pool_of(config.rollout) as pool:
-        outcome = Replay(pool, [by_id[one] for one in ids], table.select(columns).to_pylist()).run()
-    rows = len({one.row for one in outcome.differences})
+    with resets.pool_of(config.rollout) as pool:
+        outcome = Replay(pool, [by_id[prompt_id] for prompt_id in ids], table.select(columns).to_pylist()).run()
+    rows = len({difference.row for difference in outcome.differences})
     result = f"{rows} episodes differ" if rows else "all answers, rewards and states are those of the file"
     say(f"{name}: {len(table)} episodes, {outcome.calls} calls: {result}")
     _show(outcome.differences)
@@ -68,7 +68,8 @@ def _replay(config: Config, prompts: PromptSet, file: Path, name: str) -> list[R
 
 
 def _show(differences: Sequence[ReplayDifference]) -> None:
-    for one in differences[:SHOWN]:
-        say(f"  row {one.row}, {one.what[:CHARACTERS]}: {one.stored[:CHARACTERS]!r}, now {one.replayed[:CHARACTERS]!r}")
+    for difference in differences[:SHOWN]:
+        name, stored, replayed = (text[:CHARACTERS] for text in difference[1:])
+        say(f"  row {difference.row}, {name}: {stored!r}, now {replayed!r}")
     if len(differences) > SHOWN:
         say(f"  … and {len(differences) - SHOWN} more")

@@ -65,7 +65,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
         {
             "run": config.run,
             "rewards": [reward.model_dump(mode="json") for reward in rewards],
-            "rounds": {name: one._asdict() for name, one in changes.items()},
+            "rounds": {name: changed._asdict() for name, changed in changes.items()},
             "overall": overall._asdict(),
         },
     )
@@ -106,8 +106,8 @@ def _print_changes(changes: dict[str, Change], overall: Change) -> None:
     table.add_column("round")
     for heading in columns():
         table.add_column(heading, justify="right")
-    for name, one in changes.items():
-        table.add_row(str(int(name)), *columns(one).values())
+    for name, changed in changes.items():
+        table.add_row(str(int(name)), *columns(changed).values())
     table.add_section()
     table.add_row("all", *columns(overall).values())
     Terminal(width=None if Terminal().is_terminal else 160).print(table)

@@ -51,14 +51,16 @@ class Experiment(Section):
     def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
         """Names what is not a list of values, or not a mapping of keys; an arm without keys changes none."""
         if not isinstance(named, dict):
-            what = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
-            raise ValueError(f"must be a mapping, {what}, got {named!r:.100}")
+            expected = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
+            raise ValueError(f"must be a mapping, {expected}, got {named!r:.100}")
         if about.field_name == "arms":
             named = {name: {} if changes is None else changes for name, changes in named.items()}
-        kind, what = (list, "a list of values") if about.field_name == "vary" else (dict, "a mapping of keys to values")
-        for name, one in named.items():
-            if not isinstance(one, kind):
-                raise ValueError(f"{name}: must be {what}, got {one!r:.100}")
+        kind, expected = (
+            (list, "a list of values") if about.field_name == "vary" else (dict, "a mapping of keys to values")
+        )
+        for name, value in named.items():
+            if not isinstance(value, kind):
+                raise ValueError(f"{name}: must be {expected}, got {value!r:.100}")
         return named
 
     @field_validator("seeds")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("image", "images")
 """Columns with images in TRL's datasets."""
-CURE = "an image is a datasets.Image with bytes or a local path, or a PIL image of a generator"
+VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image of a generator"
 
 
 def is_image(value: Any) -> bool:
@@ -38,7 +38,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
         UserError: it holds something else, or an image that cannot be read.
     """
     given = [] if value is None else value if isinstance(value, list) else [value]
-    files = [_bytes_of(one, location) for one in given]
+    files = [_bytes_of(image, location) for image in given]
     for file in files:
         decode(file, location)
     return files
@@ -51,7 +51,7 @@ def pixels_of(value: Any, location: str) -> list[Image]:
 
 def _bytes_of(image: Any, location: str) -> bytes:
     if not is_image(image):
-        raise UserError(f"{location} holds {image!r:.60}; {CURE}")
+        raise UserError(f"{location} holds {image!r:.60}; {VALID}")
     if not isinstance(image, Mapping):
         buffer = io.BytesIO()
         image.convert("RGB").save(buffer, "PNG")
@@ -61,7 +61,7 @@ def _bytes_of(image: Any, location: str) -> bytes:
     try:
         return Path(str(image["path"])).read_bytes()
     except OSError as error:
-        raise UserError(f"{location}: the image {image['path']} cannot be read ({error.strerror}); {CURE}") from error
+        raise UserError(f"{location}: the image {image['path']} cannot be read ({error.strerror}); {VALID}") from error
 
 
 def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:

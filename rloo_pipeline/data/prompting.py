@@ -106,7 +106,11 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
 
 
 def _are_messages(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) and "role" in one for one in prompt)
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(message, dict) and "role" in message for message in prompt)
+    )
 
 
 def completion_messages(row: Row, column: str, location: str) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ def require_enough(config: Config, train: PromptSet) -> None:
 def kept_rows(counts: Sequence[Counts], pass_rate: tuple[float, float]) -> list[int]:
     """Rows whose pass rate lies in a range, ends included."""
     low, high = pass_rate
-    return [row for row, one in enumerate(counts) if low <= one.pass_rate <= high]
+    return [row for row, counted in enumerate(counts) if low <= counted.pass_rate <= high]
 
 
 def uncertainty(counts: Counts) -> float:

@@ -103,7 +103,7 @@ class ToolTemplate:
         )
         whole = self.render([ASKED, call, *answer])
         shown = {"the call of a tool": (name, key, value), "the answer of a tool": (text,)}
-        lacking = next((what for what, parts in shown.items() if any(part not in whole for part in parts)), None)
+        lacking = next((name for name, parts in shown.items() if any(part not in whole for part in parts)), None)
         listed = self.render([ASKED], True, schemas)
         if any(schema["function"]["name"] not in listed for schema in schemas):
             lacking = "the list of tools"
@@ -134,9 +134,9 @@ class ToolTemplate:
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _refusal(self, what: str) -> str:
+    def _refusal(self, problem: str) -> str:
         return (
-            f"{self.name}: the chat template {what}, so it cannot be used with rollout.tools or rollout.environment; "
-            "name a model with another template, or give its folder a chat_template.jinja that appends each message "
-            "and leaves what came before as it was"
+            f"{self.name}: the chat template {problem}, so it cannot be used with rollout.tools or "
+            "rollout.environment; name a model with another template, or give its folder a chat_template.jinja that "
+            "appends each message and leaves what came before as it was"
         )

@@ -91,7 +91,7 @@ def read_config(folder: Path) -> Config:
     """
     file = folder / "config.yaml"
     if not file.exists() and (folder / "experiment.yaml").exists():
-        runs = sorted(str(one.parent) for one in folder.glob("*/[0-9]*/config.yaml"))
+        runs = sorted(str(file.parent) for file in folder.glob("*/[0-9]*/config.yaml"))
         example = f", such as {runs[0]}" if runs else ""
         raise UserError(f"{folder}: the folder of an experiment; name one of its runs{example}")
     if not file.exists():
@@ -140,7 +140,7 @@ def held_out_until(run: Path, last: int) -> list[JSON]:
     """held_out.json of rounds 1 to `last`, those that have one: accuracy of the policies that sampled them."""
     files = (held_out_of(run, number) for number in range(1, last + 1))
     measured = [read_artifact(file) for file in files if file.exists()]
-    return [one for one in measured if one["accuracy"] is not None]
+    return [summary for summary in measured if summary["accuracy"] is not None]
 
 
 def read_evaluation(run: Path, name: str) -> JSON:

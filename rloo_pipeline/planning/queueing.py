@@ -94,10 +94,10 @@ def advice(config: Config, wait: float, work: float | None) -> str:
         wait: seconds that a job waits in the queue.
         work: seconds that the stages take; None if not known.
     """
-    stages, one = modes(config, wait)
+    stages, single_job = modes(config, wait)
     if work is None:
-        return f"{one.command}, unless a stage takes much longer than {estimate.minutes(wait + SUBMISSION)}"
+        return f"{single_job.command}, unless a stage takes much longer than {estimate.minutes(wait + SUBMISSION)}"
     share = stages.queue / (stages.queue + work)
     if share < MUCH:
         return f"{stages.command}: the queue is {share:.0%} of the time, and no GPU is held while it has nothing to do"
-    return f"{one.command}: as jobs of their own, stages would be in the queue for {share:.0%} of the time"
+    return f"{single_job.command}: as jobs of their own, stages would be in the queue for {share:.0%} of the time"

@@ -96,32 +96,32 @@ def check_model(config: Config, folder: Path) -> None:
     check_context(config, read_json(folder / "config.json"), 1, str(folder))
 
 
-def check_images(config: Config, facts: dict[str, Any], path: str) -> None:
+def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:
     """Checks that the model of a run with images is one of images that training covers.
 
     Raises:
         UserError: it is not.
     """
-    if config.dataset.image_column is not None and not vision.takes_images(facts):
+    if config.dataset.image_column is not None and not vision.takes_images(hf_config):
         raise UserError(
-            f"{path}: dataset.image_column is set, and {facts.get('model_type')} is no model that prompts with images "
-            f"are supported for ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
+            f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is no model that prompts with "
+            f"images are supported for ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
         )
 
 
-def check_context(config: Config, facts: dict[str, Any], longest_prompt: int, path: str) -> None:
+def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int, path: str) -> None:
     """Checks that prompts and completions fit into the model's context.
 
     Args:
         config: of the run.
-        facts: the model's config.json.
+        hf_config: the model's config.json.
         longest_prompt: its length in tokens; 1 if unknown.
         path: for the message.
 
     Raises:
         UserError: they do not fit.
     """
-    context = model_dims.context(facts)
+    context = model_dims.context(hf_config)
     for key, tokens in completion_lengths(config).items():
         if context is not None and longest_prompt + tokens > context:
             prompt = "a prompt" if longest_prompt == 1 else f"the longest prompt ({longest_prompt} tokens)"
@@ -140,12 +140,12 @@ def completion_lengths(config: Config) -> dict[str, int]:
     return lengths
 
 
-def tight_context(config: Config, facts: dict[str, Any]) -> str:
+def tight_context(config: Config, hf_config: dict[str, Any]) -> str:
     """A note if prompts of the maximum length would not fit into the context, else an empty string.
 
     Not an error: the stage `prompts` knows the real lengths.
     """
-    context, longest = model_dims.context(facts), max(completion_lengths(config).values())
+    context, longest = model_dims.context(hf_config), max(completion_lengths(config).values())
     if context is None or longest + config.dataset.max_prompt_length <= context:
         return ""
     return (

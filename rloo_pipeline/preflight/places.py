@@ -99,7 +99,7 @@ def number_format(dtype: Dtype) -> Finding:
     except ImportError:
         return Finding("model.dtype", True, f"{dtype}; not checked, because DeepSpeed is not installed here")
     message = f"{dtype} can{'' if supported else 'not'} be trained on this machine, says DeepSpeed"
-    return Finding("model.dtype", supported, message, formats.CURE)
+    return Finding("model.dtype", supported, message, formats.REMEDY)
 
 
 def datasets(config: Config, fix: str) -> Iterator[Finding]:

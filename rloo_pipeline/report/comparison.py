@@ -24,10 +24,10 @@ from rloo_pipeline.seeds import derive
 class Fact(NamedTuple):
     """Something that runs must share before their results can be attributed to the algorithm."""
 
-    what: str
-    of: Callable[[FinishedRun], Any]
+    name: str
+    value_of: Callable[[FinishedRun], Any]
     """Its value in a run, as JSON."""
-    shown: Callable[[Any], str]
+    text_of: Callable[[Any], str]
     """A short text for a value; different values may have the same text."""
     consequence: str
     """What it means if the runs differ in it."""
@@ -108,7 +108,7 @@ def compare(runs: Sequence[FinishedRun]) -> JSON:
         raise UserError(f"two of the runs are named '{twice}'; name each folder once, and give each run its own `run`")
     return {
         "runs": _rows(runs),
-        "shared": {fact.what: shared(fact, runs) for fact in FACTS},
+        "shared": {fact.name: shared(fact, runs) for fact in FACTS},
         "differing": differing({run.name: run.config.model_dump(mode="json") for run in runs}),
     }
 
@@ -146,8 +146,8 @@ def _row(first: FinishedRun, run: FinishedRun) -> JSON:
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """Final accuracy less that of the first run, with 95% interval and p-value, or the reason why there is none."""
     for fact in FACTS:
-        if fact.what in COMPARABLE and fact.of(first) != fact.of(run):
-            return {"value": None, "ci95": None, "p": None, "reason": COMPARABLE[fact.what]}
+        if fact.name in COMPARABLE and fact.value_of(first) != fact.value_of(run):
+            return {"value": None, "ci95": None, "p": None, "reason": COMPARABLE[fact.name]}
     settings = first.config.evaluation
     seed = derive(first.config.seed, "comparison")
     samples = min(settings.num_generations, run.config.evaluation.num_generations)
@@ -159,12 +159,12 @@ def shared(fact: Fact, runs: Sequence[FinishedRun]) -> JSON:
     """Whether the runs share a fact: `said` names the shared value, or each run's value and the consequence."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(fact.of(run), sort_keys=True), []).append(run)
-    shown = {", ".join(run.name for run in group): fact.shown(fact.of(group[0])) for group in groups.values()}
-    if len(shown) == 1:
-        return {"same": True, "said": next(iter(shown.values()))}
-    distinct = len(set(shown.values())) == len(shown)
-    values = "; ".join(f"{names}: {value}" if distinct else names for names, value in shown.items())
+        groups.setdefault(json.dumps(fact.value_of(run), sort_keys=True), []).append(run)
+    texts = {", ".join(run.name for run in group): fact.text_of(fact.value_of(group[0])) for group in groups.values()}
+    if len(texts) == 1:
+        return {"same": True, "said": next(iter(texts.values()))}
+    distinct = len(set(texts.values())) == len(texts)
+    values = "; ".join(f"{names}: {value}" if distinct else names for names, value in texts.items())
     return {"same": False, "said": f"{values}. So {fact.consequence}."}
 
 

@@ -160,8 +160,8 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, 
     """Every later arm less every earlier one, over the seeds that both have."""
     rows = []
     for less, arm in combinations(arms, 2):
-        seeds = [one for one in arms[arm] if one in arms[less]]
-        tables = _values([arms[name][one] for name in (arm, less) for one in seeds]) if seeds else None
+        seeds = [common for common in arms[arm] if common in arms[less]]
+        tables = _values([arms[name][common] for name in (arm, less) for common in seeds]) if seeds else None
         row: JSON = {"arm": arm, "less": less, "seeds": seeds} | dict.fromkeys(Comparison._fields)
         if tables is not None:
             row |= compare_arms(tables[: len(seeds)], tables[len(seeds) :], resamples, seed)._asdict()

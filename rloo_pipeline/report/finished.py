@@ -83,11 +83,11 @@ def _summary(config: Config, folder: Path) -> JSON:
     if not file.exists():
         raise UserError(f"{file}: no such file, so the run is not finished; {finish}")
     summary: JSON = read_artifact(file)
-    for what, actual, expected in (
+    for name, actual, expected in (
         ("rounds", summary["rounds"], config.rounds),
         ("seed", summary["seed"], config.seed),
         ("samples per held-out prompt", summary["final"]["num_generations"], config.evaluation.num_generations),
     ):
         if actual != expected:
-            raise UserError(f"{file}: {what}: {actual} here, {expected} in config.yaml; {finish}")
+            raise UserError(f"{file}: {name}: {actual} here, {expected} in config.yaml; {finish}")
     return summary

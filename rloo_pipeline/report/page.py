@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import AGAIN, read_artifact
+from rloo_pipeline.artifacts.files import REMEDY, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
@@ -99,8 +99,8 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     )
 
 
-def _if_there(file: Path, **belongs: object) -> JSON | None:
-    return read_artifact(file, AGAIN, **belongs) if file.exists() else None
+def _if_there(file: Path, **expected: object) -> JSON | None:
+    return read_artifact(file, REMEDY, **expected) if file.exists() else None
 
 
 def _gain(summary: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,10 +44,8 @@ class Run:
         Raises:
             UserError: the folder has no run.
         """
-        from rloo_pipeline.diagnosis.run_files import read_config
-
         self.folder = folder
-        self.config: Config = read_config(folder)
+        self.config: Config = run_files.read_config(folder)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, rounds done: {len(self.rounds)} of {self.config.rounds})"
@@ -54,18 +53,14 @@ class Run:
     @property
     def rounds(self) -> list[int]:
         """Numbers of the finished rounds, from 1 without a gap."""
-        from rloo_pipeline.diagnosis.run_files import metrics_until
-
-        return list(range(1, len(metrics_until(self.folder, self.config.rounds)) + 1))
+        return list(range(1, len(run_files.metrics_until(self.folder, self.config.rounds)) + 1))
 
     @property
     def metrics(self) -> pd.DataFrame:
         """metrics.json of all finished rounds: one row per round, indexed by its number; null is NaN."""
         import pandas as pd
 
-        from rloo_pipeline.diagnosis.run_files import metrics_until
-
-        rounds = metrics_until(self.folder, self.config.rounds)
+        rounds = run_files.metrics_until(self.folder, self.config.rounds)
         return pd.DataFrame(rounds, index=pd.RangeIndex(1, len(rounds) + 1, name="round"))
 
     @property
@@ -97,9 +92,7 @@ class Run:
     @property
     def symptoms(self) -> list[Symptom]:
         """The symptoms that `rloo diagnose` shows."""
-        from rloo_pipeline.diagnosis.run_files import read
-
-        return read(self.folder).symptoms()
+        return run_files.read(self.folder).symptoms()
 
     def rollouts(self, number: int) -> Dataset:
         """The completions of a round, one per row, with prompts, scores and, once the update is done, its values.
@@ -136,10 +129,8 @@ class Run:
         Raises:
             UserError: there is no evaluation of that name.
         """
-        from rloo_pipeline.diagnosis.run_files import read_evaluation
-
         self._json(f"evaluation/{name}/summary.json", f"evaluations: {', '.join(self.evaluations) or 'none yet'}")
-        return read_evaluation(self.folder, name)
+        return run_files.read_evaluation(self.folder, name)
 
     @property
     def evaluations(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import check_belongs, read_artifact
+from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.diagnosis.run_files import evaluation_of, metrics_until, read_evaluation, read_metrics
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
@@ -36,7 +36,7 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
     for name, evaluation in evaluations.items():
         if distance := evaluation["distance"]:
             file = run / "evaluation" / name / "distance.json"
-            check_belongs(file, distance, {"reference": evaluations["warmstart"]["policy"]})
+            check_facts(file, distance, {"reference": evaluations["warmstart"]["policy"]})
     rounds = [read_metrics(run, number) for number in range(1, config.rounds + 1)]
     gains = gains_of(config, run)
     return {

@@ -35,7 +35,7 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     if not all(file.exists() for file in files):
         return None
     counts = list(prompt_counts.read(files, 0).values())
-    right = np.bincount([int(one.right) for one in counts], minlength=select.num_generations + 1)
+    right = np.bincount([int(counted.right) for counted in counts], minlength=select.num_generations + 1)
     return {
         "weights": select.weights,
         "prompts": len(counts),

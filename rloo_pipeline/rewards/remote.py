@@ -154,17 +154,17 @@ def _scores(answer: Any, count: int, start: int, target: Target) -> list[float |
     """The scores in an answer, after a check for one finite number or null per completion."""
     values = answer.get("rewards", answer.get("scores")) if isinstance(answer, dict) else answer
     if not isinstance(values, list) or len(values) != count:
-        what = f"{len(values)} scores" if isinstance(values, list) else http_service.without(target.secret, answer)
+        shown = f"{len(values)} scores" if isinstance(values, list) else http_service.without(target.secret, answer)
         raise UserError(
-            f"{REWARD}: {target.shown_url} answered {what} for {count} completions; it must return a list with one "
+            f"{REWARD}: {target.shown_url} answered {shown} for {count} completions; it must return a list with one "
             "number or null each"
         )
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         number = isinstance(value, int | float) and math.isfinite(value)
         if not (value is None or number):
-            what = http_service.without(target.secret, repr(value))
+            shown = http_service.without(target.secret, repr(value))
             raise UserError(
-                f"{REWARD}: {target.shown_url} returned {what} for row {start + place}; it must return a finite number "
-                "or null"
+                f"{REWARD}: {target.shown_url} returned {shown} for row {start + index}; it must return a finite "
+                "number or null"
             )
     return [None if value is None else float(value) for value in values]

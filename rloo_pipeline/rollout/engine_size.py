@@ -62,13 +62,13 @@ def dims_of(folder: Path) -> ModelDims | None:
         return None
 
 
-def image_settings(facts: dict[str, Any], most: int) -> dict[str, Any]:
+def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
     """vLLM's settings for a model of images, by its config.json, whose prompts have at most so many; else none.
 
     The processor normalizes pixels, as for the trainer: vLLM itself would take mean and deviation from files that may
     lack them.
     """
-    if not vision.takes_images(facts):
+    if not vision.takes_images(hf_config):
         return {}
     return {"limit_mm_per_prompt": {"image": most, "video": 0}, "mm_device_do_normalize": False}
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messages, call_message
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.runtime.progress import say
@@ -137,13 +137,13 @@ class Episodes:
         self.next: list[int] = []
         """Episodes whose next turn can be sampled."""
         for index, episode in enumerate(self.episodes):
-            beginnings.reset(context.pool, index, episode.row)
+            resets.reset(context.pool, index, episode.row)
 
     def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
         """The turns that can be sampled now, each with its episode; with `wait` at least one, if there will be any."""
         self._read_answers(0.0)
         while self.context.pool.waiting and wait and not self.next:
-            self._read_answers(beginnings.POLL_SECONDS)
+            self._read_answers(resets.POLL_SECONDS)
         indices, self.next = self.next, []
         return [(index, self.episodes[index].next_request()) for index in indices]
 
@@ -210,8 +210,8 @@ def check_reset(row: dict[str, Any], answer: Answer) -> None:
     Raises:
         UserError: it failed, or gave another text than in the stage `prompts`.
     """
-    text = beginnings.observation(answer, row["prompt_id"])
-    if text != row.get(beginnings.OBSERVATION, ""):
+    text = resets.observation(answer, row["prompt_id"])
+    if text != row.get(resets.OBSERVATION, ""):
         raise UserError(
             f"rollout.environment: reset gave {text!r:.80} for prompt {row['prompt_id']}, and another text in the "
             "stage `prompts`; let it depend on the row and on `random` alone, which is seeded for each row"

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.data.tool_template import Message
-from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_loop import check_reset
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ReplayDifference(NamedTuple):
 
     row: int
     """Of the table."""
-    what: str
+    name: str
     """A tool with its arguments, `reward` or `state`."""
     stored: str
     replayed: str
@@ -93,12 +93,12 @@ class Replay:
         """Plays all episodes.
 
         Raises:
-            UserError: the code cannot be imported or breaks the contract, or a `reset` says something else.
+            UserError: the code cannot be imported or breaks the contract, or a `reset` returns something else.
         """
         for index, row in enumerate(self.rows):
-            beginnings.reset(self.pool, index, row)
+            resets.reset(self.pool, index, row)
         while self.pool.waiting:
-            for answer in self.pool.ready(beginnings.POLL_SECONDS):
+            for answer in self.pool.ready(resets.POLL_SECONDS):
                 self._take(answer)
         calls = sum(len(turn.calls) for turns in self.turns for turn in turns)
         return Replayed(calls, sorted(self.differences, key=lambda difference: difference.row))
@@ -121,6 +121,6 @@ class Replay:
         else:
             self.pool.finish(index)
 
-    def _compare(self, row: int, what: str, stored: object, replayed: object) -> None:
+    def _compare(self, row: int, name: str, stored: object, replayed: object) -> None:
         if stored != replayed:
-            self.differences.append(ReplayDifference(row, what, str(stored), str(replayed)))
+            self.differences.append(ReplayDifference(row, name, str(stored), str(replayed)))

@@ -162,7 +162,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
     if config.rollout.uses_tools:
         columns = _play_episodes(sampler, config, [row for row, _ in keys], requests, draws[0].sampling)
     else:
-        columns = [one.columns() for one in sampler.sample(requests, draws[0].sampling, "completions")]
+        columns = [completion.columns() for completion in sampler.sample(requests, draws[0].sampling, "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
             f"{sampler.settings['model']}: the policy samples with log-probs that are not finite, as weights with NaN "
@@ -198,8 +198,8 @@ def _play_episodes(
     sampling: SamplingConfig,
 ) -> list[dict[str, Any]]:
     """The columns of completions with tools."""
-    from rloo_pipeline.rollout.beginnings import pool_of
     from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
+    from rloo_pipeline.rollout.resets import pool_of
 
     reader = call_reader(Path(sampler.settings["model"]), config)
     with pool_of(config.rollout) as pool:

@@ -220,7 +220,9 @@ class Sampler:
         prompts = [request.for_vllm for _, request in given]
         params = [params_of(request, sampling, self.stop_ids, self.never) for _, request in given]
         names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        return {name.partition("-")[0]: (*one, params) for name, one, params in zip(names, given, params, strict=True)}
+        return {
+            name.partition("-")[0]: (*indexed, each) for name, indexed, each in zip(names, given, params, strict=True)
+        }
 
     def _wake_up(self) -> None:
         if self.sleeping and self.llm is not None:

@@ -14,7 +14,7 @@ from rloo_pipeline.data.prompting import encode, prompt_of
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout import resets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,11 +74,11 @@ class Templater:
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         prompt_rows = [self._begin(row, location) for row, location in zip(rows, locations, strict=True)]
-        texts = beginnings.observations(self.pool, _as_stored(prompt_rows))
+        texts = resets.observations(self.pool, _as_stored(prompt_rows))
         for row, text, location in zip(prompt_rows, texts, locations, strict=True):
             prompt = _with_observation(row["prompt"], text, location)
             ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
-            yield {**row, "prompt": prompt, "prompt_ids": ids, beginnings.OBSERVATION: text}
+            yield {**row, "prompt": prompt, "prompt_ids": ids, resets.OBSERVATION: text}
 
     def _with_images(self, row: Row, location: str, column: str) -> Row:
         """A row whose images are digests; prompt_ids has an id for each part of an image, as the model reads it."""
@@ -112,7 +112,7 @@ class Templater:
 
 
 def _with_observation(prompt: Any, text: str, location: str) -> Any:
-    """A prompt of messages whose last one ends with what `reset` said."""
+    """A prompt of messages whose last one ends with the observation of `reset`."""
     if isinstance(prompt, str) or not isinstance(prompt[-1].get("content"), str):
         raise UserError(
             f"{location}: rollout.tools and rollout.environment need a prompt of messages with a text at the end; set "

@@ -67,10 +67,10 @@ class CallReader:
         candidates = AUTO if parser == "auto" else (parser,)
         self.name = next((name for name in candidates if self._reads(name)), "")
         if not self.name:
-            what = "none of these parsers" if parser == "auto" else "it"
+            subject = "none of these parsers" if parser == "auto" else "it"
             raise UserError(
-                f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {what} reads a call as the chat template of "
-                f"{template.name} writes it ({self.texts[0].strip()!r:.120}); name another of vLLM's parsers"
+                f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {subject} reads a call as the chat template "
+                f"of {template.name} writes it ({self.texts[0].strip()!r:.120}); name another of vLLM's parsers"
             )
         first, other = (after_thinking(text).split() for text in self.texts)
         self.mark = (first[0].partition("{")[0] or first[0]) if first[0] == other[0] else ""

@@ -69,18 +69,20 @@ def require_callable(owner: object, name: str, signature: str) -> None:
     Raises:
         UserError: it does not exist, or takes other parameters.
     """
-    place = f"{getattr(owner, '__qualname__', '')}.{name}".lstrip(".")
-    place = f"{getattr(owner, '__module__', None) or getattr(owner, '__name__', '')}.{place}"
+    qualified_name = f"{getattr(owner, '__qualname__', '')}.{name}".lstrip(".")
+    qualified_name = f"{getattr(owner, '__module__', None) or getattr(owner, '__name__', '')}.{qualified_name}"
     if not hasattr(owner, name):
-        raise UserError(f"{place} does not exist, and rloo_pipeline uses it: install the pinned versions ({CURE})")
+        raise UserError(
+            f"{qualified_name} does not exist, and rloo_pipeline uses it: install the pinned versions ({PINNED})"
+        )
     empty = inspect.Parameter.empty
     parameters = inspect.signature(getattr(owner, name)).parameters.values()
     actual = str(inspect.Signature([parameter.replace(annotation=empty, default=empty) for parameter in parameters]))
     if actual != signature:
         raise UserError(
-            f"{place} takes {actual}, and rloo_pipeline was written for {signature}: install the pinned versions "
-            f"({CURE})"
+            f"{qualified_name} takes {actual}, and rloo_pipeline was written for {signature}: install the pinned "
+            f"versions ({PINNED})"
         )
 
 
-CURE = f"{CONTROLLER}, {STAGES}"
+PINNED = f"{CONTROLLER}, {STAGES}"

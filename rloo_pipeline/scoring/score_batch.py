@@ -101,9 +101,9 @@ def log_summary(reward: Reward, result: FunctionScores) -> None:
     values = [value for value in result.scores if value is not None]
     mean = sum(values) / len(values) if values else math.nan
     line = f"reward {reward.column}: mean {mean:.4f} over {len(values)} of {len(result.scores)}"
-    for what, rows in (("failed", result.errors), ("could not be scored", result.notes)):
+    for outcome, rows in (("failed", result.errors), ("could not be scored", result.notes)):
         if reasons := [text for text in rows if text]:
-            line += f"; {len(reasons)} {what}, the first: {reasons[0]}"
+            line += f"; {len(reasons)} {outcome}, the first: {reasons[0]}"
     say(line)
 
 

@@ -194,12 +194,12 @@ class _Caller:
 
         free = asyncio.Semaphore(at_once)
 
-        async def one(call: Call) -> None:
+        async def limited(call: Call) -> None:
             async with free:
                 self._send([Began(call.number)])
                 self._send([await self._call_async(call)])
 
-        await asyncio.gather(*(one(call) for call in calls))
+        await asyncio.gather(*(limited(call) for call in calls))
 
     async def _call_async(self, call: Call) -> Done | Failed:
         import asyncio

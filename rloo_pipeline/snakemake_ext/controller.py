@@ -117,7 +117,9 @@ class Controller:
 
     def _log_handlers(self) -> list[LogHandler]:
         """The logger plugin, where it is used and this is no job."""
-        return [one for one in self._workflow.logger_manager.get_log_handlers() if isinstance(one, LogHandler)]
+        return [
+            handler for handler in self._workflow.logger_manager.get_log_handlers() if isinstance(handler, LogHandler)
+        ]
 
     def _require_inputs(self) -> None:
         """Checks the inputs of each run, once where they are the same."""

@@ -1,4 +1,4 @@
-"""What is shown of a job that failed: its name, the sentence of its stage, its log, the command that goes on."""
+"""What is shown of a job that failed: its name, the sentence of its stage, its log, the command that continues."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def box(failures: Sequence[Failure]) -> RenderableType:
 
 
 def block(failures: Sequence[Failure]) -> list[str]:
-    """The same as plain lines: each message with its jobs and their logs, and the command that goes on."""
+    """The same as plain lines: each message with its jobs and their logs, and the command that continues."""
     by_message: dict[str, list[Failure]] = {}
     for failure in failures[:MOST]:
         by_message.setdefault(failure.message, []).append(failure)
@@ -100,14 +100,14 @@ def block(failures: Sequence[Failure]) -> list[str]:
         lines += [f"log: {log}" for failure in alike for log in failure.logs]
     if len(failures) > MOST:
         lines.append(f"and {len(failures) - MOST} more jobs failed")
-    return [*lines, f"When that is mended, {go_on()}"]
+    return [*lines, f"Once that is fixed, {go_on()}"]
 
 
 def go_on() -> str:
-    """What goes on from here: the command that this process is."""
+    """How the run is continued: by the command line of this process."""
     typed = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
     command = os.environ.get(COMMAND, typed)
-    return "the same command goes on from here" + (f": {command}" if command else ".")
+    return "the same command continues from here" + (f": {command}" if command else ".")
 
 
 def _text(log: Path, since: float) -> str | None:

@@ -1,4 +1,4 @@
-"""Clears Snakemake's locks after a kill, if their owner is provably gone, so that the same command works again.
+"""Clears Snakemake's locks after a kill, if their owner has provably ended, so that the same command works again.
 
 Snakemake locks a folder with marker files, and a killed process leaves them behind. Here the main process of each run
 also holds a lock of the operating system (flock), which ends with the process. A process that gets the locks of all
@@ -42,23 +42,23 @@ def hold(folder: Path, run: str) -> Hold:
     own = hidden / f"rloo-{run}.lock"
     handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o644)
     owner = os.read(handle, 1000).decode()
-    if not _taken(handle):
+    if not _lock(handle):
         return Hold(False)
     _held.append(handle)
     markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
     if markers and owner and not (_of_this_host(owner) or _job_ended(owner)):
         return Hold(False, f"locked by a run on another host ({owner}); if it is dead, run `snakemake --unlock`")
     os.ftruncate(handle, 0)
-    os.pwrite(handle, _me().encode(), 0)
+    os.pwrite(handle, _this_process().encode(), 0)
     atexit.register(os.ftruncate, handle, 0)  # a process that ends by itself leaves no owner
-    if not markers or not all(_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
+    if not markers or not all(_is_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
         return Hold(True)
     for marker in markers:
         marker.unlink(missing_ok=True)
     return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
 
 
-def _me() -> str:
+def _this_process() -> str:
     number = slurm.own_job()
     return f"{socket.gethostname()} process {os.getpid()}" + (f" of SLURM job {number}" if number else "")
 
@@ -78,7 +78,7 @@ def _job_ended(owner: str) -> bool:
         return False
 
 
-def _taken(handle: int) -> bool:
+def _lock(handle: int) -> bool:
     """Takes a lock if it is free. Without locks in the file system only Snakemake's markers protect."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +89,7 @@ def _taken(handle: int) -> bool:
     return True
 
 
-def _free(path: Path) -> bool:
+def _is_free(path: Path) -> bool:
     """Whether no process holds a run's lock, as far as this host's file system and SLURM can tell."""
     with path.open() as file:
         try:

@@ -1,4 +1,4 @@
-"""How long the jobs of a dry run will take, by what jobs like them took in the same run."""
+"""How long the jobs of a dry run will take, judging by jobs of their kind in the same run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def sentence(logs: Iterable[tuple[Path, str]]) -> str:
         seconds += _mean([job.seconds for job in alike])
         gpu_seconds += _mean([job.seconds * job.gpus for job in alike])
     if not known:
-        return "How long that takes is not known: the run has finished no such job yet; `rloo plan` estimates it."
+        return "The time that takes is unknown: the run has finished no such job yet; `rloo plan` estimates it."
     gpus = f", {gpu_seconds / 3600:.2f} GPU-hours" if gpu_seconds else ""
     rest = f"; {unknown} of these jobs have no measurement yet" if unknown else ""
     hours = f"{seconds / 3600:.2f} hours{gpus}"
-    return f"About {clock(seconds)} of work ({hours}), by what such jobs took in this run{rest}."
+    return f"About {clock(seconds)} of work ({hours}), judging by such jobs of this run{rest}."
 
 
 def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:

@@ -20,13 +20,13 @@ PARAMS = re.compile(
 NOTHING = "<nothing exclusive>"
 SENTENCES = (
     ("Forced execution", "asked for by --force, --forceall or --forcerun"),
-    ("Missing output files", "not made yet"),
-    ("Incomplete output files", "left half-made"),
-    ("Set of input files has changed", "other input files than last time"),
+    ("Missing output files", "output missing"),
+    ("Incomplete output files", "output incomplete"),
+    ("Set of input files has changed", "other input files than in the last run"),
     ("Code has changed", "the rule has changed"),
     ("Software environment definition has changed", "the image has changed"),
 )
-FOLLOWS = "uses what is made again"
+FOLLOWS = "depends on a job that runs again"
 LONGEST_VALUE = 60
 """Characters of a value that are shown."""
 MOST_CHANGES = 4
@@ -46,7 +46,7 @@ class PlannedJob(NamedTuple):
 def explain(jobs: Iterable[PlannedJob]) -> list[str]:
     """One line for each reason, with the number of its jobs and their rules.
 
-    A job that has a reason of its own is counted there, not among those that use what is made again.
+    A job that has a reason of its own is counted there, not among those that depend on it.
     """
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
@@ -66,7 +66,7 @@ def _names(rules: Counter[str]) -> str:
 
 
 def _why(reason: str) -> Iterator[str]:
-    """The reasons of one job in words, without that of using what is made again."""
+    """The reasons of one job in words, without that of depending on a job that runs again."""
     params = PARAMS.search(reason)
     rest = PARAMS.sub("", reason)
     yield from (words for start, words in SENTENCES if re.search(rf"(?:^|; ){start}", rest))

@@ -127,7 +127,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         """Reports jobs that have ended and yields the others."""
         states = await self._ask() if active_jobs else None
         if active_jobs and states is None:
-            self.logger.warning("SLURM did not say how its jobs are; it is asked again.")
+            self.logger.warning("SLURM did not report the states of the jobs; asking again.")
         now = time.monotonic()
         for job_info in active_jobs:
             verdict = (

@@ -27,10 +27,10 @@ def chosen_of(selection: Path, seed: int) -> Chosen:
     Raises:
         UserError: the file is missing or damaged, or nothing of this seed was chosen.
     """
-    for one in read_artifact(selection)["chosen"]:
-        if one["seed"] == seed:
-            run = selection.parent / one["run"]
-            return Chosen(run, run / "policies" / f"{one['round']:05d}", one["policy"])
+    for best in read_artifact(selection)["chosen"]:
+        if best["seed"] == seed:
+            run = selection.parent / best["run"]
+            return Chosen(run, run / "policies" / f"{best['round']:05d}", best["policy"])
     raise UserError(f"{selection}: nothing of seed {seed} was chosen; delete it and run again")
 
 
@@ -38,7 +38,7 @@ def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) 
     """Evaluates it.
 
     Raises:
-        UserError: the policy is not the one that was evaluated on `dataset.dev`.
+        UserError: the policy is not the best that was evaluated on `dataset.dev`.
     """
     if policy.digest(chosen.policy) != chosen.digest:
         raise UserError(

@@ -1,6 +1,6 @@
 """prompts: dataset rows → templated, tokenized prompts in Arrow (`train/`, `dev/`, `eval/`) and counts (`counts.json`).
 
-With tools, prompts list them and end with what `reset` of their environment said; `tools.json` has the tools.
+With tools, prompts list them and end with the observation of their environment; `tools.json` has the tools.
 
 A prompt_id is a hash of the row's content, so it is the same in every run and in any order. A training row whose prompt
 is also a held-out one is dropped, and a row of dev whose prompt is also in eval. Dropped rows are counted by reason.
@@ -24,7 +24,7 @@ from rloo_pipeline.data.prompting import check_columns, check_names
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import model_inputs
-from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.runtime.progress import say, track
 
@@ -50,23 +50,23 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     rows: dict[str, list[Row]] = {}
     counts: dict[str, dict[str, int]] = {}
     held_out: dict[Identity, str] = {}
-    facts = read_json(model / "config.json")
-    model_inputs.check_images(config, facts, str(model))
+    hf_config = read_json(model / "config.json")
+    model_inputs.check_images(config, hf_config, str(model))
     shows_images = config.dataset.image_column is not None
     processor = vision.load_processor(model, config.model.trust_remote_code) if shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools
-        pool = stack.enter_context(beginnings.pool_of(config.rollout)) if uses_tools else None
+        pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None
         several = isinstance(config.rollout.environment, dict)
         templater = Templater(config.dataset, tokenizer, policy.stop_ids(model, tokenizer), pool, several, processor)
         for name in reversed(config.dataset.parts):  # training rows come last
             source_rows = read_rows(config.dataset.parts[name], places[name]["path"])
-            if vision.takes_images(facts) and not shows_images:
+            if vision.takes_images(hf_config) and not shows_images:
                 images.check_named(source_rows, places[name]["path"])
             rows[name], counts[name] = _part(name, templater, source_rows, places[name]["path"], held_out)
             held_out |= {_identity(row): name for row in rows[name]}
     longest = max(len(row["prompt_ids"]) for part in rows.values() for row in part)
-    model_inputs.check_context(config, facts, longest, str(model))
+    model_inputs.check_context(config, hf_config, longest, str(model))
     with atomic_folder(output) as temporary:
         for name, part in rows.items():
             _save(part, temporary / name)
@@ -77,7 +77,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
             _save_images(config.dataset.image_column, templater, rows, temporary)
         write_manifest(temporary)
     for name in config.dataset.parts:
-        say(f"prompts/{name}: " + ", ".join(f"{count} {what}" for what, count in counts[name].items()))
+        say(f"prompts/{name}: " + ", ".join(f"{count} {reason}" for reason, count in counts[name].items()))
 
 
 def _part(
@@ -108,7 +108,7 @@ def _part(
             prompt_rows.append(prompt_row)
     counts["kept"] = len(prompt_rows)
     if not prompt_rows:
-        why = ", ".join(f"{count} {what}" for what, count in counts.items() if what not in ("rows", "kept"))
+        why = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason not in ("rows", "kept"))
         raise UserError(
             f"{path}: no prompt is left in dataset.{name} ({why}); raise dataset.max_prompt_length or check the columns"
         )

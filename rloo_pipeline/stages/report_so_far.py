@@ -29,7 +29,7 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
     try:
         page = render(config, run, facts)
     except Exception as error:
-        logging.getLogger("traceback").warning("what led to it:", exc_info=error)
+        logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
         say(f"warn: no page after round {facts['rounds']}: {explain(error)}")
     else:
         if not is_finished(config, run):

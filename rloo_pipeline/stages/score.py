@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
-from rloo_pipeline.artifacts.files import check_belongs
+from rloo_pipeline.artifacts.files import check_facts
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -66,7 +66,7 @@ def score(
         rolled = tables.read(rollouts, "rollouts")
         about = {**tables.facts_about(rolled), "policy": tables.footer(rolled)["policy"]}
         for file, part in zip(parts, separate.values(), strict=True):
-            check_belongs(file, tables.footer(part), {"rollouts": about["rollouts"]})
+            check_facts(file, tables.footer(part), {"rollouts": about["rollouts"]})
             tables.check_aligned(rolled, part, file)
         beside = round_tables.read_beside(held_out.rollouts, rolled) if held_out else rolled.slice(0, 0)
         columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder, more=len(beside) > 0)

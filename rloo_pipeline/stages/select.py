@@ -41,16 +41,16 @@ def select(runs: Sequence[Path], output: Path) -> None:
     arms: dict[str, list[Best]] = {}
     prompts: dict[int, str] = {}
     for run in runs:
-        place = str(run.relative_to(output.parent))
+        name = str(run.relative_to(output.parent))
         config = read_config(run)
-        best, count = best_of(config, run, place)
-        prompts.setdefault(count, place)
-        arms.setdefault(place.partition("/")[0], []).append(best)
+        best, count = best_of(config, run, name)
+        prompts.setdefault(count, name)
+        arms.setdefault(name.partition("/")[0], []).append(best)
     if len(prompts) > 1:
-        (few, one), (many, other), *_ = sorted(prompts.items())
+        (few, run_of_few), (many, run_of_many), *_ = sorted(prompts.items())
         raise UserError(
-            f"{output.parent}: {one} was evaluated on {few} prompts of dataset.dev and {other} on {many}; give all "
-            "arms the same rows"
+            f"{output.parent}: {run_of_few} was evaluated on {few} prompts of dataset.dev and {run_of_many} on "
+            f"{many}; give all arms the same rows"
         )
     means = {arm: round(sum(best.value for best in bests) / len(bests), DIGITS) for arm, bests in arms.items()}
     chosen = max(means, key=means.__getitem__)  # the first of equal ones
@@ -70,12 +70,12 @@ def select(runs: Sequence[Path], output: Path) -> None:
     say(f"chosen by {facts['by']}: {which}round {rounds}; {means[chosen]:.1%} on {facts['prompts']} prompts of dev")
 
 
-def best_of(config: Config, run: Path, place: str) -> tuple[Best, int]:
+def best_of(config: Config, run: Path, name: str) -> tuple[Best, int]:
     """The best round of a run, the earlier of equal ones, and the number of prompts that it was evaluated on."""
-    evaluations = {number: read_evaluation(run, name) for name, number in config.candidates.items()}
+    evaluations = {number: read_evaluation(run, of_round) for of_round, number in config.candidates.items()}
     if config.select is None:
         raise UserError(f"{run / 'config.yaml'}: select: not set, so there is nothing to choose by")
-    values = {number: round(config.select.value(one), DIGITS) for number, one in evaluations.items()}
+    values = {number: round(config.select.value(evaluation), DIGITS) for number, evaluation in evaluations.items()}
     first = max(sorted(values), key=values.__getitem__)
-    best = Best(place, config.seed, first, values[first], evaluations[first]["policy"])
+    best = Best(name, config.seed, first, values[first], evaluations[first]["policy"])
     return best, evaluations[first]["prompts"]

@@ -60,6 +60,6 @@ def _send(name: str, history: trackers.History, run: Path, strict: bool) -> str 
     except Exception as error:
         if strict:
             raise
-        logging.getLogger("traceback").warning("what led to it:", exc_info=error)
+        logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
         say(f"warn: {name} did not take the metrics: {explain(error)}; send them with: rloo track {run} --to {name}")
         return None

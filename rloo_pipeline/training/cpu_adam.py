@@ -37,7 +37,7 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # ninja is there
     with (folder / "rloo.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with the process, so whoever has it may remove a baton
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when its process ends, so its holder may remove a baton
         (folder / "cpu_adam" / BATON).unlink(missing_ok=True)
         try:
             optimizer: Any = DeepSpeedCPUAdam(parameters, **options)
@@ -46,19 +46,19 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
                 f"deepspeed.offload: DeepSpeed cannot compile its AdamW for CPUs here ({error.__cause__ or error}); it "
                 "needs g++, which the image for GPUs has; install that, or leave the key out"
             ) from error
-    optimizer.register_step_pre_hook(_start_anew)
+    optimizer.register_step_pre_hook(_recreate)
     return optimizer  # type: ignore[no-any-return]
 
 
-def _start_anew(optimizer: Any, *_: object) -> None:
-    """Makes the compiled part anew, which remembers nothing else than the powers of β₁ and β₂ of the last step.
+def _recreate(optimizer: Any, *_: object) -> None:
+    """Creates the compiled part again before a step; it only remembers the powers of β₁ and β₂ of the last step.
 
-    It multiplies them by β from one step to the next, and takes powers after a resume, which rounds in another way.
+    From step to step it multiplies them by β, but after a resume it computes the powers, which rounds differently.
     """
     group = optimizer.param_groups[0]
     optimizer.ds_opt_adam.destroy_adam(optimizer.opt_id)
-    how = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], optimizer.adam_w_mode, False)
-    optimizer.ds_opt_adam.create_adam(optimizer.opt_id, *how)
+    options = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], optimizer.adam_w_mode, False)
+    optimizer.ds_opt_adam.create_adam(optimizer.opt_id, *options)
 
 
 def _folder() -> Path:

@@ -146,7 +146,7 @@ def save_reproducibly(state_dict: object, path: str) -> None:
 
 
 def load_values(path: str, map_location: Any = None) -> Any:
-    """torch.load that runs no code of the file, even if somebody wrote a new manifest for it.
+    """torch.load that runs no code of the file, even where its manifest was forged.
 
     Raises:
         UserError: the file holds more than tensors, plain values and DeepSpeed's own classes, or is damaged.
@@ -161,7 +161,7 @@ def load_values(path: str, map_location: Any = None) -> Any:
         with torch.serialization.safe_globals(classes):
             return torch.load(path, map_location=map_location, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"{path}: damaged, or no state of DeepSpeed's; start the run anew") from error
+        raise UserError(f"{path}: damaged, or no state of DeepSpeed's; start a new run") from error
 
 
 def disable_compiled_operations() -> None:

@@ -46,7 +46,7 @@ class ExpertLoad:
         layer.register_forward_pre_hook(count, with_kwargs=True)
 
     def reset(self) -> None:
-        """Begins to count anew."""
+        """Sets the counts to 0."""
         for counts in self.counts:
             counts.zero_()
 

@@ -8,7 +8,7 @@ from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import import_shims
 
-CURE = "set model.dtype to bfloat16 or float32, or go to a machine whose processor or GPU does"
+REMEDY = "set model.dtype to bfloat16 or float32, or go to a machine whose processor or GPU does"
 
 
 def trains_in(dtype: Dtype) -> bool:
@@ -33,4 +33,4 @@ def check_dtype(dtype: Dtype) -> None:
         UserError: it cannot.
     """
     if not trains_in(dtype):
-        raise UserError(f"model.dtype: {dtype} cannot be trained on this machine, says DeepSpeed; {CURE}")
+        raise UserError(f"model.dtype: {dtype} cannot be trained on this machine, says DeepSpeed; {REMEDY}")

@@ -51,14 +51,14 @@ def check_lora(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
     if lora is None:
         return
     path = config / "config.json" if isinstance(config, Path) else Path("config.json")
-    facts: Mapping[str, Any] = read_json(path) if isinstance(config, Path) else config
-    if problem := _problem(facts, lora):
+    hf_config: Mapping[str, Any] = read_json(path) if isinstance(config, Path) else config
+    if problem := _problem(hf_config, lora):
         raise UserError(f"{path}: {problem}")
 
 
-def _problem(facts: Mapping[str, Any], lora: Lora) -> str | None:
+def _problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     """What vLLM cannot serve and what to do; None if it serves the adapter."""
-    kind = str(next(iter(facts.get("architectures") or ()), facts.get("model_type", "this model")))
+    kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
     if kind in UNSUPPORTED:
         return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or use another model"
     renamed = RENAMED.get(kind, set())
@@ -68,7 +68,7 @@ def _problem(facts: Mapping[str, Any], lora: Lora) -> str | None:
             f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
             f"without it, such as {EXAMPLE}"
         )
-    text = text_config(facts)
+    text = text_config(hf_config)
     experts = next((key for key in EXPERT_KEYS if int(text.get(key) or 0) > 1), None)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (

@@ -56,11 +56,11 @@ def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) ->
     Raises:
         UserError: the model cannot be trained, or `longest` exceeds its limit.
     """
-    file, facts = _read(config) if isinstance(config, Path) else ("config.json", config)
-    kind = facts.get("model_type", "a model without a model_type")
-    if (reason := _unsupported(facts)) is not None:
+    file, hf_config = _read(config) if isinstance(config, Path) else ("config.json", config)
+    kind = hf_config.get("model_type", "a model without a model_type")
+    if (reason := _unsupported(hf_config)) is not None:
         raise UserError(f"{file}: {kind} {reason}; use another model")
-    limit = length_limit(facts)
+    limit = length_limit(hf_config)
     if limit is not None and longest is not None and longest > limit.tokens:
         raise UserError(
             f"{file}: {kind} has {limit.cause}, and the longest prompt and completion together may have {longest} "
@@ -78,24 +78,24 @@ def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
     return str(file), read_json(file)
 
 
-def length_limit(config: Mapping[str, Any]) -> LengthLimit | None:
+def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:
     """The length from which the rotary embedding changes; None without a limit."""
-    return min(_rotary(config), default=None)
+    return min(_rotary(hf_config), default=None)
 
 
-def comes_in_nf4(config: Mapping[str, Any]) -> bool:
+def comes_in_nf4(hf_config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a checkpoint in NF4 of bitsandbytes."""
-    how = config.get("quantization_config") or {}
-    return bool(how.get("load_in_4bit")) and how.get("bnb_4bit_quant_type") == "nf4"
+    quantization = hf_config.get("quantization_config") or {}
+    return bool(quantization.get("load_in_4bit")) and quantization.get("bnb_4bit_quant_type") == "nf4"
 
 
-def _unsupported(config: Mapping[str, Any]) -> str | None:
+def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
     """Why a model is never trained; None if nothing."""
-    text = text_config(config)
-    for kind in (config.get("model_type"), text.get("model_type")):
+    text = text_config(hf_config)
+    for kind in (hf_config.get("model_type"), text.get("model_type")):
         if kind in ENCODERS and not text.get("is_decoder"):
             return "is an encoder, which attends to later tokens too (is_decoder is not true)"
-    if any(part.get("quantization_config") and not comes_in_nf4(part) for part in (config, text)):
+    if any(part.get("quantization_config") and not comes_in_nf4(part) for part in (hf_config, text)):
         return "has quantized weights (quantization_config) other than NF4 of bitsandbytes, which cannot be trained"
     if text.get("is_causal") is False or text.get("use_bidirectional_attention") in {True, "all"}:
         return "does not attend causally"
@@ -109,9 +109,9 @@ def is_window(key: str) -> bool:
     return "window" in key and not key.endswith(("layers", "pattern"))
 
 
-def _rotary(config: Mapping[str, Any]) -> Iterator[LengthLimit]:
+def _rotary(hf_config: Mapping[str, Any]) -> Iterator[LengthLimit]:
     """Lengths beyond which the rotary embedding of a sequence depends on the other sequences in the batch."""
-    text = text_config(config)
+    text = text_config(hf_config)
     whole = text.get("rope_parameters") or text.get("rope_scaling") or {}
     nested = [part for part in whole.values() if isinstance(part, Mapping)]
     for rope in [whole, *nested]:

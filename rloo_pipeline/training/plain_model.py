@@ -63,11 +63,11 @@ def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: 
         ) from error
 
 
-def auto_class(facts: Mapping[str, Any]) -> Any:
+def auto_class(hf_config: Mapping[str, Any]) -> Any:
     """The class of transformers that loads the model of a config.json."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if vision.takes_images(facts) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if vision.takes_images(hf_config) else AutoModelForCausalLM
 
 
 def check_tensors(folder: Path, trust_remote_code: bool) -> None:

@@ -90,9 +90,9 @@ def write_rounded(base: Path, target: Path, dtype: str, trust_remote_code: bool)
     Raises:
         UserError: as `load`, or transformers renames or joins tensors of the file.
     """
-    facts = read_json(base / "config.json")
-    if model_support.comes_in_nf4(facts):
-        _write_checkpoint(base, target, dtype, trust_remote_code, facts)
+    hf_config = read_json(base / "config.json")
+    if model_support.comes_in_nf4(hf_config):
+        _write_checkpoint(base, target, dtype, trust_remote_code, hf_config)
     else:
         _write_full(base, target, dtype, trust_remote_code)
 
@@ -112,12 +112,12 @@ def _write_full(base: Path, target: Path, dtype: str, trust_remote_code: bool) -
     split_loading.write_shards(_rounded(base, in_4_bits, getattr(torch, dtype)), target)
 
 
-def _write_checkpoint(base: Path, target: Path, dtype: str, trust_remote_code: bool, facts: dict[str, Any]) -> None:
+def _write_checkpoint(base: Path, target: Path, dtype: str, trust_remote_code: bool, hf_config: dict[str, Any]) -> None:
     """Writes the weights of a checkpoint in NF4, its config.json without quantization, and the record."""
     names = [name for name, _, _ in _tensors(base)]
     in_4_bits = {name.partition(PARTS)[0] + ".weight" for name in names if PARTS in name}
     split_loading.write_shards(_rounded(base, in_4_bits, getattr(torch, dtype)), target)
-    write_json(target / "config.json", {key: facts[key] for key in facts if key != "quantization_config"})
+    write_json(target / "config.json", {key: hf_config[key] for key in hf_config if key != "quantization_config"})
     model: Any = plain_model.load_plain(target, dtype, trust_remote_code, device_map="meta")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     patterns = [f"{re.escape(name)}$" for name in linear if f"{name}.weight" not in in_4_bits]

@@ -69,7 +69,7 @@ def load(engine: Engine, source: Path, **about: object) -> JSON:
         if saved.get(key) != value:
             raise UserError(
                 f"{source}: trainer state with {key} {saved.get(key)}, this run has {value}; "
-                "go on with the old setting or start the run anew"
+                "keep the old setting or start a new run"
             )
     strict = engine.weights_in_state and engine.settings.lora is None
     _, client_state = engine.engine.load_checkpoint(str(source), tag=TAG, load_module_strict=strict)

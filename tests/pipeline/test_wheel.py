@@ -70,8 +70,8 @@ def test_from_an_empty_folder_without_a_clone(rloo, tmp_path) -> None:
     assert Path(where).is_relative_to(rloo.parents[1]), "not the clone that the tests run from"
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.yaml").write_text(MINI.read_text())
-    assert " jobs would run:\n  not made yet: " in call(tmp_path, rloo, "run", "-n")
-    assert " jobs would run:\n  not made yet: " in call(tmp_path, rloo, "why", "--config", "run=other")
+    assert " jobs would run:\n  output missing: " in call(tmp_path, rloo, "run", "-n")
+    assert " jobs would run:\n  output missing: " in call(tmp_path, rloo, "why", "--config", "run=other")
     assert "no run was submitted from this folder" in call(tmp_path, rloo, "status")
     assert "jobs: " in call(tmp_path, rloo, "plan")
     python = "import rloo_pipeline; rloo_pipeline.run('config/config.yaml', dry_run=True)"

@@ -71,7 +71,7 @@ def test_a_dry_run_from_python_says_in_words_what_would_run(tmp_path: Path, capf
     run = rloo_pipeline.run(project.configure(), changes={"rounds": 3}, folder=project.folder, dry_run=True)
     assert run is None
     out = capfd.readouterr().out
-    assert " jobs would run:\n  not made yet: " in out
+    assert " jobs would run:\n  output missing: " in out
     assert "rollout ×6" in out
     assert len(out) < 2000
     with pytest.raises(UserError, match="the run failed"):

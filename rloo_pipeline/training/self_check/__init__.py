@@ -91,9 +91,9 @@ def load_or_run(folder: Path, trust_remote_code: bool) -> SelfCheck:
             f"{folder / 'config.json'}: transformers cannot read this configuration ({_summary(error)})"
         ) from error
     vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
-    facts = config.to_dict()
-    model_support.check_model(facts)
-    digest = _digest(facts, folder)
+    hf_config = config.to_dict()
+    model_support.check_model(hf_config)
+    digest = _digest(hf_config, folder)
     if digest not in _results:
         record = folder / RECORD
         result = SelfCheck.from_json(read_json(record)) if record.exists() else None
@@ -159,13 +159,13 @@ def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck 
     ), None
 
 
-def _digest(facts: JSON, folder: Path) -> str:
+def _digest(hf_config: JSON, folder: Path) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
     names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "model_types", "row_images")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
-    relevant = {key: value for key, value in facts.items() if key not in IGNORED_KEYS}
+    relevant = {key: value for key, value in hf_config.items() if key not in IGNORED_KEYS}
     parts = [json.dumps(relevant, sort_keys=True, default=str), *(digest_of(file) for file in code)]
     parts += [version(name) for name in ("torch", "transformers")]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

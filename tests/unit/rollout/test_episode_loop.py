@@ -10,11 +10,11 @@ from rloo_pipeline.config import Dataset, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import beginnings
-from rloo_pipeline.rollout.beginnings import OBSERVATION
+from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
 from rloo_pipeline.rollout.episode_replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
+from rloo_pipeline.rollout.resets import OBSERVATION
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 
 SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 120)
@@ -70,7 +70,7 @@ def play(template, reader, model, count=12, said="", **settings) -> list[dict]:
     rollout = Rollout(**settings)
     rows = rows_of(count, said)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
-    with beginnings.pool_of(rollout) as pool:
+    with resets.pool_of(rollout) as pool:
         episodes = Episodes(EpisodeContext(rollout, pool, reader), rows, requests, SAMPLING)
         running: list = []
         while True:
@@ -229,7 +229,7 @@ def count(template, request) -> Completion:
 
 
 def replayed(rows, episodes, **settings):
-    with beginnings.pool_of(Rollout(**settings)) as pool:
+    with resets.pool_of(Rollout(**settings)) as pool:
         return Replay(pool, rows, episodes).run()
 
 
@@ -247,7 +247,7 @@ def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_pat
     assert len({one["environment_reward"] for one in episodes}) == 40
     stored = [one | {"environment_reward": 0.0} if place == 5 else one for place, one in enumerate(episodes)]
     [wrong] = replayed(rows_of(40, " from 3"), stored, environment=file).differences
-    assert (wrong.row, wrong.what, wrong.stored) == (5, "reward", "0.0")
+    assert (wrong.row, wrong.name, wrong.stored) == (5, "reward", "0.0")
     with pytest.raises(UserError, match="reset gave ' from 4' for prompt 0"):
         replayed(rows_of(1, " from 3"), episodes[:1], environment=f"{tmp_path}/other.py:Counter")
 
@@ -262,5 +262,5 @@ def test_a_replay_names_the_answer_that_differs(template, reader, tmp_path) -> N
     differences = replayed(rows_of(12), episodes, tools=[f"{other}:calculator"]).differences
     assert differences
     for one in differences:
-        assert one.what.startswith('calculator({"expression": "1')
+        assert one.name.startswith('calculator({"expression": "1')
         assert int(one.replayed) == int(one.stored) + 1

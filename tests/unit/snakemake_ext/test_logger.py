@@ -154,7 +154,7 @@ def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path,
     assert capfd.readouterr().err.splitlines() == [
         "failed: score, round 2, shard 1: no key in row 0",
         f"log: {log}",
-        "When that is mended, the same command goes on from here: snakemake --config 'run=a b'",
+        "Once that is fixed, the same command continues from here: snakemake --config 'run=a b'",
     ]
 
 
@@ -180,7 +180,7 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     call.failed(3, "score", tmp_path / "none.log")
     call.handler.close()
     lines = capfd.readouterr().err.splitlines()
-    assert lines[-1] == "Interrupted; the same command goes on from here."
+    assert lines[-1] == "Interrupted; the same command continues from here."
     assert not any(line.startswith("failed:") for line in lines)
 
 
@@ -229,9 +229,9 @@ def params(before: object, now: object) -> str:
         (params(BEFORE, BEFORE | {"new": None}), "new: (not set) → None"),
         (params("abc", "abd"), "the stage's source code has changed"),
         (params(SimpleNamespace(), 1), "other parameters"),
-        ("Missing output files: results/a, results/b", "not made yet"),
-        ("Missing output files: a; Input files updated by another job: b", "not made yet"),
-        ("Input files updated by another job: b", "uses what is made again"),
+        ("Missing output files: results/a, results/b", "output missing"),
+        ("Missing output files: a; Input files updated by another job: b", "output missing"),
+        ("Input files updated by another job: b", "depends on a job that runs again"),
         ("Updated input files: data.jsonl", "newer input data.jsonl"),
         ("Forced execution", "asked for by --force, --forceall or --forcerun"),
     ],
@@ -244,7 +244,7 @@ def test_jobs_are_counted_by_their_reason() -> None:
     follows = PlannedJob("report", "Input files updated by another job: b")
     jobs = [follows, *[PlannedJob("score", "Forced execution")] * 2, PlannedJob("update", "Forced execution")]
     forced = "asked for by --force, --forceall or --forcerun: 3 jobs (score ×2, update)"
-    assert reasons.explain(jobs) == [forced, "uses what is made again: 1 job (report)"]
+    assert reasons.explain(jobs) == [forced, "depends on a job that runs again: 1 job (report)"]
 
 
 def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:
@@ -256,7 +256,7 @@ def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:
     call.event("This was a dry-run (flag -n).")
     call.handler.close()
     out, err = capfd.readouterr()
-    assert "1 job would run:\n  not made yet: 1 job (update)\n" in out
+    assert "1 job would run:\n  output missing: 1 job (update)\n" in out
     assert err == ""
 
 

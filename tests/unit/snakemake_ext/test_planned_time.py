@@ -22,10 +22,10 @@ def test_jobs_take_what_jobs_like_them_took(tmp_path) -> None:
     names = ["rollout/00003-000", "score/00003-000", "score/00003-000-judge", "evaluate/final", "harness/final"]
     logs = [(tmp_path, str(tmp_path / "logs" / f"{name}.log")) for name in names]
     assert planned_time.sentence(logs) == (
-        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), by what such jobs took in this run; 1 of these jobs "
+        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), judging by such jobs of this run; 1 of these jobs "
         "have no measurement yet."
     )
 
 
 def test_nothing_is_said_of_what_was_never_measured(tmp_path) -> None:
-    assert "is not known" in planned_time.sentence([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])
+    assert "is unknown" in planned_time.sentence([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])

@@ -1,4 +1,4 @@
-"""How episodes begin: the tools that a prompt lists, and what `reset` of its environment said.
+"""Resets of environments, with which episodes begin; the observation of a `reset` ends the prompt.
 
 The seed of a `reset` is that of the row, so all episodes of a prompt begin alike, in every round and in every stage.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.environments.connection import Answer
 
 OBSERVATION = "environment_observation"
-"""Column of the prompt sets with what `reset` said, which is the end of the prompt."""
+"""Column of the prompt sets with the observation, which is the end of the prompt."""
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
 """Columns of the prompt sets that `reset` does not get."""
 POLL_SECONDS = 1.0
@@ -32,16 +32,16 @@ def pool_of(settings: Rollout) -> EnvironmentPool:
 
 
 def reset(pool: EnvironmentPool, episode: int, row: dict[str, Any]) -> None:
-    """Asks for the beginning of an episode. `reset` gets the prompt as it was before it said anything, as in TRL."""
+    """Sends a `reset` for an episode; it gets the prompt without its observation, as in TRL."""
     columns = {name: value for name, value in row.items() if name not in OWN}
-    if said := row.get(OBSERVATION):
+    if text := row.get(OBSERVATION):
         last = columns["prompt"][-1]
-        columns["prompt"] = [*columns["prompt"][:-1], {**last, "content": last["content"].removesuffix(said)}]
+        columns["prompt"] = [*columns["prompt"][:-1], {**last, "content": last["content"].removesuffix(text)}]
     pool.reset(episode, columns, derive(0, "environment", row["prompt_id"]))
 
 
 def observation(answer: Answer, prompt_id: str) -> str:
-    """What a `reset` said; empty if it returned None.
+    """The observation that a `reset` returned; empty if it returned None.
 
     Raises:
         UserError: it failed.
@@ -53,7 +53,7 @@ def observation(answer: Answer, prompt_id: str) -> str:
 
 
 def observations(pool: EnvironmentPool, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What `reset` says for each row; these episodes are over then, so that the pool can play others.
+    """The observation of each row; ends these episodes, so that the pool can play others.
 
     Args:
         pool: the processes.
