@@ -68,7 +68,7 @@ def _crop(image: Path, output: Path, width: int) -> None:
 
     with Image.open(image) as whole:
         output.parent.mkdir(parents=True, exist_ok=True)
-        whole.crop((0, 0, width, whole.height)).quantize(64).save(output, optimize=True)
+        whole.crop((0, 0, width, whole.height)).quantize(256, Image.Quantize.MAXCOVERAGE).save(output, optimize=True)
 
 
 def record(output: Path, model: Path) -> None:
