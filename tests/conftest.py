@@ -95,14 +95,14 @@ def finished(tmp_path_factory) -> Project:
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    made, own = shared / "finished", tmp_path_factory.mktemp("finished") / "project"
+    template, own = shared / "finished", tmp_path_factory.mktemp("finished") / "project"
     with FileLock(shared / "finished.lock"):
-        if not made.exists():
+        if not template.exists():
             first = Project(shared / "finished.part")
             outcome = first.snakemake("--cores", "1", plain=False)
             assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-            first.folder.rename(made)
-    shutil.copytree(made, own, symlinks=True)
+            first.folder.rename(template)
+    shutil.copytree(template, own, symlinks=True)
     project = Project(own)
-    project.made_in = made
+    project.made_in = template
     return project

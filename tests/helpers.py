@@ -48,10 +48,10 @@ def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> s
     return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
 
 
-def until(there: Callable[[], object], seconds: float = 300.0) -> None:
-    """Waits until `there()` is true; long enough for a busy machine."""
+def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+    """Waits until `condition()` is true; long enough for a busy machine."""
     deadline = time.monotonic() + seconds
-    while not there():
+    while not condition():
         assert time.monotonic() < deadline, "it has not come"
         time.sleep(0.02)
 

@@ -75,11 +75,11 @@ def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
     return [file for file in (*shards, *refill) if file.exists()]
 
 
-def beside(rollouts: Path, kind: str) -> Path:
-    """The file of another table of the round about the same completions as a file of rollouts."""
+def scores_beside(rollouts: Path) -> Path:
+    """The file with the scores of the completions in a file of rollouts."""
     if rollouts.parent.name == REFILL:
-        return rollouts.with_name(f"{kind}.parquet")
-    return rollouts.parent.with_name(kind) / rollouts.name
+        return rollouts.with_name("scores.parquet")
+    return rollouts.parent.with_name("scores") / rollouts.name
 
 
 def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -> RoundTables:
@@ -97,11 +97,11 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
         if len(others) != len(files.rollouts):
             raise UserError(f"--{name}: {len(others)} tables for {len(files.rollouts)} of rollouts; name one for each")
     rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
-    scores = [_read_about(rolled, path, "scores") for rolled, path in zip(rollouts, files.scores, strict=True)]
+    scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, files.scores, strict=True)]
     reference = [_read_about(*pair, "reference") for pair in zip(rollouts, files.reference, strict=False)]
-    for rolled, table, path in zip(rollouts, reference, files.reference, strict=False):
+    for shard_rollouts, table, path in zip(rollouts, reference, files.reference, strict=False):
         check_facts(path, tables.footer(table), {"policy": tables.footer(reference[0]).get("policy")})
-        _check_lengths(path, rolled, table["reference_logps"], "reference_logps")
+        _check_lengths(path, shard_rollouts, table["reference_logps"], "reference_logps")
     return RoundTables(
         pa.concat_tables(rollouts),
         pa.concat_tables(scores),
@@ -117,9 +117,9 @@ def read_held_out(files: RoundFiles, round_: int) -> RoundTables:
     return RoundTables(pa.concat_tables(rollouts), pa.concat_tables(scores))
 
 
-def read_beside(path: Path, rolled: pa.Table) -> pa.Table:
-    """The held-out completions that the job of the shard `rolled` also drew; the errors are those of `read`."""
-    facts = tables.footer(rolled)
+def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
+    """The held-out completions that the job of a shard of rollouts also drew; the errors are those of `read`."""
+    facts = tables.footer(rollouts)
     table = tables.read(path, "held_out", None, **{name: facts[name] for name in ("round", "shard", "policy")})
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
     return table
@@ -139,15 +139,15 @@ def read_rollouts(path: Path, vocabulary: int | None = None, **expected: object)
     return table
 
 
-def _read_about(rolled: pa.Table, path: Path, kind: str) -> pa.Table:
-    table = tables.read(path, kind, rollouts=tables.footer(rolled)[tables.DIGEST])
-    tables.check_aligned(rolled, table, path)
+def _read_about(rollouts: pa.Table, path: Path, kind: str) -> pa.Table:
+    table = tables.read(path, kind, rollouts=tables.footer(rollouts)[tables.DIGEST])
+    tables.check_aligned(rollouts, table, path)
     return table
 
 
-def _check_lengths(path: Path, rolled: pa.Table, logps: pa.ChunkedArray, name: str) -> None:
+def _check_lengths(path: Path, rollouts: pa.Table, logps: pa.ChunkedArray, name: str) -> None:
     """Checks that there is a log-prob for each token that the model sampled."""
-    tokens, values = tables.sampled_lengths(rolled), tables.lengths(logps)
+    tokens, values = tables.sampled_lengths(rollouts), tables.lengths(logps)
     for row, (expected, actual) in enumerate(zip(tokens, values, strict=True)):
         if actual != expected:
             raise UserError(f"{path}: row {row} has {actual} {name} for {expected} tokens; {REMEDY}")

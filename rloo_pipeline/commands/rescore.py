@@ -77,7 +77,7 @@ def _tables(
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Rollouts, old scores and new scores of a round; writes the new ones as the stage `score` does."""
     shards = round_tables.files_of(folder, "rollouts", config.rollout)
-    scores = [round_tables.beside(shard, "scores") for shard in shards]
+    scores = [round_tables.scores_beside(shard) for shard in shards]
     old = round_tables.read(RoundFiles(shards, scores))
     rollouts = old.rollouts
     say(f"round {folder.name}: {len(rollouts)} completions")

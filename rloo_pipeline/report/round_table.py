@@ -26,7 +26,7 @@ def read_round(folder: Path, settings: Rollout) -> pa.Table:
         UserError: a table is missing or damaged, or the tables do not belong together.
     """
     paths = round_tables.files_of(folder, "rollouts", settings)
-    files = RoundFiles(paths, [round_tables.beside(path, "scores") for path in paths])
+    files = RoundFiles(paths, [round_tables.scores_beside(path) for path in paths])
     sampled = round_tables.read(files, round=int(folder.name))
     rollouts = sampled.rollouts
     columns = {name: table[name] for table in (rollouts, sampled.scores) for name in table.column_names}

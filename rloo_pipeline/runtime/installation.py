@@ -38,11 +38,11 @@ def snakefile_option(project: Path) -> list[str]:
     return [] if file.is_relative_to(project) else ["--snakefile", str(file)]
 
 
-def profile(name: str, project: Path = Path()) -> str:
-    """The folder of a profile: in profiles/ of the project, in the project, else of the workflow. Any other name stays
+def profile(name: str) -> str:
+    """The folder of a profile: in profiles/ of this folder, in this folder, else of the workflow. Any other name stays
     as it is: Snakemake looks for it among the user's profiles.
     """
-    folders = (project / "profiles" / name, project / name, root() / "profiles" / name)
+    folders = (Path("profiles") / name, Path(name), root() / "profiles" / name)
     return next((str(folder) for folder in folders if folder.is_dir()), name)
 
 

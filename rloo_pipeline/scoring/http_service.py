@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 
 T = TypeVar("T")
 HIDDEN = "[secret]"
@@ -96,10 +96,9 @@ def secret_of(reward: str, option: str, variable: str | None) -> str | None:
     return secret
 
 
-def without(secret: str | None, text: object, longest: int = 200) -> str:
-    """A text for a message: one line of at most `longest` characters, with the secret replaced."""
-    line = " ".join(str(text).split())
-    return (line.replace(secret, HIDDEN) if secret else line)[:longest]
+def without(secret: str | None, text: object) -> str:
+    """A text for a message: one line, with the secret replaced."""
+    return one_line(str(text).replace(secret, HIDDEN) if secret else text)
 
 
 def quiet_clients() -> None:

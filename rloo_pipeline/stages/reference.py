@@ -29,15 +29,15 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path,
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
     digest = policy.digest(policy_folder)
-    rolled = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
-    logps, seconds = _logps(config, policy_folder, digest, rolled, prompts) if len(rolled) else ([], 0.0)
+    table = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
+    logps, seconds = _logps(config, policy_folder, digest, table, prompts) if len(table) else ([], 0.0)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
-            rolled["prompt_id"].to_pylist(), rolled["sample"].to_pylist(), logps, strict=True
+            table["prompt_id"].to_pylist(), table["sample"].to_pylist(), logps, strict=True
         )
     ]
-    about = {**tables.facts_about(rolled), "policy": digest, "dtype": config.model.dtype}
+    about = {**tables.facts_about(table), "policy": digest, "dtype": config.model.dtype}
     if ranks.current().first:
         tables.write(output, rows, tables.REFERENCE, "reference", **about)
     count = sum(map(len, logps))
@@ -45,7 +45,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path,
 
 
 def _logps(
-    config: Config, folder: Path, digest: str, rolled: pa.Table, prompts: Path | None
+    config: Config, folder: Path, digest: str, table: pa.Table, prompts: Path | None
 ) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
     import torch
@@ -63,8 +63,8 @@ def _logps(
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    images = row_images.of_rollouts(rolled, prompts, folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(rolled, images)
+    images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, images)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
     logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps

@@ -81,9 +81,9 @@ def _write(
 ) -> None:
     """Writes the tables as those of one more shard."""
     schema = groups.schema(config)
-    rolled = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
+    rollout_table = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
     about = groups.rollout_facts(config, round_, config.rollout.shards, digest)
-    tables.write(rollouts, rolled, schema, "rollouts", **about, refills=len(parts))
+    tables.write(rollouts, rollout_table, schema, "rollouts", **about, refills=len(parts))
     about = {**tables.facts_about(tables.read(rollouts, "rollouts")), "policy": digest}
     schema = tables.scores_schema([reward.column for reward in config.rewards])
     scored = pa.concat_tables([schema.empty_table(), *(part.scores for part in parts)])

@@ -63,35 +63,35 @@ def score(
         raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
     devices.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
     with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
-        rolled = tables.read(rollouts, "rollouts")
-        about = {**tables.facts_about(rolled), "policy": tables.footer(rolled)["policy"]}
+        shard = tables.read(rollouts, "rollouts")
+        about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
         for file, part in zip(parts, separate.values(), strict=True):
             check_facts(file, tables.footer(part), {"rollouts": about["rollouts"]})
-            tables.check_aligned(rolled, part, file)
-        beside = round_tables.read_beside(held_out.rollouts, rolled) if held_out else rolled.slice(0, 0)
-        columns = score_columns(pools, rolled, PromptSet(prompts / "train"), policy_folder, more=len(beside) > 0)
+            tables.check_aligned(shard, part, file)
+        held_out_shard = round_tables.read_held_out_shard(held_out.rollouts, shard) if held_out else shard.slice(0, 0)
+        columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy_folder, more=len(held_out_shard) > 0)
         if held_out:
-            _score_held_out(pools, beside, prompts, policy_folder, held_out.scores)
+            _score_held_out(pools, held_out_shard, prompts, policy_folder, held_out.scores)
     if only is not None:
         scores = as_table(
-            rolled, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
+            shard, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
         )
         tables.write(output, scores, scores.schema, "part", **about)
     else:
         columns |= {name: _read(part, name) for name, part in separate.items()}
-        scores = join(config.rewards, rolled, columns)
+        scores = join(config.rewards, shard, columns)
         tables.write(output, scores, scores.schema, "scores", **about)
 
 
-def _score_held_out(pools: WorkerPools, rolled: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
+def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
     """Scores held-out completions and writes their table. Writes an empty one where there are none."""
     rewards = [reward for reward in pools.rewards if not reward.gpus]
     schema = tables.scores_schema([reward.column for reward in rewards])
     scores = schema.empty_table()
-    if len(rolled):
-        columns = score_columns(pools, rolled, PromptSet(held_out_part(prompts)), policy_folder, only_failures=True)
-        scores = join(rewards, rolled, columns)
-    about = {**tables.facts_about(rolled), "policy": tables.footer(rolled)["policy"]}
+    if len(shard):
+        columns = score_columns(pools, shard, PromptSet(held_out_part(prompts)), policy_folder, only_failures=True)
+        scores = join(rewards, shard, columns)
+    about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
     tables.write(output, scores, schema, "held_out_scores", **about)
 
 

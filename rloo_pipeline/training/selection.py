@@ -57,8 +57,8 @@ def select(
 
 def teaching_groups(config: Config, sampled: RoundTables) -> Bool[Tensor, " prompts"]:
     """Which groups of these tables teach, in their order."""
-    rolled, scored = truncated(sampled.rollouts), scores(sampled.scores)
-    return select(config.algorithm, config.rollout.num_generations, scored, rolled).teaching
+    samples = config.rollout.num_generations
+    return select(config.algorithm, samples, scores(sampled.scores), truncated(sampled.rollouts)).teaching
 
 
 def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:

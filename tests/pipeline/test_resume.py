@@ -114,16 +114,16 @@ def drawn(project: Project, number: int, by: int) -> list[str]:
     from rloo_pipeline.seeds import derive
 
     run = project.folder / "results" / "mini"
-    known = prompt_counts.read(sorted((run / "warmstart" / "difficulty").glob("*.parquet")), 0)
-    for one in range(1, by + 1):
-        folder = run / "rounds" / f"{one:05d}"
+    counts = prompt_counts.read(sorted((run / "warmstart" / "difficulty").glob("*.parquet")), 0)
+    for round_ in range(1, by + 1):
+        folder = run / "rounds" / f"{round_:05d}"
         shards = sorted((folder / "scores").glob("*.parquet"))
         scores = tables.read_all([*shards, folder / "refill" / "scores.parquet"], "scores").to_pylist()
         groups = [scores[first : first + 4] for first in range(0, len(scores), 4)]
         right = {group[0]["prompt_id"]: sum(row["scores/format"] >= 1 for row in group) for group in groups}
-        known = after_round(known, {name: prompt_counts.Counts(count, 4) for name, count in right.items()})
+        counts = after_round(counts, {name: prompt_counts.Counts(count, 4) for name, count in right.items()})
     weights = {
-        name: uncertainty(known[name]) for name in PromptSet(run / "prompts" / "train").table["prompt_id"].to_pylist()
+        name: uncertainty(counts[name]) for name in PromptSet(run / "prompts" / "train").table["prompt_id"].to_pylist()
     }
     return draw(weights, 16, derive(derive(1, "prompts"), number))
 

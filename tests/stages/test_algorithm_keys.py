@@ -194,7 +194,7 @@ def test_the_weights_of_the_mismatch_are_in_the_metrics_under_trls_names(variant
 FILTERED = {"algorithm": {"filter_zero_variance": True, "beta": 0}, "update": {"weight_decay": 0.1}}
 
 
-def check_left_out(run: Round, said: str) -> None:
+def check_left_out(run: Round, message: str) -> None:
     """Round 2, whose rewards are all equal, makes neither of its two steps."""
     before, after = run.weights(1), run.weights(2)
     assert all((after[name] == before[name]).all() for name in before), "no momentum, no weight decay"
@@ -207,7 +207,7 @@ def check_left_out(run: Round, said: str) -> None:
         1,
     )
     assert all(row["masked"] and row["ratio"] is None for row in table(run, 2))
-    assert "round 2: skipped 2 of 2 optimizer steps" in said
+    assert "round 2: skipped 2 of 2 optimizer steps" in message
 
 
 def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go_on(tmp_path, tiny_model) -> None:

@@ -59,13 +59,13 @@ class Case:
         return ""
 
 
-def one_line(said: str, *words: str) -> None:
+def one_line(stderr: str, *words: str) -> None:
     """Checks that the last line is an error with these words, and that there is no traceback."""
-    lines = [line for line in said.splitlines() if line.startswith("rloo ")]
-    assert len(lines) == 1, said
-    assert "Traceback" not in said
+    lines = [line for line in stderr.splitlines() if line.startswith("rloo ")]
+    assert len(lines) == 1, stderr
+    assert "Traceback" not in stderr
     for word in words:
-        assert word in lines[0], said
+        assert word in lines[0], stderr
 
 
 CONFIGS = {

@@ -99,11 +99,11 @@ def test_rollouts_by_the_scores_of_earlier_rounds(run, tiny_model) -> None:
         outcome = rloo("pass-rates", *words)
         assert outcome.returncode == 0, outcome.stderr
         earlier = [output]
-    known = prompt_counts.read(earlier, 2)
-    assert known == dict.fromkeys(NAMES[:8], Counts(1 / 2 + 2, 2 / 2 + 2)), "1 of 2, then 2 of 2 are right"
+    counts = prompt_counts.read(earlier, 2)
+    assert counts == dict.fromkeys(NAMES[:8], Counts(1 / 2 + 2, 2 / 2 + 2)), "1 of 2, then 2 of 2 are right"
     [drawn] = sampled(folder, "rollout", tiny_model, 1, "--round", 3, "--pass-rates", earlier[0])
     names = tables.read(drawn, "rollouts")["prompt_id"].to_pylist()[::2]
-    weights = {name: uncertainty(known.get(name, Counts())) for name in NAMES}
+    weights = {name: uncertainty(counts.get(name, Counts())) for name in NAMES}
     assert names == draw(weights, 8, derive(derive(1, "prompts"), 3))[:4], "the first of two shards"
 
     refused = rloo(*("rollout", "--prompts", folder / "prompts", "--policy", tiny_model, "--shard", 0, "--round", 4),

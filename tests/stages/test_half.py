@@ -73,10 +73,10 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     settings = TrainerSettings(dtype, False, 1.0, learning_rate, BETAS, EPSILON, DECAY, 1.0, zero_stage, False, None)
     engine = Engine(folder, settings, 0)
     engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)
-    apart = moved = 0.0
+    distance = moved = 0.0
     for (name, weights), old in zip(engine.model.named_parameters(), before.parameters(), strict=True):
         copy = safe_get_full_fp32_param(weights).view(old.shape)
-        apart += float((copy - expected[name]).norm() ** 2)
+        distance += float((copy - expected[name]).norm() ** 2)
         moved += float((expected[name] - old.float()).norm() ** 2)
-    assert (apart / moved) ** 0.5 < 1e-4
+    assert (distance / moved) ** 0.5 < 1e-4
     assert engine.grad_norm > 1

@@ -39,8 +39,9 @@ CASES = [
 
 
 def settings(optimizer: str, dtype: str, zero_stage: int, offload: Offload = HERE) -> TrainerSettings:
-    how = (dtype, False, 1.0, LearningRate(RATE, "linear", 0, 6, 0.0), BETAS, 1e-8, DECAY, 1.0, zero_stage, False, None)
-    return TrainerSettings(*how, optimizer=optimizer, offload=offload)
+    rate = LearningRate(RATE, "linear", 0, 6, 0.0)
+    options = (dtype, False, 1.0, rate, BETAS, 1e-8, DECAY, 1.0, zero_stage, False, None)
+    return TrainerSettings(*options, optimizer=optimizer, offload=offload)
 
 
 def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
@@ -115,25 +116,25 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
     from deepspeed.utils import safe_get_full_fp32_param
 
     monkeypatch.setattr(zero.Init, "param_id", 0)
-    how = settings(name, dtype, zero_stage, offload)
-    engine = Engine(model, how, 0)
+    options = settings(name, dtype, zero_stage, offload)
+    engine = Engine(model, options, 0)
     steps(engine, STEPS)
     if dtype != "float16":  # whose loss is scaled: the plain loop would have to do the same
-        expected, apart, moved = plain_loop(model, name, dtype), 0.0, 0.0
+        expected, distance, moved = plain_loop(model, name, dtype), 0.0, 0.0
         for (key, value), old in zip(
             engine.model.named_parameters(), policy_model.load(model, dtype, False).parameters(), strict=True
         ):
             copy = value if engine.zero_stage == 0 else safe_get_full_fp32_param(value).view(old.shape)
-            apart += float((copy.detach() - expected[key]).norm() ** 2)
+            distance += float((copy.detach() - expected[key]).norm() ** 2)
             moved += float((expected[key] - old.float()).norm() ** 2)
         # Muon computes in bfloat16; ZeRO 3 rounds a gradient near 0 in another way, with or without offload
         tolerance = 3e-2 if name == "muon" else 2e-3 if dtype == "bfloat16" or zero_stage == 3 else 1e-4
-        assert (apart / moved) ** 0.5 < tolerance
+        assert (distance / moved) ** 0.5 < tolerance
     engine.save_policy(tmp_path / "policy")
     trainer_state.save(engine, tmp_path / "state", {})
     engine.folder = tmp_path / "policy"  # as the next update sets it
     monkeypatch.setattr(zero.Init, "param_id", 0)  # which counts the weights of a process, as of one engine
-    again = Engine(tmp_path / "policy", how, 0)
+    again = Engine(tmp_path / "policy", options, 0)
     trainer_state.load(again, tmp_path / "state")
     for number, trainer in enumerate((engine, again)):
         steps(trainer, 1)

@@ -182,11 +182,11 @@ def test_rows_that_fail_in_a_trial_are_shown(mine, tmp_path) -> None:
     assert outcome.returncode == 1
     assert "1 of 3 rows failed, row 1 first: odd raised ValueError: an odd one" in outcome.stderr
     assert "failed rows" in outcome.stdout
-    for words, said in (
+    for words, message in (
         (("--options", "{'a'"), "--options: not JSON"),
         (("--options", '{"factr": 1}'), "takes no option 'factr'"),
         (("--completions", tmp_path / "none.jsonl"), "no such file"),
     ):
         outcome = rloo("reward-test", f"{mine}:length", "--data", data, *words)
         assert outcome.returncode == 1
-        assert said in outcome.stderr
+        assert message in outcome.stderr

@@ -21,11 +21,11 @@ ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
 # longer than a block of the cache, and alike
 REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
-HOW = SamplingConfig(1.0, 1.0, 0, None, 12)
+SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 12)
 
 
 def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
-    return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, HOW, "completions")]
+    return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, SAMPLING, "completions")]
 
 
 def policy(kind: str, folder: Path, seed: int) -> Path:
@@ -46,12 +46,12 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
     sampler.leave_gpu()  # which ends this engine, and the next completion starts another
     sampler.swap(second, kinds.CONTEXT)
     logps["fresh"].append(samples(sampler))
-    for there in (first, second):
-        sampler.swap(there, kinds.CONTEXT)
+    for policy_folder in (first, second):
+        sampler.swap(policy_folder, kinds.CONTEXT)
         logps["swapped"].append(samples(sampler))
     differences: list[float] = []
-    apart = swap_check.mean_difference
-    swap_check.mean_difference = lambda *words: differences.append(apart(*words)) or differences[-1]
+    mean_difference = swap_check.mean_difference
+    swap_check.mean_difference = lambda *words: differences.append(mean_difference(*words)) or differences[-1]
     sampler.swap(first, kinds.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
         reset, weight_reload._reset_packed_experts = weight_reload._reset_packed_experts, lambda _: None
@@ -60,9 +60,9 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
         except IncompatibleEngine as why:
             logps["refused"] = str(why)
         weight_reload._reset_packed_experts = reset
-    swap_check.mean_difference = apart
+    swap_check.mean_difference = mean_difference
     sampler.leave_gpu()
-    return {**logps, "apart": differences}
+    return {**logps, "differences": differences}
 
 
 def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:
@@ -70,22 +70,22 @@ def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def results(tmp_path_factory):
     """The results by kind, from one process with one engine after the other."""
     return forks.call(all_kinds, tmp_path_factory.mktemp("kinds"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_swapped_engine_samples_as_a_fresh_one_to_the_bit(found, kind) -> None:
-    assert found[kind]["fresh"][0] != found[kind]["fresh"][1]
-    assert found[kind]["swapped"] == found[kind]["fresh"]
+def test_a_swapped_engine_samples_as_a_fresh_one_to_the_bit(results, kind) -> None:
+    assert results[kind]["fresh"][0] != results[kind]["fresh"][1]
+    assert results[kind]["swapped"] == results[kind]["fresh"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_swapped_engine_is_as_near_to_transformers_as_float32_is(found, kind) -> None:
-    assert found[kind]["apart"][0] < 1e-4
+def test_a_swapped_engine_is_as_near_to_transformers_as_float32_is(results, kind) -> None:
+    assert results[kind]["differences"][0] < 1e-4
 
 
-def test_experts_that_vllm_leaves_unpacked_are_noticed(found) -> None:
-    assert "qwen3_moe-2" in found["qwen3_moe"]["refused"]
-    assert found["qwen3_moe"]["apart"][-1] > 0.1
+def test_experts_that_vllm_leaves_unpacked_are_noticed(results) -> None:
+    assert "qwen3_moe-2" in results["qwen3_moe"]["refused"]
+    assert results["qwen3_moe"]["differences"][-1] > 0.1

@@ -85,9 +85,9 @@ def distance(left: Round, right: Round, start) -> float:
     a, b = left.weights(), right.weights()
     assert a.keys() == b.keys() == before.keys()
     moved = sum(float((a[name] - before[name]).norm() ** 2) for name in a) ** 0.5
-    apart = sum(float((a[name] - b[name]).norm() ** 2) for name in a) ** 0.5
+    distance = sum(float((a[name] - b[name]).norm() ** 2) for name in a) ** 0.5
     assert moved > 0
-    return apart / moved
+    return distance / moved
 
 
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER][1:])

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_slurm import partitions
 )
 def test_each_stage_goes_where_the_example_says(minutes, gpus, chosen) -> None:
     listed = partitions.read_partition_file(ROOT / "profiles" / "slurm" / "partitions.yaml")
-    asked = {"runtime": minutes, "mem_mb": 8000} | ({"gres": f"gpu:{gpus}"} if gpus else {})
-    job = SimpleNamespace(name="stage", threads=1, resources=asked)
+    requested = {"runtime": minutes, "mem_mb": 8000} | ({"gres": f"gpu:{gpus}"} if gpus else {})
+    job = SimpleNamespace(name="stage", threads=1, resources=requested)
     logger = SimpleNamespace(debug=print, info=print, warning=print)
     assert partitions.get_best_partition(listed, job, logger) == chosen

@@ -203,5 +203,5 @@ def test_the_files_of_a_round_are_its_shards_and_then_its_refill(tmp_path) -> No
     refill = tmp_path / "refill" / "rollouts.parquet"
     assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2)) == shards
     assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2, refill=1)) == [*shards, refill]
-    scores = [round_tables.beside(file, "scores").relative_to(tmp_path) for file in (shards[1], refill)]
+    scores = [round_tables.scores_beside(file).relative_to(tmp_path) for file in (shards[1], refill)]
     assert scores == [Path("scores/001.parquet"), Path("refill/scores.parquet")]

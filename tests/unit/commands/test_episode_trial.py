@@ -73,8 +73,12 @@ def test_tools_environment_and_rewards_are_tried_together(tmp_path, model) -> No
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    found = {f"{one.subject} {place}": one for place, one in enumerate(findings(settings, scratch))}
-    texts = {key.rpartition(" ")[0]: one.message for key, one in found.items() if one.ok and not one.note}
+    by_subject = {f"{finding.subject} {number}": finding for number, finding in enumerate(findings(settings, scratch))}
+    texts = {
+        key.rpartition(" ")[0]: finding.message
+        for key, finding in by_subject.items()
+        if finding.ok and not finding.note
+    }
     assert texts["episode game"] == (
         "on a row of dataset.train: reset says 'Guess a number from 1 to 100.'; calculator(expression='1') gives '1'; "
         "guess(number=1) gives 'higher'; the reward is 0"
@@ -82,7 +86,7 @@ def test_tools_environment_and_rewards_are_tried_together(tmp_path, model) -> No
     assert texts["episode room"] == (
         "on a row of dataset.eval: calculator(expression='1') gives '1'; act(number=1) gives '1'"
     )
-    rewards = [one for key, one in found.items() if key.startswith("reward seen")]
+    rewards = [one for key, one in by_subject.items() if key.startswith("reward seen")]
     # an answer alone is 1 message; with two calls and their answers 5; and one guess each
     assert "the data's own solutions 2, 2, 2, 2; 'I do not know.' 6, 6, 6, 6" in rewards[0].message
     assert "has no attribute 'guesses'" in rewards[1].message

@@ -82,11 +82,11 @@ def test_files_of_round_2_are_the_runs_own(runs) -> None:
 
 
 def test_shared_files_name_the_runs_that_use_them(runs) -> None:
-    made = runs(arms={"a": None, "b": {"update.learning_rate": 1e-6}, "c": {"rollout.temperature": 0.9}}, seeds=[0])
-    of_a, of_c = made.homes["lr/a/0"], made.homes["lr/c/0"]
-    assert made.users[of_a["warmstart"]] == "lr/a/0 and 2 more"
-    assert made.users[of_a["rollout"]] == "lr/a/0 and 1 more"
-    assert made.users[of_c["rollout"]] == "lr/c/0"
+    run_set = runs(arms={"a": None, "b": {"update.learning_rate": 1e-6}, "c": {"rollout.temperature": 0.9}}, seeds=[0])
+    of_a, of_c = run_set.homes["lr/a/0"], run_set.homes["lr/c/0"]
+    assert run_set.users[of_a["warmstart"]] == "lr/a/0 and 2 more"
+    assert run_set.users[of_a["rollout"]] == "lr/a/0 and 1 more"
+    assert run_set.users[of_c["rollout"]] == "lr/c/0"
 
 
 def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:

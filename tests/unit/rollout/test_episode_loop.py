@@ -59,16 +59,16 @@ def write(template, request) -> Completion:
     return turn(template, str(chance.randint(0, 99)))
 
 
-def rows_of(count, said="") -> list[dict]:
-    """Rows of a prompt set whose prompts end with what `reset` said."""
-    prompt = [{"role": "user", "content": f"1{said}"}]
-    return [{"prompt_id": f"{place}", "prompt": prompt, OBSERVATION: said} for place in range(count)]
+def rows_of(count, observation="") -> list[dict]:
+    """Rows of a prompt set whose prompts end with the observation."""
+    prompt = [{"role": "user", "content": f"1{observation}"}]
+    return [{"prompt_id": f"{place}", "prompt": prompt, OBSERVATION: observation} for place in range(count)]
 
 
-def play(template, reader, model, count=12, said="", **settings) -> list[dict]:
+def play(template, reader, model, count=12, observation="", **settings) -> list[dict]:
     """The columns of episodes with a model, of which one turn at a time is sampled, the last that came first."""
     rollout = Rollout(**settings)
-    rows = rows_of(count, said)
+    rows = rows_of(count, observation)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
     with resets.pool_of(rollout) as pool:
         episodes = Episodes(EpisodeContext(rollout, pool, reader), rows, requests, SAMPLING)
@@ -237,7 +237,7 @@ def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_pat
     for name, start in (("same", 3), ("other", 4)):
         (tmp_path / f"{name}.py").write_text(COUNTER.format(start=start))
     file = f"{tmp_path}/same.py:Counter"
-    episodes = play(template, reader, count, 40, said=" from 3", environment=file, max_turns=6)
+    episodes = play(template, reader, count, 40, observation=" from 3", environment=file, max_turns=6)
     kinds = {(one["finish_reason"], "tool_calls" in json.loads(one["messages"])[-1]) for one in episodes}
     assert kinds >= {("stop", False), ("stop", True), ("length", True)}, "the model ended, or a limit did"
     assert any(MALFORMED in one["messages"] for one in episodes)

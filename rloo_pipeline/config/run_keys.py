@@ -1,0 +1,135 @@
+"""The keys of a run's configuration: its sections and the keys beside them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rloo_pipeline.config import lag
+from rloo_pipeline.config.algorithm import Algorithm
+from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
+from rloo_pipeline.config.gates import Gates
+from rloo_pipeline.config.rewards import Reward, Scoring
+from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Select, Vllm
+from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.training import Deepspeed, Update
+
+RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
+
+
+def valid_run_name(name: str) -> str:
+    """The valid name of a run that is most like `name`; `my-run` if nothing of it can be kept."""
+    letters = unicodedata.normalize("NFKD", name.translate(_SPELLED_OUT)).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("-._") or "my-run"
+
+
+class Report(Section):
+    """The page report.html about a run, during it and at its end."""
+
+    title: str | None = None
+    """Heading of the page. Default: the name of the run."""
+    note: str | None = None
+    """Paragraph under the heading."""
+    task_column: str | None = None
+    """Column of the held-out rows with the name of each row's task. The page then shows every reward per task."""
+    every: int | None = Field(None, ge=0)
+    """Write the page after the first and every n-th round too, with what is there so far; no round waits for it.
+    Default: a twentieth of `rounds`, so that a run has at most 21 such pages. 0: only at the end.
+    """
+
+
+class Container(Section):
+    """Container image of the stages, used with `snakemake --sdm apptainer`. Otherwise stages run in the local
+    environment.
+    """
+
+    image: str | None = None
+    """Path or URI of an image. Default: the image that `rloo images` builds in images/."""
+    binds: list[str] = []
+    """Additional folders to mount. The working folder, the caches, TMPDIR and the paths in this configuration are
+    always mounted.
+    """
+
+
+class RunKeys(Section):
+    """The keys of `Config`."""
+
+    run: str = Field(json_schema_extra={"pattern": RUN_NAME.pattern})
+    """Name of the run. Its files are in results/<run>/."""
+    rounds: int = Field(ge=1, le=99_999)
+    """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
+    seed: int = Field(0, ge=0)
+    """Random seed of the run: model building, prompt order, sampling, training."""
+    keep_every: int = Field(1, ge=1)
+    """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
+    workers: Literal["auto", "always", "never"] = "auto"
+    """Whether engines stay loaded between rounds when Snakemake and its jobs run on one machine. `auto`: only on
+    machines without a GPU. `always`: also with GPUs, where the engines take turns. Workers change no result and hold
+    memory for sampler, reference and trainer at the same time.
+    """
+    report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
+    """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
+    writes an offline folder results/<run>/wandb/ for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
+    set, otherwise to results/<run>/mlflow/.
+    """
+    data_dir: str | None = None
+    """Folder in which relative dataset paths are looked up. Default: the working folder."""
+    model: Model
+    """The model to train."""
+    dataset: Dataset
+    """Training and evaluation prompts."""
+    warmstart: Warmstart = Warmstart()
+    """Starting policy (policy 0)."""
+    checks: Checks = Checks()
+    """Checks of policy 0 before the first round."""
+    rollout: Rollout = Rollout()
+    """Sampling of completions."""
+    vllm: Vllm = Vllm()
+    """Resources of the sampling engine."""
+    rewards: list[Reward] = Field(min_length=1)
+    """Reward functions."""
+    scoring: Scoring = Scoring()
+    """Processes for the reward functions."""
+    algorithm: Algorithm = Algorithm()
+    """Policy-gradient algorithm."""
+    update: Update = Update()
+    """Optimizer and learning rate."""
+    deepspeed: Deepspeed = Deepspeed()
+    """Resources of the training engine."""
+    correct: Correct = Correct()
+    """Definition of a right completion."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out evaluation."""
+    select: Select | None = None
+    """Choice of a policy. Default: the last one, which `dataset.eval` is evaluated on."""
+    gates: Gates = Gates()
+    """Symptoms that are looked for after each round."""
+    report: Report = Report()
+    """Report page."""
+    container: Container = Container()
+    """Container image."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_by_lag(cls, values: Any) -> Any:
+        return lag.fill(values) if isinstance(values, dict) else values
+
+    @field_validator("run")
+    @classmethod
+    def _check_run_name(cls, name: str) -> str:
+        if not RUN_NAME.fullmatch(name):
+            raise ValueError(
+                f"'{name}' cannot be the name of a run, since it names a folder and jobs: use letters without accents, "
+                f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
+            )
+        return name
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _accept_one_name(cls, value: Any) -> Any:
+        """`report_to: wandb` works too, as in transformers."""
+        return [value] if isinstance(value, str) else value
