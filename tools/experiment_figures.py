@@ -1,4 +1,4 @@
-"""Writes what `make experiment` gave into docs/experiments.md and the README, and an image of its page into docs/assets.
+"""Writes the result of `make experiment` into docs/experiments.md and the README, and an image of its page.
 
 python tools/experiment_figures.py [results/demo-algorithms]
 """
