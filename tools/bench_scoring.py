@@ -29,7 +29,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.config import Reward, import_string
+from rloo_pipeline import import_string
+from rloo_pipeline.config import Reward
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.reward_call import signature_of
 from rloo_pipeline.scoring.score_batch import RewardBatch, score_with

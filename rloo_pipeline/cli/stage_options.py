@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rloo_pipeline.cli.command import CONFIG, Command, Option, command, option
 from rloo_pipeline.cli.stage_setup import stage_config
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.runtime import environment, gpu_claims
 
 
@@ -40,10 +40,13 @@ def stage(
 
 
 def take_sampler(config: Config) -> None:
-    """Takes the threads and GPUs of a sampler, and of reward functions that take turns with it."""
+    """Takes the threads and GPUs of a sampler, of reward functions that take turns with it, and of environments."""
     environment.use_threads(config.vllm.threads)
     gpus = (reward.gpus for reward in getattr(config, "rewards", ()))
-    gpu_claims.claim(max(config.vllm.tensor_parallel_size, *gpus, 1))
+    rollout: Rollout | None = getattr(config, "rollout", None)  # lm-eval's tasks have no environments
+    beside = rollout.environment_gpus if rollout else 0
+    gpu_claims.claim(max(config.vllm.tensor_parallel_size, *gpus, 1) + beside)
+    gpu_claims.set_aside(beside)
 
 
 def path(name: str, about: str) -> Option:

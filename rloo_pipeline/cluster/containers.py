@@ -101,7 +101,7 @@ def _outside_folders(config: Config) -> Iterator[str]:
     if config.warmstart.sft:
         sources.append(config.warmstart.sft.demonstrations)
     data_dir = Path(config.data_dir or ".")
-    paths = [Path("results"), data_dir, *map(Path, config.container.binds)]
+    paths = [Path("results"), data_dir, *map(Path, (*config.container.binds, *config.rollout.environment_read_only))]
     paths += [data_dir / source.path for source in sources if source.path]
     paths += [Path(source.name) for source in sources if source.name]
     if config.model.name_or_path:

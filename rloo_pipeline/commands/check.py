@@ -15,12 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands import episode_trial, reward_trial
 from rloo_pipeline.commands.episode_trial import EpisodeTrial
 from rloo_pipeline.commands.reward_trial import DatasetSample
-from rloo_pipeline.config import STAGES, Config, Source, import_string, provenance
+from rloo_pipeline.config import STAGES, Config, Source, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.data import building, images

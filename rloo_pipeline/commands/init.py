@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import atomic_write, read_json
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
-from rloo_pipeline.config import import_string
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.config import Config, Reward, import_string
+from rloo_pipeline import import_string
+from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding

@@ -2,11 +2,12 @@
 
 from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
 from rloo_pipeline.config.data import CheckLimits, Checks, Dataset, Model, Sft, Source, Warmstart
+from rloo_pipeline.config.evaluation import Correct, Evaluation, Harness
 from rloo_pipeline.config.gates import Gate, Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.run import TABLE_COLUMNS, Config
 from rloo_pipeline.config.run_keys import Container, Report
-from rloo_pipeline.config.sampling import Correct, Evaluation, Harness, Rollout, Vllm
+from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
 from rloo_pipeline.config.stages import STAGES, Sections
 from rloo_pipeline.config.training import Deepspeed, Lora, Offload, Update

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rloo_pipeline.config.error_messages import first_problem
+from rloo_pipeline.config.evaluation import Select
 from rloo_pipeline.config.loading import read_mapping, validate
 from rloo_pipeline.config.run import Config
-from rloo_pipeline.config.sampling import Select
 from rloo_pipeline.config.section import JSON, Section, merge
 from rloo_pipeline.errors import UserError
 

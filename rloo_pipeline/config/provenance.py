@@ -16,14 +16,15 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from rloo_pipeline.config import STAGES, Config, estimator, import_string
+from rloo_pipeline import import_string
+from rloo_pipeline.config import STAGES, Config, estimator
 
 PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
-    *("config", "errors", "runtime", "workers", "planning", "preflight", "artifacts.files", "artifacts.fence"),
-    "artifacts.manifest",
-    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.lora_support"),
-    *("training.model_support", "training.model_types", "training.self_check"),
+    *("config", "errors", "import_string", "runtime", "workers", "planning", "preflight", "artifacts.files"),
+    *("artifacts.fence", "artifacts.manifest", "trackers.events", "trackers.names", "rollout.swap_check"),
+    *("training.formats", "training.lora_support", "training.model_support", "training.model_types"),
+    "training.self_check",
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """
@@ -48,6 +49,11 @@ def source_digest(stage: str, config: Config) -> str:
     for name, digest in sorted(digests):
         total.update(f"{name} {digest}\n".encode())
     return total.hexdigest()[:16]
+
+
+def source_files(file: Path) -> frozenset[Path]:
+    """A file of the user and the modules that it imports from its own folder, directly or indirectly."""
+    return frozenset(file for file in _closure(file.resolve()) if not file.is_relative_to(PACKAGE))
 
 
 def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:

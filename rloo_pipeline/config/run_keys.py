@@ -11,9 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from rloo_pipeline.config import lag
 from rloo_pipeline.config.algorithm import Algorithm
 from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
+from rloo_pipeline.config.evaluation import Correct, Evaluation, Select
 from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
-from rloo_pipeline.config.sampling import Correct, Evaluation, Rollout, Select, Vllm
+from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.config.training import Deepspeed, Update
 

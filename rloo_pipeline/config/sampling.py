@@ -1,13 +1,15 @@
-"""Sections `rollout`, `vllm`, `correct`, `evaluation` and `select`."""
+"""Sections `rollout` and `vllm`."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.section import Section
+
+PYTHON_TOOL = "rloo_pipeline.environments.tools:python"
 
 
 def check_temperature(temperature: float) -> float:
@@ -84,6 +86,25 @@ class Rollout(Section):
     """Time limit of a call of a tool, in seconds; at the limit its process is killed, and the model gets an error as
     answer.
     """
+    environment_sandbox: bool = False
+    """Run the processes of tools and environments in the sandbox that `code_reward` uses: without network, with the
+    files of their code and of Python alone, all read-only but /tmp, and with `environment_memory_mb`. See
+    docs/environments.md.
+    """
+    environment_memory_mb: int = Field(2048, ge=128)
+    """Limit in MiB for the memory of each process in the sandbox."""
+    environment_image: str | None = None
+    """Path of an Apptainer image in which the processes of tools and environments run, with its Python (3.11 or newer)
+    and its packages. Default: the Python of the stages.
+    """
+    environment_read_only: list[str] = []
+    """Further files and folders that the processes can read in the sandbox or in the image, at the same absolute paths.
+    Folders are added to Python's path.
+    """
+    environment_gpus: int = Field(0, ge=0)
+    """GPUs of a job for the processes of tools and environments, in addition to those of the engine. They see these in
+    CUDA_VISIBLE_DEVICES and the engine does not; with 0 they see none.
+    """
 
     @field_validator("temperature")
     @classmethod
@@ -99,6 +120,25 @@ class Rollout(Section):
         limit = next((key for key in ("max_turns", "max_tool_calling_iterations") if getattr(self, key)), None)
         if limit is not None and not self.uses_tools:
             raise ValueError(f"{limit}: completions without tools have one turn; set tools or environment, or drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_environment_processes(self) -> Self:
+        for key in ("environment_sandbox", "environment_image", "environment_gpus"):
+            if getattr(self, key) and not self.uses_tools:
+                raise ValueError(f"{key}: there are no processes without tools; set tools or environment, or drop it")
+        if self.environment_sandbox and self.environment_gpus:
+            raise ValueError("environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key")
+        if self.environment_sandbox and PYTHON_TOOL in self.tools:
+            raise ValueError(
+                f"tools: {PYTHON_TOOL} runs each program in a sandbox of its own, which cannot start in that of "
+                "environment_sandbox; leave one of the two out"
+            )
+        if self.environment_read_only and not (self.environment_sandbox or self.environment_image):
+            raise ValueError(
+                "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
+                "or environment_image, or drop it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -170,111 +210,3 @@ class Vllm(Section):
     threads: int = Field(1, ge=1)
     """CPU threads per sampling job. A fixed number, independent of the machine, so that sums round the same everywhere.
     """
-
-
-class Correct(Section):
-    """Definition of a right completion, for accuracy and pass@k. A change reruns the evaluations but not the checks."""
-
-    reward: str | None = None
-    """Name of the reward that decides. Default: the first one in `rewards`."""
-    threshold: float = 1.0
-    """A completion is right if that reward is at least this value."""
-
-
-class Harness(Section):
-    """Benchmarks of the lm-eval library, run through its vLLM backend on every evaluated policy."""
-
-    tasks: list[str | JSON] = Field(min_length=1)
-    """Names of lm-eval tasks; or mappings with `task` and the settings to override, for example `dataset_path: json`
-    and `dataset_kwargs` for a local file.
-    """
-    num_fewshot: int | None = Field(None, ge=0)
-    """Number of worked examples before each problem. Default: that of the task."""
-    limit: int | None = Field(None, ge=1)
-    """Evaluate only this many problems of each task, from the start."""
-    apply_chat_template: bool = False
-    """Format prompts with the model's chat template, with the worked examples as earlier turns."""
-    gen_kwargs: JSON = {}
-    """Overrides of the task's generation settings, for example `{max_gen_toks: 1024}`."""
-    include_path: str | None = None
-    """Folder with your own lm-eval task files."""
-    max_model_len: int | None = Field(None, ge=1)
-    """Maximum length of prompt and answer together, in tokens. Default: the context length of the model."""
-
-
-class Evaluation(Section):
-    """Evaluation on the held-out prompts. All evaluated policies get the same prompts and seeds."""
-
-    num_prompts: int | None = Field(None, ge=1)
-    """Number of held-out prompts, from the start. Default: all."""
-    num_generations: int = Field(1, ge=1)
-    """Completions per prompt. pass@k is reported for k = 1, 2, 4, … up to this number."""
-    temperature: float = Field(1.0, ge=0)
-    """Sampling temperature, from 0.01 to 2; 0 decodes greedily."""
-    greedy: bool = True
-    """Also generate one greedy completion per prompt."""
-    every: int | None = Field(None, ge=1)
-    """Also evaluate the policy of every n-th round; a multiple of `keep_every`. Default: only the warm start and the
-    final policy.
-    """
-    each_round: int | None = Field(None, ge=0)
-    """Number of held-out prompts, from the start, that the sampler of each round also answers, once each and together
-    with the round's completions: a curve of held-out accuracy at little cost. Default: a twentieth of the round's
-    completions, at most 200. 0 turns it off, as does a GPU for the reward that decides (`correct.reward`).
-    """
-    harness: Harness | None = None
-    """lm-eval benchmarks, in addition to the held-out prompts. Off by default."""
-    max_completion_length: int | None = Field(None, ge=1)
-    """Maximum completion length in tokens. Default: `rollout.max_completion_length`."""
-    breakdown: list[str] = []
-    """Names of rewards (0 or 1) by which accuracy is broken down: the fraction of completions with 1, and the accuracy
-    of those with 1 and of those with 0.
-    """
-    bootstrap_samples: int = Field(10000, ge=100)
-    """Bootstrap resamples of the prompts for the 95% confidence intervals, and random sign flips for p-values that are
-    not computed exactly.
-    """
-
-    @field_validator("temperature")
-    @classmethod
-    def _check_temperature(cls, temperature: float) -> float:
-        return temperature if temperature == 0 else check_temperature(temperature)
-
-
-class Select(Section):
-    """A choice on the rows of `dataset.dev`, and one evaluation of what was chosen on the test rows, `dataset.eval`.
-
-    Of each run it chooses the round, among those of `evaluation.every` and the last, and of an experiment the arm with
-    the highest mean over seeds. Of equal ones the earlier round, and the arm that is named first, is chosen.
-    """
-
-    by: str = "dev.pass@1"
-    """What to choose by: `dev.pass@K` for a K that evaluations report, or `dev.greedy`."""
-    then: Literal["test"] = "test"
-    """Rows that what was chosen is evaluated on."""
-
-    @property
-    def measure(self) -> str:
-        """What is compared: `pass@K` or `greedy`."""
-        return self.by.removeprefix("dev.")
-
-    def check(self, evaluation: Evaluation) -> None:
-        """Checks that evaluations report what is chosen by.
-
-        Raises:
-            ValueError: they do not.
-        """
-        measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
-        if evaluation.greedy and evaluation.temperature > 0:
-            measures.append("greedy")
-        if self.by not in [f"dev.{measure}" for measure in measures]:
-            raise ValueError(
-                f"select.by: '{self.by}' is nothing that the evaluations on dataset.dev report; set one of "
-                f"{', '.join(f'dev.{measure}' for measure in measures)}"
-            )
-
-    def value(self, evaluation: JSON) -> float:
-        """What is compared, of the summary of an evaluation."""
-        if self.measure == "greedy":
-            return float(evaluation["greedy"]["accuracy"])
-        return float(evaluation["pass@k"][self.measure.removeprefix("pass@")]["value"])

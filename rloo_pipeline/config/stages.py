@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.config.algorithm import Algorithm
 from rloo_pipeline.config.data import Checks, Dataset
-from rloo_pipeline.config.sampling import Evaluation, Rollout
+from rloo_pipeline.config.evaluation import Evaluation
+from rloo_pipeline.config.sampling import Rollout
 from rloo_pipeline.config.training import Deepspeed
 
 But = dict[str, Any]
@@ -25,14 +26,14 @@ class Sections(NamedTuple):
     """Keys of `decides` sections that do not affect the result."""
 
 
-_ELSEWHERE = {"rollout": {"lag", "refill", "environment_workers"}}
-"""The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage of its own;
-processes change no result.
-"""
+_WHERE = {"environment_workers", "environment_gpus"}
+"""How many processes and GPUs environments have changes no result."""
+_ELSEWHERE = {"rollout": {"lag", "refill", *_WHERE}}
+"""The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage of its own."""
 _TEACHING = {"mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"}
 """Keys of the algorithm that decide which groups teach."""
-_TOOLS = {"rollout": set(Rollout.model_fields) - {"environment", "tools", "environment_timeout"}}
-"""All but the tools, whose schemas are in the prompts."""
+_TOOLS = {"rollout": {*_WHERE, *(key for key in Rollout.model_fields if "environment" not in key and key != "tools")}}
+"""All but the tools, whose schemas are in the prompts, and the environments, whose `reset` ends them."""
 _ALL_PROMPTS = {"dataset": {"select"}}
 """Which training prompts are used changes no prompt, and not what policy 0 is and does."""
 
@@ -42,7 +43,7 @@ def _of_selection(*but: str) -> But:
     return {"dataset": {**dict.fromkeys(set(Dataset.model_fields) - {"select"}, True), "select": set(but)}}
 
 
-_SAMPLE = {"num_generations", "generation_batch_size", "oversample", "refill", "lag", "environment_workers"}
+_SAMPLE = {"num_generations", "generation_batch_size", "oversample", "refill", "lag", *_WHERE}
 """Keys of `rollout` that do not change a single completion."""
 _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the context of the model."""
@@ -83,7 +84,7 @@ STAGES: Mapping[str, Sections] = {
         ("seed", "model", "rollout", "rewards", "algorithm", "dataset"),
         ("run", "vllm", "scoring"),
         {
-            "rollout": {"lag", "environment_workers"},
+            "rollout": {"lag", *_WHERE},
             "algorithm": set(Algorithm.model_fields) - _TEACHING,
             **_of_selection("num_generations"),
         },

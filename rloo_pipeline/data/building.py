@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from rloo_pipeline.config import Model, import_string
+from rloo_pipeline import import_string
+from rloo_pipeline.config import Model
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.seeds import derive
 

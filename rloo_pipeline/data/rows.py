@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.config import Source, import_string
+from rloo_pipeline import import_string
+from rloo_pipeline.config import Source
 from rloo_pipeline.data import json_rows
 from rloo_pipeline.errors import UserError, one_line
 

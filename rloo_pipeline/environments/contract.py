@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from rloo_pipeline.config import import_string
+from rloo_pipeline import import_string
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.reward_call import signature_of
 

@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rloo_pipeline import seeds
-from rloo_pipeline.config import import_string
-from rloo_pipeline.environments import contract
+from rloo_pipeline import import_string, seeds
+from rloo_pipeline.environments import contract, schema_maker
 from rloo_pipeline.environments.contract import EnvironmentCode
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.messages import MessageSocket
@@ -55,6 +54,9 @@ class FinishEpisode(NamedTuple):
 
 class DescribeTools(NamedTuple):
     """Request: the tools of each environment."""
+
+    schema_file: str = ""
+    """The file that makes schemas, in an image that need not have transformers."""
 
 
 class ToolText(NamedTuple):
@@ -133,6 +135,8 @@ class Episode:
             return self.call(request.calls, send)
         if isinstance(request, FinishEpisode):
             return self.finish()
+        if request.schema_file:
+            schema_maker.load(request.schema_file)
         return RequestDone(tools=dict(contract.tool_sets(self.code).items()))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:

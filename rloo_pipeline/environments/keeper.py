@@ -4,6 +4,9 @@
 pickles: first a KeeperStart, then (`open`, number), with the socket of the episode, and (`kill`, number). Out goes
 JSON: `ready`, `broken` with a message, and `ended` with a number and an exit code. A fork takes milliseconds, so each
 episode has a fresh process with everything imported, and nothing that one leaves in it reaches another.
+
+In the sandbox or in an image (`confinement.py`) the process has another Python or other packages than its parent, so it
+imports nothing but the standard library and modules of this package that do the same.
 """
 
 from __future__ import annotations
@@ -13,20 +16,25 @@ import gc
 import json
 import os
 import pickle
+import resource
 import signal
 import socket
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.environments import contract, tools
 from rloo_pipeline.environments.contract import EnvironmentCode
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.sandbox.inside import limits
 from rloo_pipeline.scoring.worker import die_with
 from rloo_pipeline.scoring.worker_process import adopt_orphans, end_orphans
 
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
+RESERVE = 16
+"""In a sandbox: processes that episodes cannot start, so that one can be forked where they have taken all others."""
 
 
 class KeeperStart(NamedTuple):
@@ -34,8 +42,12 @@ class KeeperStart(NamedTuple):
 
     environments: dict[str, str]
     tools: list[str]
-    parent: int
-    """Process id of the parent."""
+    parent: int | None
+    """Process id of the parent; None in a sandbox or an image, which end with it by themselves."""
+    limits: dict[str, int] | None = None
+    """In a sandbox: what `limits.apply` sets."""
+    read_only: tuple[str, ...] = ()
+    """Paths that it must be able to read."""
 
 
 def main(file: int) -> None:
@@ -47,12 +59,18 @@ def main(file: int) -> None:
     os.set_inheritable(file, False)
     control = socket.socket(fileno=file)
     start: KeeperStart = pickle.loads(control.recv(PACKET_BYTES))
-    die_with(start.parent)  # an import may hang; later the end of the stream tells, and what was forked is ended
+    if start.limits is not None:
+        limits.apply(start.limits)
+        limits.begin()
+    if start.parent is not None:
+        die_with(start.parent)  # an import may hang; later the end of the stream tells, and what was forked is ended
     try:
+        _check_readable(start.read_only)
         code = contract.load(start.environments, start.tools)
         if any(tool is tools.python for _, tool in code.tools.values()):
             tools.confinement()
-        import numpy  # noqa: F401  # so that episodes seed it, also where a tool imports it late
+        with suppress(ImportError):  # an image may lack it
+            import numpy  # noqa: F401  # so that episodes seed it, also where a tool imports it late
     except (UserError, ValueError, TypeError) as error:
         control.send(json.dumps(["broken", str(error)[: PACKET_BYTES // 8]]).encode())
         return
@@ -62,14 +80,26 @@ def main(file: int) -> None:
     gc.freeze()
     control.send(json.dumps(["ready"]).encode())
     with suppress(BrokenPipeError, ConnectionResetError):
-        Keeper(control, code).run()
+        Keeper(control, code, start.limits["processes"] - RESERVE if start.limits else None).run()
+
+
+def _check_readable(paths: tuple[str, ...]) -> None:
+    """Checks paths once the limits are set: in a sandbox that root starts, the process is another user.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    for path in paths:
+        if not os.access(path, os.R_OK | (os.X_OK if Path(path).is_dir() else 0)):
+            raise UserError(f"rollout.environment_read_only: the sandbox cannot read {path}; make it readable for all")
 
 
 class Keeper:
     """Forks episodes, and reports how they end."""
 
-    def __init__(self, control: socket.socket, code: EnvironmentCode) -> None:
-        self.control, self.code = control, code
+    def __init__(self, control: socket.socket, code: EnvironmentCode, most: int | None) -> None:
+        """Keeps the socket of orders, the imported code, and the most processes of all episodes together."""
+        self.control, self.code, self.most = control, code, most
         self.processes: dict[int, tuple[int, int]] = {}
         """Process id and its file descriptor of each episode."""
 
@@ -119,6 +149,8 @@ class Keeper:
             for _, other in self.processes.values():
                 os.close(other)
             os.set_inheritable(file, False)
+            if self.most is not None:
+                resource.setrlimit(resource.RLIMIT_NPROC, (self.most, self.most))
             with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool closed its end
                 episode.serve(file, self.code)
             status = 0

@@ -5,36 +5,60 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from rloo_pipeline.environments import keeper
+from rloo_pipeline.environments import confinement, keeper
+from rloo_pipeline.environments.confinement import Confinement
+from rloo_pipeline.environments.printed_text import PrintedText
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.worker_process import ENVIRONMENT, EXIT_SECONDS, MARK, THREADS, describe_exit
+from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.scoring.worker_process import EXIT_SECONDS, describe_exit
 
-BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main({})"
+SIGNALLED = 128
+"""What bubblewrap and Apptainer add to the number of a signal that ended a process, as its exit code."""
 
 
 class KeeperProcess:
     """A subprocess that runs `keeper.main`."""
 
-    def __init__(self, environments: dict[str, str], tools: Sequence[str]) -> None:
+    def __init__(self, environments: Mapping[str, str], tools: Sequence[str], where: Confinement, workers: int) -> None:
+        """Starts it.
+
+        Args:
+            environments: import strings by name.
+            tools: import strings of functions.
+            where: it runs.
+            workers: most episodes at a time.
+
+        Raises:
+            UserError: it cannot be started there, or there is no such file or module.
+        """
+        self.where = where
         self.control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = confinement.command(where, [*environments.values(), *tools], child.fileno(), workers)
+        self.schema_file = command.schema_file
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BOOT.format(keeper.__name__, child.fileno()), *sys.path],
+            command.argv,
             pass_fds=[child.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what tools print belongs to the log or the terminal
+            stdout=subprocess.PIPE if where.has_own_files else 2,  # belongs to the log or the terminal
+            stderr=subprocess.STDOUT if where.has_own_files else None,
             start_new_session=True,
-            env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, "1"),
+            env=command.environment,
         )
         child.close()
-        self.control.send(pickle.dumps(keeper.KeeperStart(environments, list(tools), os.getpid())))
+        self.printed = PrintedText(self.process.stdout) if self.process.stdout else None
+        names = {name: confinement.reference_inside(where, reference) for name, reference in environments.items()}
+        parent = None if where.has_own_files else os.getpid()
+        functions = [confinement.reference_inside(where, reference) for reference in tools]
+        paths = tuple(confinement.read_only_paths(where))
+        self.control.send(pickle.dumps(keeper.KeeperStart(names, functions, parent, command.limits, paths)))
         self.ready = False
         """Whether the environments and tools are imported."""
         self._unread: list[tuple[int, int]] = []
@@ -83,14 +107,26 @@ class KeeperProcess:
 
     def _handle(self, kind: str, rest: list[Any]) -> None:
         if kind == "broken":
-            raise UserError(rest[0])
+            raise UserError(rest[0] + self._what_is_there())
         if kind == "ready":
             self.ready = True
         else:
             self._unread.append((rest[0], rest[1]))
 
+    def _what_is_there(self) -> str:
+        """What the code may miss, after an error of its import."""
+        if not self.where.has_own_files:
+            return ""
+        packages = f"that {self.where.image} has" if self.where.image else "of Python"
+        return f"; there are the packages {packages}, its own code, and the paths in rollout.environment_read_only"
+
     def _why_it_died(self) -> str:
-        how = describe_exit(self.process.wait())
+        code = self.process.wait()
+        if self.where.has_own_files and code - SIGNALLED in {*signal.Signals}:
+            code = SIGNALLED - code
+        how = describe_exit(code)
+        if self.printed is not None and (line := self.printed.last_line()):
+            how += f", and printed at the end: {line:.300}"
         if self.ready:
             return f"the process from which environments are forked {how}; the log says what it printed"
         return f"the process that imports rollout.environment and rollout.tools {how}; import them in Python to see why"
@@ -98,8 +134,8 @@ class KeeperProcess:
     def end(self) -> None:
         """Ends the process and all that it forked."""
         self.control.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        sandbox.end(self.process, apptainer=bool(self.where.image))
+        if self.printed is not None:
+            self.printed.close()

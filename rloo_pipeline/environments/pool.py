@@ -17,6 +17,7 @@ from typing import Any
 
 from rloo_pipeline import seeds
 from rloo_pipeline.environments import contract
+from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer, Connection
 from rloo_pipeline.environments.contract import ToolSet
 from rloo_pipeline.environments.episode import BeginEpisode, CallTools, DescribeTools, FinishEpisode, error_text
@@ -34,7 +35,12 @@ class EnvironmentPool:
     """Plays episodes; a context manager. Make it on the main thread."""
 
     def __init__(
-        self, environment: str | Mapping[str, str] | None, tools: Sequence[str], workers: int, timeout: float
+        self,
+        environment: str | Mapping[str, str] | None,
+        tools: Sequence[str],
+        workers: int,
+        timeout: float,
+        where: Confinement = Confinement(),  # noqa: B008
     ) -> None:
         """Starts to import the environments and tools.
 
@@ -43,6 +49,10 @@ class EnvironmentPool:
             tools: import strings of functions.
             workers: most processes at a time.
             timeout: seconds for `reset`, for each call of a tool, and for the reward.
+            where: the processes run.
+
+        Raises:
+            UserError: they cannot run there.
         """
         self.names = contract.by_name(environment)
         self.workers, self.timeout = workers, timeout
@@ -60,8 +70,8 @@ class EnvironmentPool:
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
         self._started = time.monotonic()
-        self._keeper = KeeperProcess(self.names, tools)
-        self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools()])
+        self._keeper = KeeperProcess(self.names, tools, where, workers)
+        self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._keeper.schema_file)])
 
     def __enter__(self) -> EnvironmentPool:
         return self

@@ -257,6 +257,11 @@ def minutes(seconds: float) -> str:
     return f"{whole // 60:,} h {whole % 60:02d} min" if whole >= 60 else f"{whole} min" if whole else f"{seconds:.0f} s"
 
 
+def sampler_gpus(config: Config) -> int:
+    """GPUs of a job that samples: those of its engine and of its environments."""
+    return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
+
+
 def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     """GPU-hours of each stage over all rounds, under `ASSUMED`."""
     counts, size = tokens(config), BYTES[config.model.dtype]
@@ -274,6 +279,7 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
         + STARTS["rollout"] * shards * config.rounds * parallel,
         "update": forward * (passes + old_logps) / flops + STARTS["update"] * config.rounds * processes,
     }
+    seconds["rollout"] *= sampler_gpus(config) / parallel
     if config.uses_reference:
         seconds["reference"] = forward / flops + STARTS["reference"] * shards * config.rounds
     return {stage: value / 3600 for stage, value in seconds.items()}

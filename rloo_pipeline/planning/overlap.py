@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.planning import estimate
 
 
 class SideSeconds(NamedTuple):
@@ -25,7 +26,7 @@ class SideSeconds(NamedTuple):
 def reckoned(config: Config, hours: Mapping[str, float]) -> SideSeconds:
     """From an estimate of GPU-hours over all rounds, with one sampler and without the time of scoring."""
     seconds = {stage: 3600 * value / config.rounds for stage, value in hours.items()}
-    sampling = seconds["rollout"] / config.vllm.tensor_parallel_size + seconds.get("reference", 0.0)
+    sampling = seconds["rollout"] / estimate.sampler_gpus(config) + seconds.get("reference", 0.0)
     return SideSeconds(sampling, seconds["update"] / config.deepspeed.processes)
 
 
@@ -40,7 +41,7 @@ def lines(config: Config, sides: SideSeconds, how: str, unit: str) -> Iterator[s
     """
     lag = config.rollout.lag or 1
     alone, beside = sides.round_seconds(0), sides.round_seconds(lag)
-    of_gpus = (config.vllm.tensor_parallel_size, config.deepspeed.processes)
+    of_gpus = (estimate.sampler_gpus(config), config.deepspeed.processes)
     of_cores = (config.vllm.threads, config.deepspeed.threads * config.deepspeed.processes)
     sampler, trainer = of_gpus if unit == "GPU" else of_cores
     key = f"rollout.lag: {lag}" + ("" if config.rollout.lag else " (not set)")

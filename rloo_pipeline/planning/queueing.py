@@ -50,7 +50,7 @@ def gpus_of(config: Config) -> dict[str, int]:
     """GPUs that a stage of a round uses at once."""
     shards = config.rollout.shards
     return {
-        "rollout": shards * config.vllm.tensor_parallel_size,
+        "rollout": shards * estimate.sampler_gpus(config),
         "reference": shards,
         "update": config.deepspeed.processes,
     }

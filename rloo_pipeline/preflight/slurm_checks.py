@@ -18,6 +18,7 @@ import yaml
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.planning import estimate
 from rloo_pipeline.preflight import Finding
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
@@ -151,10 +152,13 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
-    sampling = ["probe", "trial_probe", "rollout", "evaluate", "evaluate_chosen", "harness"]
+    episodes = parallel
+    if config.rollout.environment_gpus:
+        episodes = (f"{parallel[0]} + rollout.environment_gpus", estimate.sampler_gpus(config))
+    sampling = ["probe", "trial_probe", "rollout", "evaluate", "evaluate_chosen"]
     sampling += ["refill"] if config.rollout.refill else []
     sampling += ["difficulty"] if config.measures_difficulty else []
-    return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, parallel)}
+    return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, episodes), "harness": parallel}
 
 
 def _rules(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:

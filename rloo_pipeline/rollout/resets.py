@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config import Rollout
+from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.pool import EnvironmentPool
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.seeds import derive
 
 if TYPE_CHECKING:
@@ -25,9 +27,20 @@ POLL_SECONDS = 1.0
 
 
 def pool_of(settings: Rollout) -> EnvironmentPool:
-    """The processes for tools and environments of a configuration; a context manager."""
+    """The processes for tools and environments of a configuration; a context manager.
+
+    Raises:
+        UserError: they cannot run in the sandbox or in the image that it names.
+    """
+    where = Confinement(
+        settings.environment_sandbox,
+        settings.environment_memory_mb,
+        settings.environment_image or "",
+        tuple(settings.environment_read_only),
+        gpu_claims.names_set_aside(settings.environment_gpus),
+    )
     return EnvironmentPool(
-        settings.environment, settings.tools, settings.environment_workers, settings.environment_timeout
+        settings.environment, settings.tools, settings.environment_workers, settings.environment_timeout, where
     )
 
 

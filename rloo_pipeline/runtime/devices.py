@@ -71,14 +71,21 @@ def note_subprocess_gpus(gpus: int) -> None:
     _subprocess_gpus = gpus
 
 
+def note_set_aside(gpus: int) -> None:
+    """Records the GPUs that the stage has for environments beside those of its engine."""
+    global _set_aside
+    _set_aside = gpus
+
+
 _subprocess_gpus = 0
+_set_aside = 0
 
 
 def gpus_used() -> str | None:
     """The GPUs of the stage as `2 x NAME`; None where it had none."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return f"{_job_gpus(torch.cuda.device_count())} x {torch.cuda.get_device_name(0)}"
+        return f"{_job_gpus(torch.cuda.device_count()) + _set_aside} x {torch.cuda.get_device_name(0)}"
     name = _gpu_name() if _subprocess_gpus else None
     return f"{_subprocess_gpus} x {name}" if name else None
 

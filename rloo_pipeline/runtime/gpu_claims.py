@@ -14,12 +14,14 @@ import socket
 import subprocess
 import time
 
-from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices
 
 _taken: list[str] = []
 """GPUs of this process: a worker whose CUDA has started cannot change them."""
 _sockets: list[socket.socket] = []
+_set_aside: tuple[str, ...] = ()
+"""GPUs of this process that its engine does not see."""
 
 
 def claim(needed: int, from_the_end: bool = False) -> None:
@@ -44,6 +46,37 @@ def claim(needed: int, from_the_end: bool = False) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for name in _visible() if name in free)
             return
         time.sleep(0.1)
+
+
+def set_aside(count: int) -> None:
+    """Takes the last GPUs out of CUDA_VISIBLE_DEVICES, for processes that this one starts. Does nothing on a machine
+    without GPUs.
+
+    Args:
+        count: number of GPUs.
+
+    Raises:
+        UserError: no GPU would be left.
+        IncompatibleEngine: this process has set aside another number before, so that a worker restarts.
+    """
+    global _set_aside
+    if len(_set_aside) == count or not (visible := _visible()):
+        return
+    if _set_aside:
+        raise IncompatibleEngine(f"{len(_set_aside)} GPUs set aside, and now {count} are")
+    if len(visible) <= count:
+        raise UserError(
+            f"rollout.environment_gpus: {count} beside those of the engine, and this job has {len(visible)} in all; "
+            "ask for more (gres in the profile), or lower it"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:-count])
+    _set_aside = tuple(visible[-count:])
+    devices.note_set_aside(count)
+
+
+def names_set_aside(count: int) -> tuple[str, ...]:
+    """Names of the GPUs that were set aside, as CUDA_VISIBLE_DEVICES has them; without an engine the first `count`."""
+    return _set_aside or tuple(_visible()[:count] if count else ())
 
 
 def release() -> None:

@@ -60,6 +60,7 @@ class SandboxLimits(NamedTuple):
     memory_mb: int
     file_mb: int
     processes: int
+    open_files: int = 64
 
 
 class Sandbox(NamedTuple):
@@ -84,9 +85,22 @@ def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
         binds = [argument for path in sandbox.read_only for argument in ("--bind", f"{path}:{path}:ro")]
         contained = ("--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp")
         environment = ("--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1")
-        command = (str(_interpreter()), "-S", "-c", KEEPER, sandbox.command)
-        return [*command, "--quiet", "exec", *contained, *environment, *binds, sandbox.image, "python3"]
+        return [
+            *dies_with_parent([sandbox.command]),
+            "--quiet",
+            "exec",
+            *contained,
+            *environment,
+            *binds,
+            sandbox.image,
+            "python3",
+        ]
     return [str(_interpreter())]
+
+
+def dies_with_parent(command: list[str]) -> list[str]:
+    """A command of Apptainer that is killed with all that it started when this process dies."""
+    return [str(_interpreter()), "-S", "-c", KEEPER, *command]
 
 
 def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
@@ -135,20 +149,25 @@ def python_arguments(
         main: the module of `inside/` whose `main` runs.
         with_modules: further modules of `inside/` that it imports.
     """
-    seconds = math.ceil(limits.seconds) + 1
     start = {
         "paths": [path for path in sandbox.read_only if Path(path).is_dir()],
         "modules": {module.__name__: _source(module) for module in (limits_inside, *with_modules, main)},
-        "limits": {
-            "uid": random.randrange(0x60000000, 0x70000000) if _drops_root(sandbox) else 0,
-            "files": limits.file_mb * FILES_PER_MB if sandbox.counted else 0,
-            "cpu_seconds": seconds,
-            "memory": limits.memory_mb << 20,
-            "file_size": limits.file_mb << 20,
-            "processes": limits.processes + OWN_PROCESSES[sandbox.kind] + _counted_already(sandbox),
-        },
+        "limits": limits_of_process(sandbox, limits),
     }
     return ["-s", "-S", "-c", START, json.dumps(start)]
+
+
+def limits_of_process(sandbox: Sandbox, limits: SandboxLimits) -> dict[str, int]:
+    """What `inside.limits.apply` sets in the sandboxed process."""
+    return {
+        "uid": random.randrange(0x60000000, 0x70000000) if _drops_root(sandbox) else 0,
+        "files": limits.file_mb * FILES_PER_MB if sandbox.counted else 0,
+        "cpu_seconds": math.ceil(limits.seconds) + 1,
+        "memory": limits.memory_mb << 20,
+        "file_size": limits.file_mb << 20,
+        "processes": limits.processes + OWN_PROCESSES[sandbox.kind] + _counted_already(sandbox),
+        "open_files": limits.open_files,
+    }
 
 
 @functools.cache

@@ -66,7 +66,6 @@ PROBE = b"import glob"
 """A module of the standard library that is not loaded before the limits are set."""
 
 
-@functools.cache
 def find(read_only: tuple[str, ...] = (), image: str = "", allow_unconfined: bool = False) -> Sandbox:
     """The first sandbox that works here.
 
@@ -76,20 +75,32 @@ def find(read_only: tuple[str, ...] = (), image: str = "", allow_unconfined: boo
     for path in (*read_only, *([image] if image else [])):
         if not Path(path).exists():
             raise UserError(f"the sandbox needs '{path}', which does not exist: correct the reward's options")
+    found = search(read_only, image)
+    if isinstance(found, Sandbox):
+        return found
+    if allow_unconfined:
+        return Sandbox("none", read_only=read_only)
+    raise UserError(
+        f"no sandbox for the code of completions ({found}): install bubblewrap, set 'image' for "
+        "Apptainer, or set 'allow_unconfined: true' to run it with your rights, files and network"
+    )
+
+
+@functools.cache
+def search(read_only: tuple[str, ...] = (), image: str = "", in_image: bool = False) -> Sandbox | str:
+    """The first sandbox that works here; else why none does. With `in_image` it has to run the image."""
+    candidates: list[Sandbox | str] = [_apptainer(read_only, image)]
+    if not in_image:
+        bubblewrap = _bubblewrap(read_only)
+        counting = [bubblewrap._replace(counted=True)] if isinstance(bubblewrap, Sandbox) and bubblewrap.sized else []
+        candidates = [*counting, bubblewrap, *candidates]
     reasons = []
-    bubblewrap = _bubblewrap(read_only)
-    counting = [bubblewrap._replace(counted=True)] if isinstance(bubblewrap, Sandbox) and bubblewrap.sized else []
-    for candidate in (*counting, bubblewrap, _apptainer(read_only, image)):
+    for candidate in candidates:
         reason = candidate if isinstance(candidate, str) else _probe(candidate)
         if isinstance(candidate, Sandbox) and not reason:
             return candidate
         reasons.append(reason)
-    if allow_unconfined:
-        return Sandbox("none", read_only=read_only)
-    raise UserError(
-        f"no sandbox for the code of completions ({'; '.join(reasons)}): install bubblewrap, set 'image' for "
-        "Apptainer, or set 'allow_unconfined: true' to run it with your rights, files and network"
-    )
+    return "; ".join(reasons)
 
 
 def _bubblewrap(read_only: tuple[str, ...]) -> Sandbox | str:
@@ -155,12 +166,17 @@ def confined(
         try:
             yield process
         finally:
-            _kill_group(process)  # also where the process has ended by itself: its children are in its group
-            if sandbox.kind == "apptainer":
-                _kill_session(process.pid)
+            end(process, sandbox.kind == "apptainer")
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
+
+
+def end(process: subprocess.Popen[bytes], apptainer: bool) -> None:
+    """Kills a process in a session of its own, and its children, also where it has ended by itself."""
+    _kill_group(process)
+    if apptainer:
+        _kill_session(process.pid)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.config import import_string
+from rloo_pipeline import import_string
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring import reward_call
 from rloo_pipeline.scoring.messages import (

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.files import atomic_folder
-from rloo_pipeline.config import Config, Source, import_string
+from rloo_pipeline.config import Config, Source
 from rloo_pipeline.data.building import build
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.preflight import dataset_inputs, model_inputs

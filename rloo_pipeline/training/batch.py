@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, nan_stats, shaping
 from rloo_pipeline.algorithm.advantages import Estimator
-from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator, import_string
+from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.selection import select
 

@@ -2,10 +2,13 @@
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from helpers import Project, rloo
+
+from rloo_pipeline.sandbox import sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +64,12 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     scores = pq.read_table(run / "rounds/00002/scores/000.parquet").to_pylist()
     called = [sum(turn["role"] == "tool" for turn in row["turns"]) / len(row["turns"]) for row in rows]
     assert [row["scores/called"] for row in scores] == called, "rewards see the whole conversation"
-    assert "→ calculator(expression=" in (run / "report.html").read_text(), "the page has the calls"
+    page = (run / "report.html").read_text()
+    assert "→ calculator(expression=" in page, "the page has the calls"
+    metrics = json.loads((run / "rounds/00002/metrics.json").read_text())
+    shards = pa.concat_tables(map(pq.read_table, sorted(shard.parent.iterdir())))
+    assert metrics["tools/call_frequency"] == sum(shards["tool_calls"].to_pylist()) / len(shards) > 0
+    assert "Calls of tools" in page
     replayed = rloo("replay", run, "--round", 2)
     assert replayed.returncode == 0, replayed.stderr
     assert "all answers, rewards and states are those of the file" in replayed.stdout + replayed.stderr
@@ -85,3 +93,10 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     )
     logps = [table["sampling_logps"].combine_chunks().flatten().to_pylist() for table in (first, second)]
     assert logps[0] == pytest.approx(logps[1], abs=1e-5), "but rounding: the engine batches what is there"
+    if not isinstance(sandbox.search(), str):
+        config.write_text(written.replace("environment_sandbox: false", "environment_sandbox: true"))
+        assert "environment_sandbox: true\n" in config.read_text()
+        repeated = rloo(*words, "--config", config)
+        assert repeated.returncode == 0, repeated.stderr
+        third = pq.read_table(again).drop_columns("sampling_logps")
+        assert third.equals(second.drop_columns("sampling_logps")), "a calculator is the same in the sandbox"

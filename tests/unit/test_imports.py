@@ -53,7 +53,7 @@ def test_a_circle_would_be_seen() -> None:
 
 
 FLOORS = [
-    *("errors", "seeds", "runtime", "config", "artifacts", "data"),
+    *("errors", "import_string", "seeds", "runtime", "config", "artifacts", "data"),
     *("algorithm", "sandbox", "scoring", "environments", "rewards", "demo"),
     *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
     *("cluster", "preflight", "snakemake_ext", "stages", "commands", "cli", "__main__"),

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.config import Config, Reward, import_string
+from rloo_pipeline import import_string
+from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.config.loading import load
 
 LOGITS = 2**30

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 # system call numbers of x86-64
-PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312)
+PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312, 438)
 SOCKET = (41,)
 NAMESPACES_AND_MOUNTS = (155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442)
 KEYRINGS = (248, 249, 250)
@@ -81,7 +81,7 @@ def apply(limits: dict[str, int]) -> None:
         (resource.RLIMIT_AS, limits["memory"]),
         (resource.RLIMIT_FSIZE, limits["file_size"]),
         (resource.RLIMIT_NPROC, limits["processes"]),
-        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),

@@ -1,5 +1,6 @@
 """A stage takes threads and GPUs once, before its function imports torch; ranks use those of their launcher."""
 
+import os
 import sys
 from types import ModuleType
 
@@ -49,6 +50,15 @@ def test_samplers_take_the_first_gpus_and_as_many_as_a_reward_function_beside_th
     assert taken(stage, vllm={"tensor_parallel_size": 2}) == [(2, False)]
     rewards = [reward | {"gpus": 4} for reward in mini()["rewards"]]
     assert taken(stage, rewards=rewards) == [(4, False)]
+
+
+def test_samplers_take_gpus_for_environments_too_and_hide_them_from_the_engine(taken, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_claims, "_set_aside", ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5")
+    tools = ["rloo_pipeline.environments.tools:calculator"]
+    assert taken("rollout", rollout={"tools": tools, "environment_gpus": 2}) == [(3, False)]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    assert gpu_claims.names_set_aside(2) == ("4", "5")
 
 
 @pytest.mark.parametrize("stage", ["checks", "reference", "distance"])

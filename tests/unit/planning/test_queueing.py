@@ -3,6 +3,7 @@
 import pytest
 from helpers import ROOT, mini, rloo
 
+from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import estimate, queueing
 
@@ -42,6 +43,22 @@ def test_wall_clock_is_gpu_time_over_the_gpus_of_each_stage() -> None:
     wall = queueing.wall_seconds(config, {"rollout": 8.0, "reference": 4.0, "update": 3.0})
     assert wall == {"rollout": 3600.0, "reference": 3600.0, "update": 5400.0}
     assert {mode.gpus for mode in queueing.modes(config, 0)} == {8}
+
+
+def test_gpus_of_environments_are_held_as_long_as_the_engine_works() -> None:
+    tools = ["rloo_pipeline.environments.tools:calculator"]
+    alone, beside = (
+        Config(
+            **mini(rollout={"shards": 2, "tools": tools, "environment_gpus": count}, vllm={"tensor_parallel_size": 2})
+        )
+        for count in (0, 1)
+    )
+    card, shape = estimate.Card("H100", 80, 990, 3.35), ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000)
+    hours = [estimate.hours(config, shape, card)["rollout"] for config in (alone, beside)]
+    assert hours[1] == pytest.approx(hours[0] * 3 / 2)
+    walls = [queueing.wall_seconds(c, {"rollout": h})["rollout"] for c, h in zip((alone, beside), hours, strict=True)]
+    assert walls[1] == pytest.approx(walls[0])
+    assert [mode.gpus for mode in queueing.modes(beside, 0)] == [6, 6]
 
 
 @pytest.mark.parametrize(

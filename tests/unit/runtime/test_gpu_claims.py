@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import gpu_claims
 
 STAGE = """
@@ -87,6 +87,43 @@ def test_a_worker_that_has_had_fewer_gpus_leaves_the_stage_to_another_process(mo
     gpu_claims.release()
     with pytest.raises(IncompatibleEngine, match="1 of 2 GPUs"):
         gpu_claims.claim(2)
+
+
+def test_gpus_that_are_set_aside_are_hidden_from_the_engine_in_every_stage(monkeypatch, gpus) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
+    for name, value in (("_taken", []), ("_set_aside", ())):
+        monkeypatch.setattr(gpu_claims, name, value)
+    assert gpu_claims.names_set_aside(2) == tuple(gpus[:2]), "no engine"
+    for _ in range(2):
+        gpu_claims.claim(3)
+        gpu_claims.set_aside(2)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus[0]
+        assert gpu_claims.names_set_aside(2) == tuple(gpus[1:3])
+        gpu_claims.release()
+    with pytest.raises(IncompatibleEngine, match="2 GPUs set aside, and now 0 are"):
+        gpu_claims.set_aside(0)
+
+
+def test_a_job_of_slurm_sets_gpus_aside_without_a_claim_and_says_where_it_has_too_few(monkeypatch) -> None:
+    monkeypatch.setattr(gpu_claims, "_taken", [])
+    monkeypatch.setattr(gpu_claims, "_set_aside", ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    message = (
+        r"^rollout.environment_gpus: 1 beside those of the engine, and this job has 1 in all; ask for more \(gres in"
+    )
+    with pytest.raises(UserError, match=message):
+        gpu_claims.set_aside(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    gpu_claims.claim(2)
+    gpu_claims.set_aside(1)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], gpu_claims.names_set_aside(1)) == ("0", ("1",))
+
+
+def test_a_machine_without_gpus_sets_none_aside(monkeypatch) -> None:
+    monkeypatch.setattr(gpu_claims, "_set_aside", ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpu_claims.set_aside(1)
+    assert gpu_claims.names_set_aside(1) == ()
 
 
 def test_a_stage_that_needs_all_gpus_that_it_sees_shares_them_as_it_is_told(tmp_path, gpus) -> None:

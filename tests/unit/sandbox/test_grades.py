@@ -139,9 +139,9 @@ def test_tests_of_an_unknown_form_raise_an_error_that_names_the_row():
 @pytest.fixture
 def nothing_installed(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    sandbox.find.cache_clear()
+    sandbox.search.cache_clear()
     yield
-    sandbox.find.cache_clear()
+    sandbox.search.cache_clear()
 
 
 def test_without_a_sandbox_nothing_runs_unless_allow_unconfined_is_set(nothing_installed):

@@ -142,11 +142,11 @@ def test_where_tmp_cannot_be_remounted_the_sandbox_works_without_that_limit(conf
     bwrap.write_text(f'#!/bin/bash\nexec {confinement.command} "${{@/CAP_SYS_ADMIN/CAP_SETUID}}"\n')
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    sandbox.find.cache_clear()
+    sandbox.search.cache_clear()
     try:
         assert sandbox.find() == confinement._replace(command=str(bwrap), counted=False)
     finally:
-        sandbox.find.cache_clear()
+        sandbox.search.cache_clear()
 
 
 CAPABILITIES = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rloo_pipeline.config import import_string
+from rloo_pipeline import import_string
 from rloo_pipeline.errors import UserError
 
 

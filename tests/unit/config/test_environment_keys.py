@@ -1,0 +1,55 @@
+"""Keys of environments that do not fit each other are a sentence, and those that change no episode rerun no stage."""
+
+import pytest
+from helpers import mini
+from pydantic import ValidationError
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.environments.confinement import Confinement
+from rloo_pipeline.rollout import beginnings
+
+CALCULATOR, PYTHON = (f"rloo_pipeline.environments.tools:{name}" for name in ("calculator", "python"))
+
+
+def config_of(**keys) -> Config:
+    return Config(**mini(rollout={"tools": [CALCULATOR], **keys}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"environment_sandbox": True, "tools": []}, "environment_sandbox: there are no processes without tools; set"),
+        ({"environment_image": "a.sif", "tools": []}, "environment_image: there are no processes without tools"),
+        ({"environment_gpus": 1, "tools": []}, "environment_gpus: there are no processes without tools"),
+        ({"environment_sandbox": True, "environment_gpus": 1}, "environment_gpus: the sandbox has no GPUs; leave out"),
+        ({"environment_sandbox": True, "tools": [PYTHON]}, "python runs each program in a sandbox of its own, which"),
+        (
+            {"environment_read_only": ["words"]},
+            "environment_read_only: without a sandbox or an image, all files can be",
+        ),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(keys, message) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config_of(**keys)
+
+
+def test_what_an_environment_may_see_decides_and_how_many_gpus_it_has_does_not() -> None:
+    before, gpus, confined = config_of(), config_of(environment_gpus=1), config_of(environment_sandbox=True)
+    for stage in ("prompts", "rollout", "evaluate"):
+        assert before.params(stage) == gpus.params(stage)
+        assert before.params(stage) != confined.params(stage)
+
+
+def test_the_processes_run_where_the_configuration_says(monkeypatch) -> None:
+    kept: list[Confinement] = []
+    monkeypatch.setattr(beginnings, "EnvironmentPool", lambda *keys: kept.append(keys[-1]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    beginnings.pool_of(config_of().rollout)
+    beginnings.pool_of(config_of(environment_image="a.sif", environment_gpus=1, environment_read_only=["b"]).rollout)
+    beginnings.pool_of(config_of(environment_sandbox=True, environment_memory_mb=300).rollout)
+    assert kept == [
+        Confinement(),
+        Confinement(image="a.sif", read_only=("b",), gpus=("4",)),
+        Confinement(sandbox=True, memory_mb=300),
+    ]

@@ -1,0 +1,417 @@
+"""Environments in the sandbox or in an image: what they can do there, and that whatever they do is answered."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers import has_ended, until
+
+from rloo_pipeline.environments.confinement import Confinement
+from rloo_pipeline.environments.connection import Answer
+from rloo_pipeline.environments.keeper_process import KeeperProcess
+from rloo_pipeline.environments.pool import EnvironmentPool
+from rloo_pipeline.environments.printed_text import MOST_BYTES
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.sandbox import sandbox
+
+MINE = '''
+import asyncio, os, random, signal, socket, subprocess, sys, threading, time
+import neighbour
+
+class Room:
+    def reset(self, **row):
+        self.draw = random.random()
+        self.entered = 0
+        return f"{neighbour.NAME} {sorted(row)}"
+
+    def act(self, code: str) -> str:
+        """Do anything.
+
+        Args:
+            code: what
+        """
+        self.entered += 1
+        space = {}
+        exec(code, globals() | {"self": self}, space)
+        return space.get("answer", "")
+
+    async def wait(self, seconds: float) -> str:
+        """Wait.
+
+        Args:
+            seconds: how long
+        """
+        await asyncio.sleep(seconds)
+        return f"waited {seconds}"
+
+    def get_reward(self) -> float:
+        return self.entered / 2
+'''
+SHOW = """
+def attempt(do):
+    try:
+        return str(do() or "done")
+    except BaseException as error:
+        return type(error).__name__
+answer = attempt({})
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def box() -> sandbox.Sandbox:
+    """The sandbox of this machine. In .ci/run a machine without one is a failure."""
+    found = sandbox.search()
+    if isinstance(found, str):
+        (pytest.fail if os.environ.get("RLOO_REQUIRE_SANDBOX") else pytest.skip)(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("environment")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "neighbour.py").write_text('NAME = "a room"\n')
+    (folder / "secret.py").write_text("hush = 1\n")
+    return folder / "mine.py"
+
+
+@contextmanager
+def pool_of(mine: Path, workers: int = 3, timeout: float = 20.0, **where) -> Iterator[EnvironmentPool]:
+    confinement = Confinement(**{"sandbox": True, **where})
+    with EnvironmentPool(f"{mine}:Room", [], workers, timeout, confinement) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def room(mine) -> Iterator[EnvironmentPool]:
+    """A sandbox for tests that leave it as it was."""
+    with pool_of(mine) as pool:
+        yield pool
+
+
+def answers(pool: EnvironmentPool, count: int = 1) -> list[Answer]:
+    got: list[Answer] = []
+    while len(got) < count:
+        assert pool.waiting
+        got += pool.ready(120)
+    return sorted(got)
+
+
+def begun(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
+    for episode in episodes:
+        pool.reset(episode, {"prompt": "x"}, 7)
+    return answers(pool, len(episodes))
+
+
+def acted(pool: EnvironmentPool, code: str) -> str:
+    """What code gives in an episode of its own."""
+    begun(pool, 1)
+    pool.call(1, [("act", {"code": code})])
+    [answer] = answers(pool)
+    pool.finish(1)
+    answers(pool)
+    return answer.texts[0]
+
+
+def attempt(pool: EnvironmentPool, expression: str) -> str:
+    return acted(pool, SHOW.format(f"lambda: {expression}"))
+
+
+def test_an_episode_is_that_of_the_same_code_without_a_sandbox(room, mine) -> None:
+    def played(pool: EnvironmentPool) -> list[Answer]:
+        played = begun(pool, 5)
+        pool.call(5, [("act", {"code": "answer = self.draw"}), ("wait", {"seconds": 0.01})])
+        played += answers(pool)
+        pool.finish(5)
+        played += answers(pool)
+        return [answer._replace(seconds=0) for answer in played]
+
+    with pool_of(mine, sandbox=False) as pool:
+        assert played(room) == played(pool)
+        assert room.schemas({}) == pool.schemas({})
+
+
+def test_it_has_no_network(room) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        assert attempt(room, f"socket.create_connection(('127.0.0.1', {port}), 2)") == "PermissionError"
+        assert attempt(room, "socket.getaddrinfo('example.com', 80)") == "gaierror"
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_it_has_the_files_of_its_code_alone(room, mine) -> None:
+    for path in ("/etc/passwd", Path.home() / ".profile", mine.parent / "secret.py", __file__):
+        assert attempt(room, f"open({str(path)!r}).read()") == "FileNotFoundError"
+    assert attempt(room, f"open({str(mine)!r}).read(1)").isspace()
+    assert attempt(room, "sorted(os.listdir(os.path.dirname(neighbour.__file__)))") == "['mine.py', 'neighbour.py']"
+
+
+def test_it_writes_to_its_own_tmp_alone(room, mine, box) -> None:
+    for path in (mine, mine.parent / "new", "/new", "/dev/new", Path(sys.prefix) / "new"):
+        assert attempt(room, f"open({str(path)!r}, 'w')") in ("OSError", "PermissionError", "FileNotFoundError")
+    assert mine.read_text() == MINE
+    if box.sized:
+        assert attempt(room, "open('/tmp/own', 'w').write('x')") == "1"
+        assert not Path("/tmp/own").exists()
+
+
+def test_it_has_no_variable_of_this_process(mine, monkeypatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush-hush")
+    with pool_of(mine) as pool:
+        assert "hush" not in attempt(pool, "dict(os.environ)")
+
+
+def test_paths_that_are_named_can_be_read_and_imported(mine, tmp_path) -> None:
+    (tmp_path / "words.py").write_text("WORDS = ['crane']\n")
+    tmp_path.chmod(0o755)
+    with pool_of(mine, read_only=(str(tmp_path),)) as pool:
+        assert attempt(pool, "__import__('words').WORDS[0]") == "crane"
+    with (
+        pytest.raises(UserError, match=r"^rollout.environment_read_only: there is no /no/words; correct the path$"),
+        pool_of(mine, read_only=("/no/words",)),
+    ):
+        pass
+
+
+def test_paths_that_its_user_cannot_read_are_a_sentence(mine, tmp_path, box) -> None:
+    if os.getuid() or box.kind != "bubblewrap":
+        pytest.skip("root's processes become another user in bubblewrap alone")
+    tmp_path.chmod(0o700)
+    message = rf"^rollout.environment_read_only: the sandbox cannot read {tmp_path}; make it readable for all"
+    with pool_of(mine, read_only=(str(tmp_path),)) as pool, pytest.raises(UserError, match=message):
+        pool.check()
+
+
+def test_memory_is_limited_and_the_error_is_an_answer(mine) -> None:
+    with pool_of(mine, memory_mb=1024) as pool:
+        assert attempt(pool, "len(bytearray(600 << 20))") == str(600 << 20)
+        assert attempt(pool, "bytearray(1100 << 20)") == "MemoryError"
+
+
+def test_a_tool_that_starts_processes_without_end_stops_no_other_episode(mine) -> None:
+    bomb = """
+while True:
+    try:
+        if not os.fork():
+            os.setsid()
+            time.sleep(60)
+    except OSError:
+        time.sleep(0.1)
+"""
+    with pool_of(mine, timeout=3.0) as pool:
+        begun(pool, 1, 2)
+        pool.call(1, [("act", {"code": bomb})])
+        [late] = answers(pool)
+        assert late.texts == (str({"error": "act took over 3 s"}),)
+        pool.call(2, [("act", {"code": "answer = 'still here'"})])
+        assert answers(pool)[0].texts == ("still here",)
+        assert begun(pool, 3)[0].texts == ("a room ['prompt']",)
+
+
+def test_a_tool_that_hangs_or_dies_costs_its_own_episode(mine) -> None:
+    with pool_of(mine, timeout=2.0) as pool:
+        begun(pool, 1, 2, 3)
+        pool.call(1, [("act", {"code": "time.sleep(1e6)"})])
+        pool.call(2, [("act", {"code": "os.kill(os.getpid(), signal.SIGSEGV)"})])
+        pool.call(3, [("act", {"code": "answer = 3"})])
+        hung, dead, fine = answers(pool, 3)
+        assert hung.texts == (str({"error": "act took over 2 s"}),)
+        assert dead.texts == (str({"error": "act died of SIGSEGV"}),)
+        assert fine.texts == ("3",)
+
+
+@pytest.mark.parametrize("victims", ["os.getppid()", "-1"])
+def test_a_tool_that_kills_what_it_can_is_a_sentence(mine, victims) -> None:
+    with pool_of(mine) as pool:
+        begun(pool, 1)
+        pool.call(1, [("act", {"code": f"os.kill({victims}, signal.SIGKILL); time.sleep(1e6)"})])
+        with pytest.raises(UserError, match=r"^the process from which environments are forked died of SIGKILL"):
+            answers(pool)
+
+
+def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to_a_limit(mine) -> None:
+    script = f"""
+        from rloo_pipeline.environments.confinement import Confinement
+        from rloo_pipeline.environments.pool import EnvironmentPool
+        with EnvironmentPool("{mine}:Room", [], 1, 60, Confinement(sandbox=True)) as pool:
+            pool.reset(1, {{"prompt": "x"}}, 0)
+            while not pool.ready(60): pass
+            pool.call(1, [("act", {{"code": "print('printed' + chr(27) + '[2J' + 'x' * {2 * MOST_BYTES})"}})])
+            while not pool.ready(60): pass
+            print("own")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "own\n"
+    assert done.stderr.startswith("printed")
+    assert "\x1b" not in done.stderr
+    assert len(done.stderr) <= MOST_BYTES
+
+
+def test_it_ends_with_a_process_that_is_killed(mine) -> None:
+    script = f"""
+        from rloo_pipeline.environments.confinement import Confinement
+        from rloo_pipeline.environments.pool import EnvironmentPool
+        with EnvironmentPool("{mine}:Room", [], 1, 1000, Confinement(sandbox=True)) as pool:
+            pool.reset(1, {{"prompt": "x"}}, 0)
+            while not pool.ready(60): pass
+            print(pool._keeper.process.pid, flush=True)
+            pool.call(1, [("wait", {{"seconds": 1e6}})])
+            pool.ready(1e6)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        outer = int(process.stdout.readline())
+        inner = [int(pid) for pid in Path(f"/proc/{outer}/task/{outer}/children").read_text().split()]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    until(lambda: all(map(has_ended, [outer, *inner])))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "open('/etc/passwd')",
+            r"failed with FileNotFoundError: .*passwd' \(broken.py, line 1\); there are the packages",
+        ),
+        ("import no_such_package", r"ModuleNotFoundError: .*; there are the packages of Python, its own code, and the"),
+        ("bytes(1 << 40)", r"importing .*broken.py failed with MemoryError"),
+        ("import os; os._exit(3)", r"^the process that imports .* ended its process with exit code 3; import them in"),
+        ("import os; os.abort()", r"^the process that imports .* died of SIGABRT"),
+        ("print('no room', flush=True); import os; os._exit(4)", r"exit code 4, and printed at the end: no room; "),
+    ],
+)
+def test_code_that_cannot_be_imported_there_is_a_sentence(tmp_path, code, message) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(f"{code}\nclass Room:\n    def reset(self, **row): pass\n")
+    with pool_of(file) as pool, pytest.raises(UserError, match=message):
+        pool.check()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_package_is_there_where_it_is_installed_and_where_it_is_not(tmp_path, monkeypatch, installed) -> None:
+    folder, name = tmp_path / ("site-packages" if installed else "src"), f"rooms_{installed}"
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("")
+    (folder / name / "one.py").write_text(MINE.replace("import neighbour", f"from {name} import neighbour"))
+    (folder / name / "neighbour.py").write_text('NAME = "a room"\n')
+    (folder / "other.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder))
+    with EnvironmentPool(f"{name}.one:Room", [], 1, 60, Confinement(sandbox=True)) as pool:
+        assert begun(pool, 1)[0].texts == ("a room ['prompt']",)
+        pool.finish(1)
+        answers(pool)
+        assert (attempt(pool, "__import__('other').__name__") == "other") is installed
+
+
+def test_no_sandbox_is_a_sentence(mine, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox.search.cache_clear()
+    try:
+        with pytest.raises(
+            UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"
+        ):
+            KeeperProcess({"": f"{mine}:Room"}, [], Confinement(sandbox=True), 1)
+    finally:
+        sandbox.search.cache_clear()
+
+
+def test_environments_see_the_gpus_that_are_theirs(mine, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # those of the engine
+    for gpus, seen in (((), ""), (("2", "3"), "2,3")):
+        with pool_of(mine, sandbox=False, gpus=gpus) as pool:
+            assert attempt(pool, "repr(os.environ['CUDA_VISIBLE_DEVICES'])") == repr(seen)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory) -> Path:
+    """An Apptainer image, as a folder, with the system's Python and nothing else."""
+    python = Path("/usr/bin/python3").resolve()
+    if shutil.which("apptainer") is None or not python.exists() or python.name < "python3.11":
+        pytest.skip("needs Apptainer, and a Python of the system from 3.11 on")
+    folder = tmp_path_factory.mktemp("image")
+    library = Path(f"/usr/lib/{python.name}")
+    shutil.copytree(library, folder / library.relative_to("/"), ignore=shutil.ignore_patterns("test*", "__pycache__"))
+    binaries = [python, Path("/bin/sh"), *library.glob("lib-dynload/*.so")]
+    linked = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False).stdout.split()
+    for file in {Path("/bin/sh"), *(Path(word) for word in linked if word.startswith("/") and ":" not in word)}:
+        copy = folder / file.relative_to("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    (folder / "usr/bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy(python, folder / "usr/bin/python3")
+    for name in ("etc", "tmp", "var/tmp", "proc", "sys", "dev", "root"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "etc/passwd").write_text(f"someone:x:{os.getuid()}:{os.getgid()}::/root:/bin/sh\n")
+    return folder
+
+
+def test_an_image_needs_no_package(image, mine) -> None:
+    with pool_of(mine, sandbox=False) as outside, pool_of(mine, sandbox=False, image=str(image)) as inside:
+        assert inside.schemas({}) == outside.schemas({})
+        inside.reset(5, {"prompt": "x"}, 7)
+        assert answers(inside)[0].texts == ("a room ['prompt']",)
+        inside.finish(5)
+        assert json.loads(answers(inside)[0].state or "")["entered"] == 0
+        assert attempt(inside, "__import__('numpy')") == "ModuleNotFoundError"
+        assert attempt(inside, f"open({str(mine.parent / 'secret.py')!r})") == "FileNotFoundError"
+        assert attempt(inside, f"open({str(mine)!r}, 'w')") in ("OSError", "PermissionError")
+
+
+def test_what_an_image_lacks_is_a_sentence(image, tmp_path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import numpy\nclass Room:\n    def reset(self, **row): pass\n")
+    message = rf"No module named 'numpy' \(broken.py, line 1\); there are the packages that {image} has, its own code"
+    with pool_of(file, sandbox=False, image=str(image)) as pool, pytest.raises(UserError, match=message):
+        pool.check()
+
+
+def test_an_image_that_is_none_is_a_sentence(mine, tmp_path) -> None:
+    (tmp_path / "none.sif").write_text("none")
+    message = r"^the process that imports .*, and printed at the end: .*FATAL"
+    with (
+        pool_of(mine, sandbox=False, image=str(tmp_path / "none.sif")) as pool,
+        pytest.raises(UserError, match=message),
+    ):
+        pool.check()
+    message = r"^rollout.environment_image: there is no /no/such.sif; build it, or correct the path$"
+    with pytest.raises(UserError, match=message), pool_of(mine, sandbox=False, image="/no/such.sif"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("inside", "where"), [(True, "in the image of the stages; run without --sdm"), (False, "here;")]
+)
+def test_no_apptainer_is_a_sentence(image, mine, monkeypatch, tmp_path, inside, where) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if inside:
+        monkeypatch.setenv("APPTAINER_CONTAINER", "images/rloo-cpu.sif")
+    with (
+        pytest.raises(UserError, match=rf"^rollout.environment_image: there is no Apptainer {where}"),
+        pool_of(mine, sandbox=False, image=str(image)),
+    ):
+        pass
+
+
+def test_an_image_of_root_cannot_be_its_sandbox(image, mine) -> None:
+    if os.getuid():
+        pytest.skip("for root")
+    with (
+        pytest.raises(UserError, match=r"no sandbox works in .*Apptainer cannot limit root's processes"),
+        pool_of(mine, image=str(image)),
+    ):
+        pass
