@@ -206,6 +206,8 @@ def with_answer(row: dict, answer: int) -> dict:
         "messages": "[]",
         "environment_reward": None,
         "environment_state": None,
+        "tool_calls": 1,
+        "tool_failures": 0,
     }
 
 

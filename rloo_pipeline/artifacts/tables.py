@@ -53,10 +53,13 @@ EPISODES = pa.schema(
         pa.field("messages", pa.string(), nullable=False),
         pa.field("environment_reward", pa.float64()),
         pa.field("environment_state", pa.string()),
+        pa.field("tool_calls", pa.int32(), nullable=False),
+        pa.field("tool_failures", pa.int32(), nullable=False),
     ]
 )
 """Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns belong together. `turns` index
-completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON."""
+completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON.
+`tool_failures` counts those of `tool_calls` that an error answered."""
 WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
 """Rollouts of prompts with images, which they name by digest."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])

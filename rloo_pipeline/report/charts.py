@@ -52,6 +52,14 @@ WASTED = Chart(
     ),
     tickformat=".0%",
 )
+TOOLS = Chart(
+    "Calls of tools",
+    "Mean number of calls of a completion, and the share of calls that an error answered.",
+    (
+        ChartLine("tools/call_frequency", "calls of a completion"),
+        ChartLine("tools/failure_frequency", "failed calls"),
+    ),
+)
 TOKENS_FOR_TEACHING = Chart(
     "Tokens for a group that teaches",
     "Completion tokens of the round, divided by the groups that the update trains on whose rewards differ.",
@@ -122,6 +130,7 @@ def charts(rewards: Sequence[Reward]) -> list[Chart]:
         functions,
         LENGTH,
         WASTED,
+        TOOLS,
         TOKENS_FOR_TEACHING,
         KL,
         BETA,

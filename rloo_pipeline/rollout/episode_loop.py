@@ -67,6 +67,10 @@ class EpisodeRecord:
     finish_reason: str = ""
     reward: float | None = None
     state: str | None = None
+    calls: int = 0
+    """Calls of tools that were answered, also where the answer had no room."""
+    failures: int = 0
+    """Calls that an error answered."""
     lost: str | None = None
     """Why its environment could not go on."""
 
@@ -107,6 +111,8 @@ class EpisodeRecord:
             "messages": json.dumps(self.messages, ensure_ascii=False),
             "environment_reward": self.reward,
             "environment_state": self.state,
+            "tool_calls": self.calls,
+            "tool_failures": self.failures,
         }
 
 
@@ -167,6 +173,8 @@ class Episodes:
             return self._end(index, "stop")
         if turn.malformed or too_many:
             episode.called = (UNREADABLE,)
+            episode.calls += len(turn.calls)
+            episode.failures += len(turn.calls)
             return self._continue(index, [TOO_MANY if too_many else MALFORMED])
         episode.called = tuple(name for name, _ in turn.calls)
         self.context.pool.call(index, turn.calls)
@@ -198,6 +206,8 @@ class Episodes:
             if answer.request == "finish":
                 episode.reward, episode.state = answer.reward, answer.state
             elif answer.request == "call":
+                episode.calls += len(answer.errors)
+                episode.failures += sum(answer.errors)
                 self._continue(answer.episode, answer.texts)
             else:
                 check_reset(episode.row, answer)

@@ -46,7 +46,20 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
     metrics["frac_reward_zero_std"] = sum(len(group) < 2 for group in groups) / len(groups)
     metrics["unscorable"] = len(rewards) - len(scorable)
     metrics["scoring_errors"] = len(rewards) - scores["error"].null_count
-    return metrics | length_metrics(rollouts)
+    return metrics | length_metrics(rollouts) | tool_metrics(rollouts)
+
+
+def tool_metrics(rollouts: pa.Table) -> Metrics:
+    """Calls of tools for each completion, and the share of calls that an error answered (0 without a call), as in TRL's
+    GRPOTrainer; nothing without tools.
+    """
+    if not tables.is_episodes(rollouts):
+        return {}
+    calls, failures = (sum(rollouts[name].to_pylist()) for name in ("tool_calls", "tool_failures"))
+    return {
+        "tools/call_frequency": calls / len(rollouts),
+        "tools/failure_frequency": failures / calls if calls else 0.0,
+    }
 
 
 def group_metrics(teaching: Tensor, sampled: RoundTables, wanted: int) -> Metrics:

@@ -54,6 +54,8 @@ EPISODE = {
     "messages": "[]",
     "environment_reward": None,
     "environment_state": None,
+    "tool_calls": 1,
+    "tool_failures": 0,
 }
 
 

@@ -149,6 +149,29 @@ def test_several_calls_at_once_may_be_too_many(template, reader, tmp_path, monke
         monkeypatch.setitem(template.__dict__, "several_calls", several)
         [row] = play(template, reader, model, 1, tools=[f"{file}:calculator"])
         assert [message["content"] for message in json.loads(row["messages"])][1:] == answers
+        assert (row["tool_calls"], row["tool_failures"]) == (2, 0 if several else 2)
+
+
+def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, tmp_path) -> None:
+    """Not a call that cannot be read, nor one that a limit prevents; an answer without room was a call."""
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS.format(seconds=0))
+    right, wrong = (template.turn_text(call_message([("calculator", {"expression": text})])) for text in ("1+1", "1+"))
+
+    def counts(*texts: str, **limits) -> tuple[int, int]:
+        left = list(texts)
+        [row] = play(
+            template, reader, lambda template, _: turn(template, left.pop(0)), 1, tools=[f"{file}:calculator"], **limits
+        )
+        return row["tool_calls"], row["tool_failures"]
+
+    assert counts("2") == (0, 0)
+    assert counts("<tool_call>{1+</tool_call>", "2") == (0, 0)
+    assert counts(right, wrong, "2") == (2, 1)
+    assert counts(right, right, max_turns=2) == (1, 0)
+    [row] = play(template, reader, lambda template, _: turn(template, right), 1, tools=[f"{file}:calculator"])
+    answers = sum(turn["role"] == "tool" for turn in row["turns"])
+    assert row["tool_calls"] == answers + 1, "the last answer had no room"
 
 
 def test_each_turn_has_a_seed_of_its_own(template, reader, tmp_path) -> None:

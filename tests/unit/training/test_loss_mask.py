@@ -11,16 +11,17 @@ from made_up import configuration
 from models import VOCABULARY, gradient, qwen3
 from torch import Tensor
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
-from rloo_pipeline.config import Algorithm, estimator, import_string
+from rloo_pipeline.config import Algorithm, estimator
 from rloo_pipeline.config.presets import PRESETS
 from rloo_pipeline.training import batch_forms, forward_only, packing, round_data
 from rloo_pipeline.training.batch import AlgorithmState, Batch, make_batch
 from rloo_pipeline.training.engine import loss_at_rows
 from rloo_pipeline.training.lengths import length_metrics
 from rloo_pipeline.training.logprobs import TokenLogProbs
-from rloo_pipeline.training.metrics import update_metrics
+from rloo_pipeline.training.metrics import tool_metrics, update_metrics
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
 
@@ -53,7 +54,13 @@ def rows() -> list[dict[str, Any]]:
             {"prompt_id": f"p{place // K}", "sample": place % K, "prompt_ids": prompts[place // K]}
             | {"completion_ids": ids(len(mask)), "completion": "", "sampling_logps": own, "seed": 0}
             | {"finish_reason": "length" if place in TRUNCATED else "stop", "loss_mask": mask, "turns": turns}
-            | {"messages": "[]", "environment_reward": None, "environment_state": None}
+            | {
+                "messages": "[]",
+                "environment_reward": None,
+                "environment_state": None,
+                "tool_calls": 3,
+                "tool_failures": place % 2,
+            }
         )
     return written
 
@@ -302,6 +309,15 @@ def test_lengths_are_of_the_models_own_tokens() -> None:
     assert metrics["completions/mean_length"] == sum(own) / len(own)
     assert metrics["num_completion_tokens"] == sum(own)
     assert metrics["completions/clipped_ratio"] == len(TRUNCATED) / len(ROWS)
+
+
+def test_calls_of_tools_are_those_of_a_completion_and_failures_those_of_a_call() -> None:
+    table = pa.Table.from_pylist(ROWS, schema=tables.EPISODES)
+    metrics = tool_metrics(table)
+    assert metrics == {"tools/call_frequency": 3.0, "tools/failure_frequency": (len(ROWS) // 2) / (3 * len(ROWS))}
+    none = pa.Table.from_pylist([row | {"tool_calls": 0, "tool_failures": 0} for row in ROWS], schema=tables.EPISODES)
+    assert tool_metrics(none) == {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
+    assert tool_metrics(table.drop_columns("loss_mask")) == {}
 
 
 def test_the_gap_to_the_sampler_is_over_own_tokens(logps) -> None:
