@@ -32,7 +32,7 @@ from rloo_pipeline.scoring.worker import die_with
 from rloo_pipeline.scoring.worker_process import adopt_orphans, end_orphans
 
 PACKET_BYTES = 1 << 16
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 RESERVE = 16
 """In a sandbox: processes that episodes cannot start, so that one can be forked where they have taken all others."""
 
@@ -62,6 +62,7 @@ def main(file: int) -> None:
     if start.limits is not None:
         limits.apply(start.limits)
         limits.begin()
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # so that no episode opens the memory of another
     if start.parent is not None:
         die_with(start.parent)  # an import may hang; later the end of the stream tells, and what was forked is ended
     try:
@@ -75,7 +76,8 @@ def main(file: int) -> None:
         control.send(json.dumps(["broken", str(error)[: PACKET_BYTES // 8]]).encode())
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
-    adopt_orphans()
+    if start.limits is None:  # in a sandbox none outlives its group, and process 1 of the sandbox reaps them
+        adopt_orphans()
     gc.collect()
     gc.freeze()
     control.send(json.dumps(["ready"]).encode())
@@ -151,6 +153,7 @@ class Keeper:
             os.set_inheritable(file, False)
             if self.most is not None:
                 resource.setrlimit(resource.RLIMIT_NPROC, (self.most, self.most))
+                limits.stay_in_group()
             with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool closed its end
                 episode.serve(file, self.code)
             status = 0

@@ -204,8 +204,10 @@ def test_a_tool_that_starts_processes_without_end_stops_no_other_episode(mine) -
 while True:
     try:
         if not os.fork():
-            os.setsid()
-            time.sleep(60)
+            try:
+                os.setsid()
+            finally:
+                time.sleep(60)
     except OSError:
         time.sleep(0.1)
 """
@@ -214,9 +216,26 @@ while True:
         pool.call(1, [("act", {"code": bomb})])
         [late] = answers(pool)
         assert late.texts == (str({"error": "act took over 3 s"}),)
-        pool.call(2, [("act", {"code": "answer = 'still here'"})])
-        assert answers(pool)[0].texts == ("still here",)
+        start = """
+while True:
+    try:
+        os.fork() or os._exit(0)
+        break
+    except BlockingIOError:  # until the processes of the other have ended
+        time.sleep(0.05)
+"""
+        pool.call(2, [("act", {"code": start})])
+        assert answers(pool)[0].texts == ("",)
         assert begun(pool, 3)[0].texts == ("a room ['prompt']",)
+
+
+def test_an_episode_cannot_open_the_memory_of_another_nor_leave_its_group(room) -> None:
+    assert attempt(room, "open(f'/proc/{os.getppid()}/mem', 'rb').read(1)") in ("FileNotFoundError", "PermissionError")
+    assert attempt(room, "os.pidfd_open(os.getppid()) and 'opened'") == "opened"
+    getfd = "(lambda libc: libc.syscall(438, os.pidfd_open(os.getppid()), 3, 0))(__import__('ctypes').CDLL(None))"
+    assert attempt(room, getfd) == "-1"
+    assert attempt(room, "subprocess.run([sys.executable, '-c', ''], start_new_session=True)") == "PermissionError"
+    assert attempt(room, "subprocess.run([sys.executable, '-c', ''], process_group=0)") == "PermissionError"
 
 
 def test_a_tool_that_hangs_or_dies_costs_its_own_episode(mine) -> None:
