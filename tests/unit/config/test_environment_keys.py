@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.environments.confinement import Confinement
-from rloo_pipeline.rollout import beginnings
+from rloo_pipeline.rollout import resets
 
 CALCULATOR, PYTHON = (f"rloo_pipeline.environments.tools:{name}" for name in ("calculator", "python"))
 
@@ -43,11 +43,11 @@ def test_what_an_environment_may_see_decides_and_how_many_gpus_it_has_does_not()
 
 def test_the_processes_run_where_the_configuration_says(monkeypatch) -> None:
     kept: list[Confinement] = []
-    monkeypatch.setattr(beginnings, "EnvironmentPool", lambda *keys: kept.append(keys[-1]))
+    monkeypatch.setattr(resets, "EnvironmentPool", lambda *keys: kept.append(keys[-1]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    beginnings.pool_of(config_of().rollout)
-    beginnings.pool_of(config_of(environment_image="a.sif", environment_gpus=1, environment_read_only=["b"]).rollout)
-    beginnings.pool_of(config_of(environment_sandbox=True, environment_memory_mb=300).rollout)
+    resets.pool_of(config_of().rollout)
+    resets.pool_of(config_of(environment_image="a.sif", environment_gpus=1, environment_read_only=["b"]).rollout)
+    resets.pool_of(config_of(environment_sandbox=True, environment_memory_mb=300).rollout)
     assert kept == [
         Confinement(),
         Confinement(image="a.sif", read_only=("b",), gpus=("4",)),
