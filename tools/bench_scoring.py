@@ -180,13 +180,14 @@ def share(batch: RewardBatch, part: int, parts: int) -> RewardBatch:
     rows = len(batch.completions)
     here = slice(rows * part // parts, rows * (part + 1) // parts)
     columns = {name: values[here] for name, values in batch.columns.items()}
-    return RewardBatch(batch.prompts[here], batch.completions[here], batch.completion_ids[here], columns)
+    ids = batch.completion_ids and batch.completion_ids[here]
+    return RewardBatch(batch.prompts[here], batch.completions[here], ids, columns)
 
 
 def fork(function: Callable[..., Any], batch: RewardBatch) -> int:
     """Starts a process that makes one call and ends; its id."""
-    offered = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
-    offered["completion_ids"] = batch.completion_ids
+    own = {"prompts": batch.prompts, "completions": batch.completions, "completion_ids": batch.completion_ids}
+    offered = {**batch.columns, **own}
     if child := os.fork():
         return child
     code = 1

@@ -86,6 +86,6 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             tries.append(measure(Path(temporary)))
     text = sentence(tries)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2])
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + begin + text + END + rest.partition(END)[2])
     print(text, end="")

@@ -58,7 +58,8 @@ class Soak:
     def start(self, project: Path) -> subprocess.Popen[bytes]:
         """Starts or continues the run in a folder."""
         self.starts += 1
-        command = [sys.executable, "-m", "snakemake", "--cores", "2", "--snakefile", ROOT / "workflow" / "Snakefile"]
+        command: list[str | Path] = [sys.executable, "-m", "snakemake", "--cores", "2"]
+        command += ["--snakefile", ROOT / "workflow" / "Snakefile"]
         command += ["--directory", project, "--configfile", ROOT / ".test" / "config" / "config.yaml"]
         environment = os.environ | {MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp")}
         environment["PYTHONPATH"] = str(ROOT)
@@ -225,7 +226,7 @@ def main() -> None:
         expected = digests(soak.folder / "undisturbed")
 
         def enough() -> bool:
-            return soak.kills.total() >= arguments.kills and soak.in_update >= arguments.in_update
+            return bool(soak.kills.total() >= arguments.kills and soak.in_update >= arguments.in_update)
 
         while not enough() and not soak.problems:
             project = soak.folder / f"run-{soak.finished}"

@@ -41,6 +41,8 @@ import shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rloo_pipeline.config.section import Dtype
+
 RATE = 1e-6
 PEAKS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 """FLOPs a second of dense bfloat16 products by the makers' data sheets, by a part of the device's name."""
@@ -79,7 +81,7 @@ class Task(NamedTuple):
 
     size: str
     device: str
-    dtype: str
+    dtype: Dtype
     prompts: int
     prompt_tokens: tuple[int, int]
     completion_tokens: tuple[int, int]
@@ -127,7 +129,6 @@ def model(size: Size, device: str, dtype: str, attention: str) -> Any:
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.key_value_heads,
-        head_dim=size.head_dim,
         max_position_embeddings=4096,
         tie_word_embeddings=size.tied,
         pad_token_id=0,
@@ -277,8 +278,8 @@ def main() -> None:
     """Measures each side of each size and writes what it found, and what it left out and why."""
     words = _words()
     if words.task:
-        size, *rest = json.loads(words.task)
-        task = Task(size, *(tuple(value) if isinstance(value, list) else value for value in rest))
+        values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(words.task)]
+        task = Task(*values)
         print(json.dumps(measured(task, words.sides[0])), flush=True)
         return
     figures: dict[str, dict[str, Any]] = {}

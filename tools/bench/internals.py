@@ -36,7 +36,9 @@ def _without(deviation: str) -> None:
     elif deviation == "ranks":
         import_shims.replace_ranks = lambda: None
     elif deviation == "compiled operations":
-        import_module("rloo_pipeline.training.deepspeed_config").disable_compiled_operations = lambda: None
+        from rloo_pipeline.training import deepspeed_config
+
+        deepspeed_config.disable_compiled_operations = lambda: None
 
 
 DEVIATIONS = {

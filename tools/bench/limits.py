@@ -64,7 +64,7 @@ def _products() -> Iterator[Counter[Product]]:
                 products[tuple(left.shape), left.stride(), tuple(right.shape), right.stride()] += 1
             return function(*words, **(named or {}))
 
-    with Mode():
+    with Mode():  # type: ignore[no-untyped-call]
         yield products
 
 

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import overlap
 import shapes
@@ -63,7 +64,7 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     return figures
 
 
-def _in_turns(name: str, folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _in_turns(name: str, folder: Path, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Our side's and TRL's steps of a shape, one after the other."""
     sides = [_Side(side, name, folder, repeats) for side in ("ours", "trl")]
     for _ in range(1 + repeats):
@@ -106,9 +107,9 @@ class _Side:
             self.errors.seek(0)
             raise SystemExit(self.errors.read()[-3000:])
 
-    def result(self) -> dict[str, list[float]]:
-        """What it printed last."""
-        figures: dict[str, list[float]] = json.loads(self.said)
+    def result(self) -> dict[str, Any]:
+        """What it printed last: lists of seconds, and its peak memory in MB."""
+        figures: dict[str, Any] = json.loads(self.said)
         return figures
 
 

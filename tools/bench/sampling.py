@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+
 
 def main() -> None:
     """One thread; the first of each is not counted."""
@@ -20,6 +22,7 @@ def main() -> None:
     from vllm import SamplingParams, TokensPrompt
 
     from rloo_pipeline.artifacts import policy, tables
+    from rloo_pipeline.config.loading import load
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.character_model import tiny_qwen3
     from rloo_pipeline.rollout import groups
@@ -30,6 +33,7 @@ def main() -> None:
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
     tiny_qwen3(folder / "model", 0)
     tokenizer = policy.load_tokenizer(folder / "model", False)
+    config = load(ROOT / "config" / "config.yaml")
     sampler = Sampler(folder / "model", EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
     decoding, samples = SamplingConfig(1.0, 1.0, 0, None, 40), 8
     rows = [
@@ -40,8 +44,10 @@ def main() -> None:
     def bare() -> float:
         seeds = [derive(0, "bench", row["prompt_id"], sample) for row in rows for sample in range(samples)]
         prompts = [TokensPrompt(prompt_token_ids=row["prompt_ids"]) for row in rows for _ in range(samples)]
-        plain = {"temperature": 1.0, "max_tokens": 40, "logprobs": 0, "stop_token_ids": sampler.stop_ids}
-        params = [SamplingParams(seed=seed, **plain) for seed in seeds]
+        stop = [*sampler.stop_ids]
+        params = [
+            SamplingParams(temperature=1.0, max_tokens=40, logprobs=0, stop_token_ids=stop, seed=s) for s in seeds
+        ]
         assert sampler.llm is not None
         began = time.process_time()
         sampler.llm.generate(prompts, params, use_tqdm=False)
@@ -50,7 +56,7 @@ def main() -> None:
     def stage() -> float:
         derive.cache_clear()  # each round has seeds of its own
         began = time.process_time()
-        completions = groups.sample_groups(sampler, 0, groups.Draw(rows, samples, decoding, ("bench",)))[0]
+        completions = groups.sample_groups(sampler, config, groups.Draw(rows, samples, decoding, ("bench",)))[0]
         tables.write(folder / "table.parquet", completions, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return time.process_time() - began
 

@@ -168,7 +168,8 @@ def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) 
     """TRL's RLOOTrainer as it is, given the completions in place of sampled ones."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast, TrainerCallback
-    from trl import RLOOConfig, RLOOTrainer
+    from trl.trainer.rloo_config import RLOOConfig
+    from trl.trainer.rloo_trainer import RLOOTrainer
 
     from rloo_pipeline.demo.character_model import character_tokenizer
 
@@ -197,7 +198,7 @@ def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) 
         def _generate_single_turn(self, *_: object) -> list[list[int]]:
             return [completions[place] for place in self.places]
 
-    def reward(completion_ids: list[list[int]], **_: object) -> list[float]:
+    def reward(completion_ids: list[list[int]], **_: object) -> list[float | None]:
         reward_of = {tuple(ids): value for ids, value in zip(completions, rewards, strict=True)}
         return [reward_of[tuple(ids)] for ids in completion_ids]
 

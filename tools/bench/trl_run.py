@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(config.deepspeed.threads)
     from datasets import load_from_disk
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import RLOOTrainer
+    from trl.trainer.rloo_trainer import RLOOTrainer
 
     counted = Counted()
     trainer = RLOOTrainer(
@@ -48,7 +48,7 @@ def main() -> None:
 
 def arguments(config: Config, output: Path, vocabulary: int) -> Any:
     """The configuration in TRL's words."""
-    from trl import RLOOConfig
+    from trl.trainer.rloo_config import RLOOConfig
 
     rollout, algorithm, section = config.rollout, config.algorithm, config.update
     step = rollout.generation_batch_size // algorithm.steps_per_generation
@@ -58,7 +58,7 @@ def arguments(config: Config, output: Path, vocabulary: int) -> Any:
         output_dir=str(output),
         use_cpu=True,
         bf16=config.model.dtype == "bfloat16",
-        gradient_checkpointing=config.deepspeed.gradient_checkpointing,
+        gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -115,7 +115,7 @@ class Counted:
     def __init__(self) -> None:
         self.completions = self.tokens = 0
 
-    def __call__(self, completion_ids: list[list[int]], **_: object) -> list[float]:
+    def __call__(self, completion_ids: list[list[int]], **_: object) -> list[float | None]:
         """0 for all."""
         self.completions += len(completion_ids)
         self.tokens += sum(map(len, completion_ids))
