@@ -272,7 +272,7 @@ STATEMENT = "\n", "\nEDITED = True\n"
         ),
         ("algorithm/loss.py", FORMULA, updates() | SECOND_ROUND | FINAL | REPORT),
         ("stages/reference.py", STATEMENT, of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
-        ("stages/evaluate.py", STATEMENT, WARM | FINAL | REPORT | measured()),
+        ("evaluation/evaluation_summary.py", STATEMENT, WARM | FINAL | REPORT | measured()),
         ("report/page.html.j2", STATEMENT, REPORT),
     ],
 )
