@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.environments import contract, tools
 from rloo_pipeline.environments.contract import EnvironmentCode
+from rloo_pipeline.environments.episode import serve
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.sandbox.inside import limits
 from rloo_pipeline.scoring.worker import die_with
@@ -141,8 +142,6 @@ class Keeper:
 
     def _become(self, file: int) -> None:
         """Serves an episode in the new process, and ends it."""
-        from rloo_pipeline.environments import episode
-
         status = 1
         try:
             os.setsid()
@@ -155,7 +154,7 @@ class Keeper:
                 resource.setrlimit(resource.RLIMIT_NPROC, (self.most, self.most))
                 limits.stay_in_group()
             with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool closed its end
-                episode.serve(file, self.code)
+                serve(file, self.code)
             status = 0
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
