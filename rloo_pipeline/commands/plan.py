@@ -150,7 +150,7 @@ def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims,
         if fit.stage == "update" and (host := memory.offloaded(config, shape)):
             _print_memory(console, "  and in the memory of the node, for each process", host)
         if fit.stage == "rollout":
-            sequences = estimate.concurrent_sequences(config, shape, fit.terms)
+            sequences = memory.concurrent_sequences(config, shape, fit.terms)
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")
         if not fit.fits:
             console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))

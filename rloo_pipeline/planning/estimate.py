@@ -7,13 +7,13 @@ the assumptions in `ASSUMED`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import memory
+from rloo_pipeline.planning import advice, memory
 from rloo_pipeline.planning.memory import GB
 
 
@@ -143,7 +143,7 @@ def of_difficulty(config: Config, prompts: int) -> Config:
     """A run of one round that samples as much as the stage `difficulty` does of this many prompts."""
     samples = config.dataset.select.num_generations if config.dataset.select else 0
     sizes = {"rollout.num_generations": samples, "rollout.generation_batch_size": prompts * samples}
-    return override(config, {**sizes, "rollout.oversample": 1.0}).model_copy(update={"rounds": 1})
+    return advice.override(config, {**sizes, "rollout.oversample": 1.0}).model_copy(update={"rounds": 1})
 
 
 def tokens_saved(runs: RunSet, prompts: int) -> float:
@@ -190,65 +190,15 @@ def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
     room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
-    yield Fit("update", terms, fit, "" if fit else _nearest_update(config, shape, room))
+    yield Fit("update", terms, fit, "" if fit else advice.nearest_update(config, shape, room))
     if config.uses_reference:
         terms = memory.reference(config, shape, "cuda")
         fit = memory.total(terms) <= room
-        advice = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-        yield Fit("reference", terms, fit, "" if fit else advice)
+        smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
+        yield Fit("reference", terms, fit, "" if fit else smaller)
     terms = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
-    fit = concurrent_sequences(config, shape, terms) >= 1
-    yield Fit("rollout", terms, fit, "" if fit else _nearest_rollout(config, shape, card))
-
-
-def concurrent_sequences(config: Config, shape: ModelDims, terms: memory.Terms) -> float:
-    """Number of sequences of full length that fit into the KV cache."""
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    return terms["KV cache"] * config.vllm.tensor_parallel_size / (shape.cached(config.model.dtype) * longest)
-
-
-def override(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration with other values for some keys, each written as `section.key`."""
-    for key, value in changes.items():
-        section, _, name = key.partition(".")
-        part = getattr(config, section)
-        config = config.model_copy(update={section: part.model_copy(update={name: value})})
-    return config
-
-
-def _nearest_update(config: Config, shape: ModelDims, room: float) -> str:
-    """Advice: the first of the increasingly costly changes with which an update fits."""
-    for changes in _changes(config):
-        if memory.total(memory.update(override(config, changes), shape, "cuda")) <= room:
-            return "would fit with " + ", ".join(f"{key}: {str(value).lower()}" for key, value in changes.items())
-    return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
-
-
-def _changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then more cards."""
-    micro, checkpointing = "deepspeed.max_tokens_per_micro_batch", {"deepspeed.gradient_checkpointing": True}
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    sizes = [size for n in range(1, 8) if (size := config.deepspeed.max_tokens_per_micro_batch >> n) > longest]
-    smaller = [{micro: size} for size in [*sizes, longest]]
-    yield checkpointing
-    yield from smaller
-    yield from (checkpointing | change for change in smaller)
-    for processes in (2, 4, 8):
-        for stage in (1, 2, 3):
-            if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
-                split = {"deepspeed.processes": processes, "deepspeed.zero_stage": stage}
-                yield split
-                yield split | checkpointing
-                yield split | checkpointing | {micro: longest}
-
-
-def _nearest_rollout(config: Config, shape: ModelDims, card: Card) -> str:
-    """Advice: the first number of GPUs whose KV cache holds a sequence."""
-    for count in (2, 4, 8):
-        wider = override(config, {"vllm.tensor_parallel_size": count})
-        if concurrent_sequences(wider, shape, memory.rollout(wider, shape, "cuda", card.gigabytes * GB)) >= 1:
-            return f"would fit with vllm.tensor_parallel_size: {count}"
-    return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"
+    fit = memory.concurrent_sequences(config, shape, terms) >= 1
+    yield Fit("rollout", terms, fit, "" if fit else advice.nearest_rollout(config, shape, card.gigabytes * GB))
 
 
 def minutes(seconds: float) -> str:
@@ -271,7 +221,9 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     passes = 3 * config.algorithm.num_iterations * (4 / 3 if config.deepspeed.gradient_checkpointing else 1)
     old_logps = 1 if config.algorithm.beta != 0 or config.algorithm.num_iterations > 1 else 0
     cache = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
-    batch = max(1.0, min(BATCH, counts["completions per round"] / shards, concurrent_sequences(config, shape, cache)))
+    batch = max(
+        1.0, min(BATCH, counts["completions per round"] / shards, memory.concurrent_sequences(config, shape, cache))
+    )
     context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
     read_per_step = shape.parameters * size + batch * context * shape.cached(config.model.dtype)
     seconds = {

@@ -221,6 +221,12 @@ def rollout(config: Config, shape: ModelDims, chip: str, card: float | None = No
     return {"process": SAMPLER[chip], "weights": weights, "KV cache": max(rest, 0.0)}
 
 
+def concurrent_sequences(config: Config, shape: ModelDims, terms: Terms) -> float:
+    """Number of sequences of full length that fit into the KV cache."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    return terms["KV cache"] * config.vllm.tensor_parallel_size / (shape.cached(config.model.dtype) * longest)
+
+
 def total(terms: Terms) -> float:
     """Sum of the terms."""
     return sum(terms.values())

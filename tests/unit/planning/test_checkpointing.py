@@ -8,7 +8,7 @@ from helpers import ROOT, mini
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.planning import checkpointing, estimate, memory
+from rloo_pipeline.planning import advice, checkpointing, estimate, memory
 from rloo_pipeline.runtime import devices
 
 SHAPE = ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000)
@@ -17,7 +17,7 @@ SHAPE = ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000)
 @pytest.mark.parametrize("sft", [False, True])
 def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft) -> None:
     config = Config(**mini(deepspeed={"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 65536}))
-    without = estimate.override(config, {"deepspeed.gradient_checkpointing": False})
+    without = advice.override(config, {"deepspeed.gradient_checkpointing": False})
     batch = memory.MicroBatch(65536, 65536, several=True) if sft else None
     edge = memory.total(memory.update(without, SHAPE, "cuda", batch)) / memory.ROOM
     for room, wanted in ((edge * 0.999, True), (edge * 1.001, False)):
@@ -56,12 +56,12 @@ LLAMA_70B = ModelDims(8192, 80, 8192, 1024, 28672, 128256, 70_553_706_496)
 @pytest.mark.parametrize(("nodes", "card", "fits"), [(4, "h100:80", True), (2, "h100:80", False), (2, "h200", True)])
 def test_70_billion_weights_fit_on_four_nodes_and_on_two_of_larger_cards(nodes, card, fits) -> None:
     config = load(ROOT / "config" / "llama-70b.yaml")
-    config = estimate.override(config, {"deepspeed.nodes": nodes, "deepspeed.processes": 8 * nodes})
+    config = advice.override(config, {"deepspeed.nodes": nodes, "deepspeed.processes": 8 * nodes})
     resolved = checkpointing.resolve_for(config, LLAMA_70B, "cuda", 80e9)
     assert resolved.deepspeed.gradient_checkpointing is True
     by_stage = {fit.stage: fit for fit in estimate.fits(resolved, LLAMA_70B, estimate.card_of(card))}
     assert by_stage["update"].fits is fits
     assert by_stage["reference"].fits, "log-probs are computed by all processes"
     assert by_stage["rollout"].fits
-    offload = estimate.override(resolved, {"deepspeed.offload": Offload(optimizer="cpu")})
+    offload = advice.override(resolved, {"deepspeed.offload": Offload(optimizer="cpu")})
     assert next(iter(estimate.fits(offload, LLAMA_70B, estimate.card_of(card)))).fits

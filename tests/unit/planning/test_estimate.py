@@ -10,10 +10,10 @@ from helpers import ROOT, Project, mini, rloo
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.commands.plan import plan_run
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import estimate, memory
+from rloo_pipeline.planning import advice, estimate, memory
 from rloo_pipeline.runtime.console import Terminal
 
 QWEN3_4B = {
@@ -36,7 +36,7 @@ def qwen(tmp_path) -> model_dims.ModelDims:
 
 
 def gsm8k(**changes) -> Config:
-    return estimate.override(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
+    return advice.override(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
 
 
 def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
@@ -89,14 +89,44 @@ def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
     advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
     changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in advised.items()}
     assert changes["deepspeed.processes"] > 1, "four billion weights with Adam do not fit on one card"
-    assert next(estimate.fits(estimate.override(config, changes), qwen, card)).fits
-    fewer = estimate.override(config, changes | {"deepspeed.processes": 1})
+    assert next(estimate.fits(advice.override(config, changes), qwen, card)).fits
+    fewer = advice.override(config, changes | {"deepspeed.processes": 1})
     assert not next(estimate.fits(fewer, qwen, card)).fits
+
+
+def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen) -> None:
+    card = estimate.card_of("h100:80")
+    config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
+    update = next(estimate.fits(config, qwen, card))
+    more, offload = update.advice.split("; or, without more GPUs, with ")
+    assert "deepspeed.processes: 2" in more
+    kept = Offload(optimizer="cpu")
+    changed = advice.override(config, {"deepspeed.offload": kept, "deepspeed.zero_stage": 2})
+    assert next(estimate.fits(changed, qwen, card)).fits
+    host = memory.total(memory.offloaded(changed, qwen)) / 1e9
+    assert host == pytest.approx(16 * qwen.parameters / 1e9)
+    assert offload == (
+        f"deepspeed.offload: {{optimizer: cpu}}, deepspeed.zero_stage: 2, which takes {host:.1f} GB of the node's "
+        "memory for each process"
+    )
+    other = advice.override(config, {"update.optimizer": "adamw_8bit", "deepspeed.gradient_checkpointing": True})
+    text = next(estimate.fits(other, qwen._replace(parameters=9_000_000_000), card)).advice
+    assert "offload" not in text, "only AdamW can"
+    assert "zero_stage: 3" not in text
+
+
+def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:
+    large = qwen._replace(parameters=70_000_000_000)
+    config = gsm8k(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3})
+    update = next(estimate.fits(config, large, estimate.card_of("a40")))
+    assert update.advice.startswith("would fit with deepspeed.offload: {optimizer: cpu, parameters: cpu}"), (
+        update.advice
+    )
 
 
 def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
-    config = estimate.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
+    config = advice.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
     update = next(estimate.fits(config, qwen._replace(vocabulary=16000), estimate.card_of("h100")))
     assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
 
