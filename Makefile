@@ -5,7 +5,7 @@ export ACCELERATOR PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo experiment test test-all soak damage bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference models docs screenshots
+.PHONY: help setup demo experiment test test-all soak damage bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference models kinds docs screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -77,6 +77,9 @@ reference: setup ## regenerate docs/configuration.md, the JSON Schema and the ta
 
 models: setup ## try out every type of model of transformers and write the table of docs/models.md (half an hour)
 	$(BIN)/python tests/families/page.py
+
+kinds: setup ## run a model of each kind through two rounds and write the table of docs/models.md (ten minutes)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/stages/kinds_page.py
 
 screenshots: setup ## make docs/assets again: images of the page of results/demo, and a recording of a small project
 	$(BIN)/python tools/screenshots.py $(if $(RUN),--run $(RUN))

@@ -7,9 +7,10 @@ CONTEXT = 256
 EXPERTS = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
 HALF = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 LATENT = {
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32,
+    "q_lora_rank": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
-    "num_key_value_heads": 2, "moe_intermediate_size": 32, "topk_method": "noaux_tc",
+    "num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 32, "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
@@ -22,15 +23,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**HALF, "query_pre_attn_scalar": 32},
     "gpt_oss": {**EXPERTS, **HALF, "num_local_experts": 4, "intermediate_size": 64},
     "deepseek_v3": {**EXPERTS, **LATENT},
-    "stablelm": {"num_key_value_heads": 2, "tie_word_embeddings": False},
+    "stablelm": {"num_key_value_heads": 2, "hidden_size": 64, "tie_word_embeddings": False},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
     "granitemoehybrid": {
         **EXPERTS, "layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16,
-        "num_local_experts": 4, "shared_intermediate_size": 48,
+        "num_local_experts": 4, "shared_intermediate_size": 48, "num_attention_heads": 1,
     },
     "qwen3_next": {
         **EXPERTS, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
         "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     },
 }  # fmt: skip

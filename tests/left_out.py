@@ -5,11 +5,13 @@ from collections.abc import Mapping
 LONG = "takes long"
 GSM8K = "GSM8K is not here"
 EVERY_FAMILY = "every family of models takes half an hour"
+EVERY_KIND = "every kind of model takes ten minutes"
 PACKAGES = {"bubblewrap is not installed": "bubblewrap", "chromium is not installed": "chromium"}
 """Debian packages, by the reason for which a test is skipped without them."""
 COMMANDS = {
     GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)",
     EVERY_FAMILY: "EVERY_FAMILY=1 make test PYTEST_ARGS=tests/families/test_every_family.py",
+    EVERY_KIND: "EVERY_KIND=1 make test PYTEST_ARGS=tests/stages/test_model_kinds.py",
     LONG: "make test-all",
 }
 

@@ -73,6 +73,17 @@ def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
     return {"limit_mm_per_prompt": {"image": most, "video": 0}, "mm_device_do_normalize": False}
 
 
+def adapter_settings(facts: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's settings for a LoRA adapter, by its adapter_config.json.
+
+    vLLM leaves modules that no adapter changes as they are. Otherwise it would also prepare layers of experts for
+    adapters, which it cannot on CPUs.
+    """
+    settings: dict[str, Any] = {"enable_lora": True, "max_lora_rank": vllm_lora_rank(facts["r"])}
+    modules = facts["target_modules"]
+    return settings if isinstance(modules, str) else {**settings, "lora_target_modules": sorted(modules)}
+
+
 def vllm_lora_rank(rank: int) -> int:
     """The smallest LoRA rank of vLLM that is at least `rank`."""
     return next(allowed for allowed in LORA_RANKS if allowed >= rank)

@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import engine_size, swap_check, weight_reload
+from rloo_pipeline.rollout import cpu_limits, engine_size, swap_check, weight_reload
 from rloo_pipeline.rollout.requests import (
     Completion,
     Request,
@@ -88,7 +88,8 @@ class Sampler:
 
     def _start_engine(self) -> LLM:
         vllm = import_shims.import_vllm()
-        hf_config = read_json(Path(self.settings["model"]) / "config.json")
+        file = Path(self.settings["model"]) / "config.json"
+        hf_config = read_json(file)
         if vision.takes_images(hf_config):
             without_torchvision.register_in_vllm(hf_config["architectures"][0])
         on_cpu: dict[str, Any] = {
@@ -100,7 +101,13 @@ class Sampler:
             "max_num_seqs": engine_size.CPU_MAX_SEQS,
             "kv_cache_memory_bytes": self.cache_bytes,
         }
+        if not _on_gpu():
+            cpu_limits.check(file, hf_config, self.settings["dtype"])
+            if self.lora is not None:
+                import_shims.leave_experts_to_cpus()
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
+        if not _on_gpu():
+            cpu_limits.check_heads(file, engine.llm_engine.vllm_config.model_config)
         logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         return engine
 
@@ -246,8 +253,7 @@ def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed
         **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
     }
     if policy.is_adapter(folder):
-        rank = engine_size.vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
-        settings |= {"enable_lora": True, "max_lora_rank": rank}
+        settings |= engine_size.adapter_settings(read_json(folder / policy.ADAPTER))
     if engine_cache.is_enabled() and _on_gpu():
         settings["enable_sleep_mode"] = True
     return settings

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import forks
+import one_model
 import pytest
+from one_model import Rollout, Rows
 
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 
@@ -14,8 +16,6 @@ HOW = SamplingConfig(1.0, 1.0, 0, None, 6)
 CLOSE = 1e-3
 COLOURS = [["red"], ["blue"], ["green", "yellow"], []]
 """Squares that the prompts show: two prompts have the same ids and other pixels."""
-
-Rows = list[tuple[list[int], list[float]]]
 
 
 def model(folder: Path, kind: str) -> Path:
@@ -77,62 +77,45 @@ class Shown:
         return row_images.joined(shown, self.token)
 
 
-def rollout(folders: list[Path]) -> list[Rows]:
-    """Completions of each policy; the first starts the engine, and the others are swapped in."""
-    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
-
-    sampler = Sampler(folders[0], EngineSettings("float32", False, 0.5, 1, 1, 2), 128, 0)
-    asked, rows = requests(folders[0]), []
-    for folder in folders:
-        sampler.swap(folder, 128)
-        rows.append([(one.ids, one.logps) for one in sampler.sample(asked, HOW, "completions")])
-    sampler.leave_gpu()
-    return rows
-
-
-def sequences(folder: Path, rows: Rows, shown: Any) -> Any:
+def sequences(folder: Path, rows: Rows, change: Any = lambda image: image) -> Any:
+    """The completions and the images of their prompts, which `change` changes."""
     from rloo_pipeline.training.packing import Sequences
 
-    return Sequences([one.prompt_ids for one in requests(folder)], [ids for ids, _ in rows], images=shown)
+    return Sequences(
+        [one.prompt_ids for one in requests(folder)], [ids for ids, _ in rows], images=Shown(folder, change)
+    )
+
+
+def turned(folder: Path, rows: Rows) -> Any:
+    """The same with images upside down and without colours."""
+    return sequences(folder, rows, lambda image: image.rotate(180).convert("L").convert("RGB"))
+
+
+def rollout(folders: list[Path]) -> list[Rows]:
+    """Completions of each policy; the first starts the engine, and the others are swapped in."""
+    asked = Rollout(requests(folders[0]), HOW, 128, images=2)
+    return one_model.rollout([(folder, asked) for folder in folders])[0]
 
 
 def apart(folder: Path, rows: Rows) -> dict[str, Any]:
-    """Largest difference between sampler and trainer, nats; also where the trainer sees turned images."""
-    from rloo_pipeline.training import forward_only
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-
-    module = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
+    """Largest difference between sampler and trainer, nats; also, by row, where the trainer sees turned images."""
+    module, same = one_model.trainer_logps(folder, sequences, rows, "float32")
+    _, other = one_model.trainer_logps(folder, turned, rows, "float32")
+    logps = [logps for _, logps in rows]
+    largest = [max(row) for row in one_model.differences(logps, other)]
     never = set(module.never)
-
-    def largest(shown: Any) -> list[float]:
-        values = forward_only.score(module, sequences(folder, rows, shown), 150, "reference").logps
-        return [
-            max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-            for (_, ours), theirs in zip(rows, values, strict=True)
-        ]
-
-    turned = Shown(folder, lambda image: image.rotate(180).convert("L").convert("RGB"))
-    found = {"same": max(largest(Shown(folder))), "turned": largest(turned)[:6]}
-    return {**found, "form": module.form.name, "placeholders": any(never & set(ids) for ids, _ in rows)}
+    return {
+        "same": max(map(max, one_model.differences(logps, same))),
+        "turned": largest[:6],
+        "form": module.form.name,
+        "placeholders": any(never & set(ids) for ids, _ in rows),
+    }
 
 
 def update(folder: Path, rows: Rows, target: Path, train_vision: bool) -> float:
     """Makes the completions likelier; returns how much likelier."""
-    from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.learning_rate import LearningRate
-    from rloo_pipeline.training.settings import TrainerSettings
-
-    rate = LearningRate(1e-3, "constant", 0, 0, 0.0)
-    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 0, not train_vision, None)
-    engine = Engine(folder, settings._replace(train_vision=train_vision), 0)
-    batch = sequences(folder, rows, Shown(folder))
-    before = engine.logps(batch, 150, lambda _: None)
-    for _ in range(2):
-        engine.step(batch, range(8), 150, lambda _, logps, mask, __: -(logps * mask).sum() / 40, lambda _: None)
-    after = engine.logps(batch, 150, lambda _: None)
-    engine.save_policy(target)
-    engine.close()
-    return float((after - before).sum())
+    changes = {"train_vision": train_vision, "gradient_checkpointing": not train_vision}
+    return one_model.update(folder, sequences, rows, target, changes)
 
 
 def changed(first: Path, second: Path) -> dict[str, bool]:

@@ -1,0 +1,81 @@
+"""What vLLM cannot sample on CPUs, refused in one sentence: by itself it fails deep inside an engine, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.artifacts.model_dims import text_config
+from rloo_pipeline.config import Dtype
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.lora_support import EXPERT_KEYS
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vLLM's kernel for CPUs is compiled for."""
+LATENT = 576
+"""The size of latent attention (kv_lora_rank and qk_rope_head_dim together) that it is compiled for."""
+DELTA_HEADS = (64, 128)
+"""Sizes of a head of DeltaNet that it is compiled for."""
+MULTIPLE = 32
+"""What the hidden size of a model with experts must be a multiple of. vLLM pads the width of experts, except that of
+gpt-oss.
+"""
+
+
+def check(file: Path, facts: Mapping[str, Any], dtype: Dtype) -> None:
+    """Checks a model by its config.json before its engine starts.
+
+    Raises:
+        UserError: vLLM cannot sample it on a CPU.
+    """
+    text = text_config(facts)
+    if text.get("linear_num_value_heads"):
+        _check_delta_net(file, text, dtype)
+    if any(int(text.get(key) or 0) > 1 for key in EXPERT_KEYS):
+        _check_experts(file, text)
+
+
+def _check_delta_net(file: Path, text: Mapping[str, Any], dtype: Dtype) -> None:
+    if dtype != "bfloat16":
+        raise UserError(
+            f"{file}: vLLM on CPUs computes DeltaNet layers (linear_num_value_heads) in bfloat16 only, not {dtype}; "
+            "set model.dtype: bfloat16, or sample on a GPU"
+        )
+    for key in ("linear_key_head_dim", "linear_value_head_dim"):
+        if text.get(key) not in {*DELTA_HEADS, None}:
+            raise UserError(
+                f"{file}: vLLM on CPUs computes DeltaNet layers whose heads have {' or '.join(map(str, DELTA_HEADS))} "
+                f"dimensions, and {key} is {text[key]}; use another model, or sample on a GPU"
+            )
+
+
+def _check_experts(file: Path, text: Mapping[str, Any]) -> None:
+    for key in ("hidden_size", *(["intermediate_size"] if text.get("model_type") == "gpt_oss" else [])):
+        if int(text.get(key) or 0) % MULTIPLE:
+            raise UserError(
+                f"{file}: vLLM on CPUs computes experts of sizes that are multiples of {MULTIPLE}, and {key} is "
+                f"{text[key]}; use another model, or sample on a GPU"
+            )
+
+
+def check_heads(file: Path, model: ModelConfig) -> None:
+    """Checks the attention of a model as a started engine has read it.
+
+    Raises:
+        UserError: vLLM cannot compute it on a CPU.
+    """
+    size, latent = model.get_head_size(), model.use_mla
+    if latent and size != LATENT:
+        raise UserError(
+            f"{file}: vLLM on CPUs computes latent attention in which kv_lora_rank and qk_rope_head_dim make {LATENT} "
+            f"together, not {size}; use another model, or sample on a GPU"
+        )
+    if not latent and not model.is_attention_free and size not in HEADS:
+        raise UserError(
+            f"{file}: vLLM on CPUs computes attention heads of {', '.join(map(str, HEADS))} dimensions, not {size}; "
+            "use another model, or sample on a GPU"
+        )

@@ -1,0 +1,131 @@
+"""Steps of a round on a very small model: what sampler and trainer make of it, and how far apart they are.
+
+Each step is to run in a process of its own (`forks.call`), since a process holds one engine.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.config import Dtype
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+
+Rows = list[tuple[list[int], list[float]]]
+"""Completions and their log-probs, by the sampler."""
+
+
+class Rollout(NamedTuple):
+    """What is sampled, and by which engine."""
+
+    requests: Sequence[Request]
+    how: SamplingConfig
+    context: int
+    dtype: Dtype = "float32"
+    images: int = 0
+    """Images that a prompt may have."""
+
+
+class Distance(NamedTuple):
+    """Between the log-probs of sampler and trainer, in nats."""
+
+    form: str
+    """Form of batch of the trainer."""
+    mean: float
+    largest: float
+
+
+def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
+    """Completions of policies; the first starts the engine, and the others are swapped in. A swap that is refused ends
+    the list.
+
+    Returns:
+        The completions, and what was said of a refused swap.
+    """
+    from rloo_pipeline.errors import IncompatibleEngine
+    from rloo_pipeline.rollout import swap_check, weight_reload
+    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+
+    said: list[str] = []
+    weight_reload.say = swap_check.say = said.append
+    folder, asked = rollouts[0]
+    sampler = Sampler(folder, EngineSettings(asked.dtype, False, 0.5, 1, 1, asked.images), asked.context, 0)
+    rows: list[Rows] = []
+    for folder, asked in rollouts:
+        try:
+            sampler.swap(folder, asked.context)
+        except IncompatibleEngine:
+            break
+        sampled = sampler.sample(asked.requests, asked.how, "completions")
+        rows.append([(completion.ids, completion.logps) for completion in sampled])
+    sampler.leave_gpu()
+    return rows, " ".join(said)
+
+
+def trainer_logps(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, dtype: Dtype) -> tuple[Any, list[Any]]:
+    """The model as the reference pass loads it, and its log-probs of the sequences that `make` makes of the rows."""
+    from rloo_pipeline.training import forward_only
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    _allow_any_format()
+    module = TokenLogProbs(forward_only.load(folder, dtype, False), 1.0)
+    return module, forward_only.score(module, make(folder, rows), 150, "reference").logps
+
+
+def differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Absolute differences, row by row."""
+    return [[abs(a - b) for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)]
+
+
+def distance(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, dtype: Dtype = "float32") -> Distance:
+    """Between sampler and reference pass."""
+    module, values = trainer_logps(folder, make, rows, dtype)
+    apart = list(chain(*differences([logps for _, logps in rows], values)))
+    return Distance(module.form.name, sum(apart) / len(apart), max(apart))
+
+
+def rounding(folder: Path, rows: Rows, make: Callable[[Path, Rows], Any], dtype: Dtype) -> float:
+    """Mean distance between the reference pass in `dtype` and in float32, nats."""
+    both = [trainer_logps(folder, make, rows, one)[1] for one in (dtype, "float32")]
+    apart = list(chain(*differences(*both)))
+    return sum(apart) / len(apart)
+
+
+def update(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, target: Path, changes: dict[str, Any]) -> float:
+    """Makes the completions likelier and writes the policy; returns how much likelier, nats.
+
+    Args:
+        folder: of the policy before.
+        make: the sequences, of a policy's folder and completions.
+        rows: completions.
+        target: folder of the policy after.
+        changes: settings of the trainer that differ from those below, and `rate`, the learning rate.
+    """
+    from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.learning_rate import LearningRate
+    from rloo_pipeline.training.settings import TrainerSettings
+
+    _allow_any_format()
+    rate = LearningRate(changes.pop("rate", 1e-3), "constant", 0, 0, 0.0)
+    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 0, False, None)
+    engine = Engine(folder, settings._replace(**changes), 0)
+    sequences, count = make(folder, rows), sum(len(ids) for ids, _ in rows)
+    before = engine.logps(sequences, 150, lambda _: None)
+    for _ in range(2):
+        engine.step(
+            sequences, range(len(rows)), 150, lambda _, logps, mask, __: -(logps * mask).sum() / count, lambda _: None
+        )
+    after = engine.logps(sequences, 150, lambda _: None)
+    engine.save_policy(target)
+    engine.close()
+    return float((after - before).sum())
+
+
+def _allow_any_format() -> None:
+    """Has DeepSpeed take number formats that are slow on this processor."""
+    from rloo_pipeline.training import engine
+
+    engine.import_libraries()
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_bf16_supported = lambda: True

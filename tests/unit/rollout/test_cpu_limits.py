@@ -1,0 +1,68 @@
+"""Models that vLLM cannot sample on CPUs are refused in a sentence that says what to do."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import cpu_limits, engine_size
+
+FILE = Path("model/config.json")
+DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("facts", "dtype", "words"),
+    [
+        (DELTA, "float32", "in bfloat16 only, not float32; set model.dtype: bfloat16"),
+        ({"text_config": DELTA}, "float16", "in bfloat16 only, not float16"),
+        (
+            {**DELTA, "linear_value_head_dim": 96},
+            "bfloat16",
+            "64 or 128 dimensions, and linear_value_head_dim is 96",
+        ),
+        ({"num_experts": 4, "hidden_size": 40}, "float32", "hidden_size is 40; use another"),
+        (
+            {"model_type": "gpt_oss", "num_local_experts": 4, "hidden_size": 64, "intermediate_size": 24},
+            "float32",
+            "intermediate_size is 24",
+        ),
+    ],
+)
+def test_a_model_is_refused_by_its_config_json(facts, dtype, words) -> None:
+    with pytest.raises(UserError, match=f"^model/config.json: vLLM on CPUs .*{words}"):
+        cpu_limits.check(FILE, facts, dtype)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        DELTA,
+        {"num_experts": 4, "hidden_size": 64, "intermediate_size": 24, "moe_intermediate_size": 24},
+        {"num_experts": 1, "hidden_size": 40},
+        {"hidden_size": 40},
+    ],
+)
+def test_other_models_are_taken(facts) -> None:
+    cpu_limits.check(FILE, facts, "bfloat16")
+
+
+def engine(size: int, latent: bool = False, without: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(get_head_size=lambda: size, use_mla=latent, is_attention_free=without)
+
+
+def test_heads_of_other_sizes_are_refused() -> None:
+    for model in (engine(64), engine(576, latent=True), engine(48, without=True)):
+        cpu_limits.check_heads(FILE, model)
+    with pytest.raises(UserError, match=r"attention heads of 32, 64, .* dimensions, not 48; use another model"):
+        cpu_limits.check_heads(FILE, engine(48))
+    with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim make 576 together, not 320; use another"):
+        cpu_limits.check_heads(FILE, engine(320, latent=True))
+
+
+def test_vllm_prepares_only_the_modules_of_the_adapter() -> None:
+    facts = {"r": 4, "target_modules": ["v_proj", "q_proj"]}
+    expected = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]}
+    assert engine_size.adapter_settings(facts) == expected
+    assert "lora_target_modules" not in engine_size.adapter_settings(facts | {"target_modules": ".*_proj"})
