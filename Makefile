@@ -77,6 +77,7 @@ reference: setup ## regenerate docs/configuration.md, the JSON Schema and the ta
 
 models: setup ## try out every type of model of transformers and write the table of docs/models.md (half an hour)
 	$(BIN)/python tests/families/page.py
+	$(BIN)/python tests/families/windows.py
 
 kinds: setup ## run a model of each kind through two rounds and write the table of docs/models.md (ten minutes)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/stages/kinds_page.py
