@@ -112,8 +112,13 @@ def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain)
 def test_episodes_without_an_answer_of_a_tool_are_completions(tmp_path, tiny_model, plain) -> None:
     run = Round(tmp_path / "episodes", tiny_model, **CHANGES).write(1, answer=0)
     assert run.update().returncode == 0
-    for file in ("policies/00001/model.safetensors", "rounds/00001/train.parquet", "rounds/00001/metrics.json"):
+    for file in ("policies/00001/model.safetensors", "rounds/00001/train.parquet"):
         assert (plain.run / file).read_bytes() == (run.run / file).read_bytes()
+    metrics = [read_artifact(one.run / "rounds" / "00001" / "metrics.json") for one in (plain, run)]
+    assert metrics[1].keys() - metrics[0].keys() == {"tools/call_frequency", "tools/failure_frequency"}
+    assert {name: metrics[1][name] for name in metrics[0].keys() - {"blake2b"}} == {
+        name: value for name, value in metrics[0].items() if name != "blake2b"
+    }
 
 
 def test_an_answer_of_a_tool_is_context_of_update_and_reference(tmp_path, tiny_model, plain) -> None:
