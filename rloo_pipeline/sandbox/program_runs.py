@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 from rloo_pipeline.sandbox import sandbox
 from rloo_pipeline.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
 from rloo_pipeline.sandbox.command_line import Sandbox, SandboxLimits
-from rloo_pipeline.sandbox.inside import examiner, program, script, wire
+from rloo_pipeline.sandbox.inside import examiner, program, remote_program, script, wire
 from rloo_pipeline.sandbox.inside.limits import READY
 
 OUTPUT_LIMIT = 1 << 20
@@ -108,11 +108,13 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
     """
     deadline = time.monotonic() + settings.limits.seconds
     job = json.dumps({"program": text, "units": tests.units, "all": settings.partial}).encode() + b"\n"
-    how = (settings.confinement, settings.limits, (wire,))
+    how = (settings.confinement, settings.limits)
     with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
         with (
-            sandbox.confined(examiner, *how, to_examiner.reader, to_program.writer, report.writer),
-            sandbox.confined(program, *how, to_program.reader, to_examiner.writer),
+            sandbox.confined(
+                examiner, *how, (wire, remote_program), to_examiner.reader, to_program.writer, report.writer
+            ),
+            sandbox.confined(program, *how, (wire,), to_program.reader, to_examiner.writer),
         ):
             for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
                 end.close()
