@@ -18,6 +18,8 @@ CONTEXT_KEYS = (
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
 """Keys of config.json with the longest sequence, as vLLM reads them; the smallest value counts."""
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+"""Keys of config.json with the number of experts per layer."""
 RECURRENT = re.compile(r"mamba|ssm_|linear_(attn|conv|num|key|value)|conv_L_cache|lru_width|state_size")
 """Beginnings of keys of config.json that only models with recurrent or convolutional layers have."""
 SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
@@ -50,6 +52,12 @@ class ModelDims(NamedTuple):
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The section of the language model in a config.json; composite models have one of their own for it."""
     return hf_config.get("text_config") or hf_config
+
+
+def experts_key(hf_config: Mapping[str, Any]) -> str | None:
+    """The key of a config.json with its number of experts; None where layers have a single one."""
+    text = text_config(hf_config)
+    return next((key for key in EXPERT_KEYS if int(text.get(key) or 0) > 1), None)
 
 
 def context(hf_config: dict[str, Any]) -> int | None:

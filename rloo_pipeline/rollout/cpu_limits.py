@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.model_dims import text_config
+from rloo_pipeline.artifacts.model_dims import experts_key, text_config
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.lora_support import EXPERT_KEYS
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -26,16 +25,16 @@ gpt-oss.
 """
 
 
-def check(file: Path, facts: Mapping[str, Any], dtype: Dtype) -> None:
+def check(file: Path, hf_config: Mapping[str, Any], dtype: Dtype) -> None:
     """Checks a model by its config.json before its engine starts.
 
     Raises:
         UserError: vLLM cannot sample it on a CPU.
     """
-    text = text_config(facts)
+    text = text_config(hf_config)
     if text.get("linear_num_value_heads"):
         _check_delta_net(file, text, dtype)
-    if any(int(text.get(key) or 0) > 1 for key in EXPERT_KEYS):
+    if experts_key(hf_config):
         _check_experts(file, text)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.model_dims import text_config
+from rloo_pipeline.artifacts.model_dims import experts_key, text_config
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ UNSUPPORTED = frozenset(
 """Architectures for which vLLM serves no adapter."""
 RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
 """Modules that have other names in vLLM than in transformers, by architecture."""
-EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-"""Keys of config.json with the number of experts per layer."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts."""
 
@@ -68,8 +66,7 @@ def _problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
             f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
             f"without it, such as {EXAMPLE}"
         )
-    text = text_config(hf_config)
-    experts = next((key for key in EXPERT_KEYS if int(text.get(key) or 0) > 1), None)
+    experts, text = experts_key(hf_config), text_config(hf_config)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (
             f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it in "

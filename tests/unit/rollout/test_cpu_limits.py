@@ -13,7 +13,7 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
 
 
 @pytest.mark.parametrize(
-    ("facts", "dtype", "words"),
+    ("hf_config", "dtype", "words"),
     [
         (DELTA, "float32", "in bfloat16 only, not float32; set model.dtype: bfloat16"),
         ({"text_config": DELTA}, "float16", "in bfloat16 only, not float16"),
@@ -30,13 +30,13 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
         ),
     ],
 )
-def test_a_model_is_refused_by_its_config_json(facts, dtype, words) -> None:
+def test_a_model_is_refused_by_its_config_json(hf_config, dtype, words) -> None:
     with pytest.raises(UserError, match=f"^model/config.json: vLLM on CPUs .*{words}"):
-        cpu_limits.check(FILE, facts, dtype)
+        cpu_limits.check(FILE, hf_config, dtype)
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "hf_config",
     [
         DELTA,
         {"num_experts": 4, "hidden_size": 64, "intermediate_size": 24, "moe_intermediate_size": 24},
@@ -44,8 +44,8 @@ def test_a_model_is_refused_by_its_config_json(facts, dtype, words) -> None:
         {"hidden_size": 40},
     ],
 )
-def test_other_models_are_taken(facts) -> None:
-    cpu_limits.check(FILE, facts, "bfloat16")
+def test_other_models_are_taken(hf_config) -> None:
+    cpu_limits.check(FILE, hf_config, "bfloat16")
 
 
 def engine(size: int, latent: bool = False, without: bool = False) -> SimpleNamespace:
@@ -62,7 +62,7 @@ def test_heads_of_other_sizes_are_refused() -> None:
 
 
 def test_vllm_prepares_only_the_modules_of_the_adapter() -> None:
-    facts = {"r": 4, "target_modules": ["v_proj", "q_proj"]}
+    hf_config = {"r": 4, "target_modules": ["v_proj", "q_proj"]}
     expected = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]}
-    assert engine_size.adapter_settings(facts) == expected
-    assert "lora_target_modules" not in engine_size.adapter_settings(facts | {"target_modules": ".*_proj"})
+    assert engine_size.adapter_settings(hf_config) == expected
+    assert "lora_target_modules" not in engine_size.adapter_settings(hf_config | {"target_modules": ".*_proj"})
