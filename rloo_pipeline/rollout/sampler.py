@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import cpu_limits, engine_size, swap_check, weight_reload
+from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
 from rloo_pipeline.rollout.requests import (
     Completion,
     Request,
@@ -103,8 +103,9 @@ class Sampler:
         }
         if not _on_gpu():
             cpu_limits.check(file, hf_config, self.settings["dtype"])
+            cpu_kernels.rotate_heads()
             if self.lora is not None:
-                import_shims.leave_experts_to_cpus()
+                cpu_kernels.leave_experts_to_cpus()
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
         if not _on_gpu():
             cpu_limits.check_heads(file, engine.llm_engine.vllm_config.model_config)

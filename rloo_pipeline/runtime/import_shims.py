@@ -5,8 +5,7 @@ transformers imports scikit-learn (assisted generation) and SciPy (losses of obj
 without the package, so it is hidden during the import. User code and later imports find it as usual.
 
 vLLM ranks each sampled token within the vocabulary, which nobody here reads, and compiles that code with PyTorch: 3 s
-at every engine's start, and a C++ compiler on every node. `import_vllm` replaces the ranking by zeros, and a kernel for
-CPUs that is wrong.
+at every engine's start, and a C++ compiler on every node. `import_vllm` replaces the ranking by zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -74,7 +72,6 @@ def import_vllm() -> ModuleType:
     guard.require("vllm")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     replace_ranks()
-    rotate_heads()
     return import_module("vllm")
 
 
@@ -84,39 +81,6 @@ def replace_ranks() -> None:
     if sampler.batched_count_greater_than.__module__ != __name__:  # not yet replaced in this process
         guard.require_callable(sampler, "batched_count_greater_than", "(x, values)")
         sampler.batched_count_greater_than = _no_ranks
-
-
-def rotate_heads() -> None:
-    """Makes vLLM on CPUs rotate queries [tokens, heads, size] in PyTorch: its kernel is right for queries
-    [tokens, heads · size] and wrong for these, which latent attention (MLA) has.
-    """
-    base: Any = import_module("vllm.model_executor.layers.rotary_embedding.base").RotaryEmbedding
-    kernel = base.forward_cpu
-    if kernel.__module__ == __name__:  # replaced in this process
-        return
-    guard.require_callable(base, "forward_cpu", "(self, positions, query, key)")
-
-    def forward_cpu(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
-        return (self.forward_native if query.dim() > 2 else partial(kernel, self))(positions, query, key)
-
-    base.forward_cpu = forward_cpu
-
-
-def leave_experts_to_cpus() -> None:
-    """Makes vLLM choose its kernel of experts for CPUs under LoRA too, where it would choose that of Triton; an adapter
-    must not be on the experts themselves.
-    """
-    module: Any = import_module("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")
-    select = module.select_unquantized_moe_backend
-    if select.__module__ == __name__:  # replaced in this process
-        return
-    guard.require_callable(module, "select_unquantized_moe_backend", "(moe_config)")
-
-    def select_unquantized_moe_backend(moe_config: Any) -> Any:
-        moe_config.is_lora_enabled = False
-        return select(moe_config)
-
-    module.select_unquantized_moe_backend = select_unquantized_moe_backend
 
 
 def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:

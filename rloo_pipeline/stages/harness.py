@@ -18,6 +18,7 @@ from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.rollout import cpu_kernels
 from rloo_pipeline.rollout.engine_size import vllm_lora_rank
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
@@ -44,6 +45,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     digest = policy.digest(folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
     import_shims.import_vllm()
+    cpu_kernels.rotate_heads()
     load_tasks(section)
     import lm_eval
 
