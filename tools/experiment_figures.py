@@ -1,6 +1,8 @@
-"""Writes the result of `make experiment` into the docs and the README, and an image of its page.
+"""Writes the result of an experiment into the docs.
 
-python tools/experiment_figures.py [results/demo-algorithms]
+`python tools/experiment_figures.py [results/demo-algorithms]` writes that of `make experiment`: its table, that of its
+seeds, the README's row, and an image of its page. `python tools/experiment_figures.py results/lag` writes the table of
+tools/bench/lag.yaml.
 """
 
 from __future__ import annotations
@@ -101,9 +103,12 @@ def _replace(page: Path, name: str, text: str) -> None:
 
 
 def main() -> None:
-    """Writes the pages, the README's row and the image."""
+    """Writes what docs/ holds of one experiment."""
     folder = Path(*sys.argv[1:2]) if sys.argv[1:] else ROOT / "results" / "demo-algorithms"
     summary = json.loads((folder / "experiment.json").read_text())
+    if folder.name == "lag":
+        _replace(DOCS / "overlap.md", "lag", table(summary, wall_seconds(folder)))
+        return
     own = summary["arms"][0]
     _replace(DOCS / "experiments.md", "experiment", table(summary, wall_seconds(folder)))
     _replace(DOCS / "quickstart.md", "demo", seeds_table(folder, own["arm"], own["seeds"]))

@@ -116,11 +116,16 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file as `atomic_write` does."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Writes indented JSON with sorted keys and its digest; refuses NaN, which is not valid JSON."""
     text = json.dumps({**value, SEAL: _seal(path.name, value)}, indent=2, sort_keys=True, allow_nan=False)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
 
 
 def _seal(name: str, value: Mapping[str, object]) -> str:

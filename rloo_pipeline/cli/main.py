@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
-from rloo_pipeline.cli import after_run, before_run, during_run, stage_commands
+from rloo_pipeline.cli import after_run, before_run, during_run, evaluation_stages, prepare_stages, round_stages
 from rloo_pipeline.cli.command import Command, option
 from rloo_pipeline.cli.parser import RlooParser
 from rloo_pipeline.cluster import nodes
@@ -39,7 +39,7 @@ GROUPS = {
     "before a run": before_run.COMMANDS,
     "during a run": during_run.COMMANDS,
     "after a run": after_run.COMMANDS,
-    STAGES: (*stage_commands.COMMANDS, WORKER),
+    STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER),
 }
 """Headings of `rloo --help`, and the commands under each."""
 

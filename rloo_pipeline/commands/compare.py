@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import atomic_write, write_json
+from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.report import comparison, comparison_page, finished
 from rloo_pipeline.runtime.progress import say
 
@@ -25,8 +25,7 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
     data = comparison.compare(runs)
     if summary:
         write_json(summary, data)
-    with atomic_write(html) as temporary:
-        temporary.write_text(comparison_page.render(data, runs), encoding="utf-8")
+    write_text(html, comparison_page.render(data, runs))
     for row in data["runs"]:
         before, after = row["warmstart"]["accuracy"], row["final"]["accuracy"]
         say(f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {row['gain']:+.1%}")

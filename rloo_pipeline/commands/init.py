@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims
-from rloo_pipeline.artifacts.files import atomic_write, read_json
+from rloo_pipeline.artifacts.files import read_json, write_text
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
@@ -74,8 +74,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool, console: Terminal |
             f"{folder}: {', '.join(there)} exist already; name another folder, or add --force to replace them"
         )
     for name, text in texts.items():
-        with atomic_write(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
         console.print(f"{'replaced' if name in there else 'wrote'} {folder / name}", soft_wrap=True)
     _next_steps(folder, data, console)
 

@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import atomic_write, write_json
+from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.report import experiment_page, experiment_summary, experiment_tables
 from rloo_pipeline.runtime.progress import say
 
@@ -29,17 +29,12 @@ def experiment(folder: Path) -> None:
     ):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(table)
-        _write(folder / name, text.getvalue())
-    _write(folder / "experiment.tex", experiment_tables.latex_table(summary))
-    _write(folder / "experiment.html", experiment_page.render(summary, finished))
+        write_text(folder / name, text.getvalue())
+    write_text(folder / "experiment.tex", experiment_tables.latex_table(summary))
+    write_text(folder / "experiment.html", experiment_page.render(summary, finished))
     for row in summary["arms"]:
         interval = row["mean"]["ci95"]
         shown = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
         say(f"{row['arm']}: held-out pass@1 {row['mean']['value']:.1%}{shown} over {len(row['seeds'])} seeds")
     missing = sum(not run["finished"] for run in summary["runs"])
     say(f"{f'{missing} runs are not finished; ' if missing else ''}see {folder / 'experiment.html'}")
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -126,11 +126,6 @@ def metrics_until(folder: Path, last: int) -> list[Metrics]:
     return rounds
 
 
-def evaluation_of(run: Path, name: str) -> JSON | None:
-    """An evaluation as `read_evaluation` gives it; None until it is done."""
-    return read_evaluation(run, name) if (run / "evaluation" / name / "summary.json").exists() else None
-
-
 def held_out_of(folder: Path, number: int) -> Path:
     """The path of a round's held_out.json."""
     return metrics_of(folder, number).with_name("held_out.json")

@@ -11,7 +11,7 @@ from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import memory
+from rloo_pipeline.planning import advice, memory
 from rloo_pipeline.runtime import devices
 
 
@@ -22,7 +22,7 @@ def resolve(config: Config, folder: Path, sft: bool = False) -> Config:
     try:
         shape = model_dims.read(folder)
     except UserError:
-        return _with(config, gradient_checkpointing=False)
+        return advice.override(config, {"deepspeed.gradient_checkpointing": False})
     return resolve_for(config, shape, devices.device_type(), devices.memory_bytes(), sft)
 
 
@@ -38,15 +38,10 @@ def resolve_for(config: Config, shape: ModelDims, chip: str, room: float, sft: b
     """
     if config.deepspeed.gradient_checkpointing != "auto":
         return config
-    without, batch = _with(config, gradient_checkpointing=False), None
+    without, batch = advice.override(config, {"deepspeed.gradient_checkpointing": False}), None
     if sft:
         tokens = config.deepspeed.max_tokens_per_micro_batch
         batch = memory.MicroBatch(tokens, tokens, several=True)
-        without = without.model_copy(update={"update": config.update.model_copy(update={"lora": None})})
+        without = advice.override(without, {"update.lora": None})
     needed = memory.total(memory.update(without, shape, chip, batch)) > room * memory.ROOM
-    return _with(config, gradient_checkpointing=needed)
-
-
-def _with(config: Config, **keys: bool) -> Config:
-    """The configuration with other values in its section `deepspeed`."""
-    return config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update=keys)})
+    return advice.override(config, {"deepspeed.gradient_checkpointing": needed})

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import evaluation_of, metrics_until, read_evaluation, read_metrics
+from rloo_pipeline.diagnosis.run_files import metrics_until, read_evaluation, read_metrics
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array, Gain, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.report.evaluations import read_pair
@@ -93,7 +93,7 @@ def so_far(config: Config, run: Path) -> dict[str, Any]:
 def evaluations_so_far(config: Config, run: Path) -> dict[str, JSON]:
     """The evaluations that are done, by name; that of the final policy may be of a run with fewer rounds."""
     names = list(config.evaluated)[:-1]
-    return {name: evaluation for name in names if (evaluation := evaluation_of(run, name))}
+    return {name: read_evaluation(run, name) for name in names if (run / "evaluation" / name / "summary.json").exists()}
 
 
 def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:

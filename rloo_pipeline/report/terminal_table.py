@@ -123,13 +123,10 @@ class Measurements:
 
     def _seconds_of(self, number: int) -> float | None:
         """Seconds from the begin of a round's first job to the end of its last one; None where no log says."""
-        shards = [f"-{shard:03d}" for shard in range(self.config.rollout.shards)]
         began, ended = list[datetime](), list[datetime]()
         for stage in STAGES_OF_ROUND:
-            for part in shards if stage in ("rollout", "score", "reference") else [""]:
-                log = self.folder / "logs" / stage / f"{number:05d}{part}.log"
-                text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-                for took in TOOK.finditer(text):
+            for log in (self.folder / "logs" / stage).glob(f"{number:05d}*.log"):
+                for took in TOOK.finditer(log.read_text(encoding="utf-8", errors="replace")):
                     ended.append(datetime.fromisoformat(took["ended"]))
                     began.append(ended[-1] - timedelta(seconds=float(took["seconds"])))
         return max((max(ended) - min(began)).total_seconds(), 0.1) if ended else None

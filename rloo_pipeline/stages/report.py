@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import atomic_write, write_json
+from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
@@ -19,8 +19,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     """
     facts = summarize_run(config, run)
     write_json(summary, facts)
-    with atomic_write(html) as temporary:
-        temporary.write_text(render(config, run, facts), encoding="utf-8")
+    write_text(html, render(config, run, facts))
     low, high = facts["gain_ci95"]
     before, after = facts["warmstart"]["accuracy"], facts["final"]["accuracy"]
     say(

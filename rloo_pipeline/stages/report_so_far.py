@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import atomic_write, write_json
+from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import explain
 from rloo_pipeline.report.page import render
@@ -33,6 +33,5 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
         say(f"warn: no page after round {facts['rounds']}: {explain(error)}")
     else:
         if not is_finished(config, run):
-            with atomic_write(run / "report.html") as temporary:
-                temporary.write_text(page, encoding="utf-8")
+            write_text(run / "report.html", page)
     write_json(output, {"round": int(output.stem)})  # the page may show later rounds, which the clock decides
