@@ -146,7 +146,6 @@ def _check_images(config: RunKeys) -> None:
         "rollout.environment": config.rollout.environment,
         "warmstart.sft": config.warmstart.sft,
         "evaluation.harness": config.evaluation.harness,
-        "update.lora": config.update.lora,
         "model.quantization": config.model.quantization,
         "deepspeed.zero_stage: 3": config.deepspeed.zero_stage == 3,
     }

@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts import image_store, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.demo.colours import square
-from rloo_pipeline.demo.vision_model import tiny_qwen_vl
+from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import samples
 from rloo_pipeline.scoring.score_table import batch_of
@@ -34,7 +34,7 @@ def rows(names):
 def run(tmp_path_factory):
     """Prompts of a run: three training rows, of which one has the image of a held-out row."""
     folder = tmp_path_factory.mktemp("images")
-    tiny_qwen_vl(folder / "model", 0)
+    tiny_vision_model(folder / "model", 0)
     draw = random.Random(0)
     for name in ("red", "green", "blue"):
         square(name, draw).save(folder / f"{name}.png")
