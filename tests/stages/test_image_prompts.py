@@ -119,7 +119,11 @@ def test_the_page_has_small_images_and_asks_nobody_for_them(run) -> None:
     ("changes", "message"),
     [
         ({"rollout": {"tools": ["rloo_pipeline.environments.tools:calculator"]}}, "rollout.tools cannot be used with"),
-        ({"update": {"lora": {}}}, "update.lora cannot be used with images"),
+        ({"model": {"quantization": "nf4"}}, "model.quantization cannot be used with images"),
+        (
+            {"model": {"train_vision": True}, "update": {"lora": {}}},
+            "model.train_vision cannot be used with update.lora",
+        ),
         ({"deepspeed": {"zero_stage": 3}}, "deepspeed.zero_stage: 3 cannot be used with images"),
         ({"evaluation": {"harness": {"tasks": ["gsm8k"]}}}, "evaluation.harness cannot be used with images"),
         ({"warmstart": mini()["warmstart"]}, "warmstart.sft cannot be used with images"),
