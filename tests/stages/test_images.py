@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 HOW = SamplingConfig(1.0, 1.0, 0, None, 6)
 CLOSE = 1e-3
+QWEN = ("qwen2_5_vl", "qwen3_vl")
 KINDS = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.long), "gemma3"]
 SPREAD = {"gemma3": 0.1}
 """Standard deviation of the weights by kind: with large embeddings, Gemma repeats the last token whatever it sees."""
@@ -163,7 +164,7 @@ def test_sampler_and_trainer_are_one_model_of_images(kind, tmp_path, monkeypatch
         assert not found["placeholders"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in QWEN), "gemma3"])
 def test_an_adapter_of_a_model_of_images_is_one_of_its_language_model(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     base, first, second = (tmp_path / name for name in ("base", "first", "second"))
@@ -189,3 +190,45 @@ def linear_layers(adapter: Path) -> set[str]:
 
     with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
         return {name.partition(".lora_")[0] for name in file.keys()}  # noqa: SIM118
+
+
+def text_requests() -> list[Request]:
+    """Two completions of each of three prompts of different length, without images."""
+    return [Request([1, *range(9, 9 + length), 2], 2 * length + seed) for length in (3, 7, 4) for seed in range(2)]
+
+
+def rollout_texts(folders: list[Path]) -> list[Rows]:
+    """As `rollout`, in an engine that takes no images."""
+    return one_model.rollout([(folder, Rollout(text_requests(), HOW, 128)) for folder in folders])[0]
+
+
+def text_sequences(_: Path, rows: Rows) -> Any:
+    """The completions of `text_requests`."""
+    from rloo_pipeline.training.packing import Sequences
+
+    return Sequences([one.prompt_ids for one in text_requests()], [ids for ids, _ in rows])
+
+
+def update_texts(folder: Path, rows: Rows, target: Path) -> float:
+    """As `update`, without images."""
+    return one_model.update(folder, text_sequences, rows, target, {})
+
+
+def text_distance(folder: Path, rows: Rows) -> one_model.Distance:
+    """Between sampler and trainer."""
+    return one_model.distance(folder, text_sequences, rows)
+
+
+@pytest.mark.parametrize("kind", [*QWEN, "gemma3"])
+@pytest.mark.long
+def test_a_run_of_such_a_model_without_images_is_packed(kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = forks.call(model, tmp_path / "first", kind), tmp_path / "second"
+    (first / "self_check.json").unlink()
+    (rows,) = forks.call(rollout_texts, [first])
+    assert forks.call(update_texts, first, rows, second) > 0
+    assert changed(first, second) == {"vision": False, "text": True}
+    for folder, sampled in zip([first, second], forks.call(rollout_texts, [first, second]), strict=True):
+        found = forks.call(text_distance, folder, sampled)
+        assert found.form == "packed"
+        assert found.largest < CLOSE

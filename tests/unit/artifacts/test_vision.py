@@ -85,3 +85,14 @@ def test_a_processor_that_does_not_belong_to_the_model_is_refused(gemma, tmp_pat
     (tmp_path / file).write_text(json.dumps(content | change))
     with pytest.raises(UserError, match=message):
         vision.load_processor(tmp_path, False)
+
+
+def test_a_text_has_no_token_that_stands_for_a_part_of_an_image(gemma) -> None:
+    from rloo_pipeline.config import Dataset
+    from rloo_pipeline.data.images import encode
+
+    dataset = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"})
+    processor = vision.load_processor(gemma, False)
+    for text, message in [("<image_soft_token>", "has <image_soft_token>"), ("<start_of_image>", "shows 1 images")]:
+        with pytest.raises(UserError, match=f"^a row: .*{message}"):
+            encode([{"role": "user", "content": text}], [], dataset, processor, "a row")
