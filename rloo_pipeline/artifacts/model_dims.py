@@ -22,6 +22,19 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 """Keys of config.json with the number of experts per layer."""
 RECURRENT = re.compile(r"mamba|ssm_|linear_(attn|conv|num|key|value)|conv_L_cache|lru_width|state_size")
 """Beginnings of keys of config.json that only models with recurrent or convolutional layers have."""
+VISION = re.compile(r"(^|\.)(visual|vision_tower|multi_modal_projector)\.")
+"""In names of tensors: the vision encoder and its projector."""
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    }
+}
+"""Keys that some config.json leave out, by the type of the language model; the values are those of transformers."""
 SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
 """Types of rotary embedding whose scaling factor CONTEXT_KEYS already include."""
 
@@ -51,7 +64,8 @@ class ModelDims(NamedTuple):
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The section of the language model in a config.json; composite models have one of their own for it."""
-    return hf_config.get("text_config") or hf_config
+    text: Mapping[str, Any] = hf_config.get("text_config") or hf_config
+    return {**DEFAULTS.get(str(text.get("model_type")), {}), **text}
 
 
 def experts_key(hf_config: Mapping[str, Any]) -> str | None:
@@ -127,12 +141,14 @@ def _count_parameters(folder: Path) -> tuple[int, int]:
                 for size in entry["shape"]:
                     count *= size
                 total += count
-                vision += count if "visual." in name else 0
+                vision += count if VISION.search(name) else 0
     return total, vision
 
 
 def _estimate_vision(hf_config: dict[str, Any], hidden: int) -> int:
-    """Parameters of the vision encoder of a Qwen-VL, by its section of config.json; 0 for other models."""
+    """Parameters of the vision encoder of a Qwen-VL or Gemma 3, by its section of config.json; 0 for other models."""
+    if hf_config.get("model_type") == "siglip_vision_model":
+        return _estimate_siglip(hf_config, hidden)
     if "depth" not in hf_config or "spatial_merge_size" not in hf_config:
         return 0
     width, merged = (
@@ -141,6 +157,14 @@ def _estimate_vision(hf_config: dict[str, Any], hidden: int) -> int:
     )
     layer = 4 * width**2 + 3 * width * int(hf_config["intermediate_size"])
     return int(hf_config["depth"]) * layer + merged**2 + merged * hidden
+
+
+def _estimate_siglip(hf_config: dict[str, Any], hidden: int) -> int:
+    """Parameters of a SigLIP encoder and of a projector onto `hidden`."""
+    width, patch = int(hf_config["hidden_size"]), int(hf_config["patch_size"])
+    layer = 4 * width**2 + 2 * width * int(hf_config["intermediate_size"])
+    embeddings = 3 * patch**2 + (int(hf_config["image_size"]) // patch) ** 2
+    return int(hf_config["num_hidden_layers"]) * layer + embeddings * width + width * hidden
 
 
 def _estimate_parameters(dims: ModelDims, tied: bool) -> int:

@@ -4,33 +4,102 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import base_of
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims, without_torchvision
 
-IMAGE_MODELS = ("qwen2_5_vl", "qwen3_vl")
+
+class ImageKind(NamedTuple):
+    """How a type of model takes images. Tokens are named by their keys in config.json."""
+
+    begin: str
+    """Token before the parts of an image."""
+    end: str
+    """Token after them."""
+    whole: str
+    """Token that stands for an image in a prompt as vLLM takes it, which expands it."""
+    types: str
+    """Argument of the model's forward with 1 at tokens that stand for a part of an image."""
+    modules: tuple[str, ...]
+    """Attributes of the model beside its language model: the vision encoder, and a projector outside of it."""
+    part: str = "image_token_id"
+    """Token that stands for a part of an image."""
+    video: str | None = None
+    """Token that stands for a part of a video, if the model takes videos too."""
+
+
+QWEN_VL = ImageKind(
+    begin="vision_start_token_id",
+    end="vision_end_token_id",
+    whole="image_token_id",
+    types="mm_token_type_ids",
+    modules=("visual",),
+    video="video_token_id",
+)
+"""Qwen2.5-VL and Qwen3-VL; by `types` they find positions (M-RoPE)."""
+GEMMA = ImageKind(
+    begin="boi_token_id",
+    end="eoi_token_id",
+    whole="boi_token_id",
+    types="token_type_ids",
+    modules=("vision_tower", "multi_modal_projector"),
+)
+"""Gemma 3; by `types` it finds the tokens of an image, which attend to each other in both directions."""
+KINDS = {"qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL, "gemma3": GEMMA}
+"""By `model_type` in config.json."""
+IMAGE_MODELS = tuple(KINDS)
 """Values of `model_type` in config.json; tests/stages/test_images.py runs each of them."""
+
+
+class ImageTokens(NamedTuple):
+    """What stands for an image in the token ids of a model."""
+
+    part: int
+    """Id of the tokens that stand for a part of an image."""
+    whole: int
+    """Id of the token that stands for an image in a prompt as vLLM takes it."""
+    types: str
+    """As in ImageKind."""
 
 
 def takes_images(hf_config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a model in IMAGE_MODELS."""
-    return hf_config.get("model_type") in IMAGE_MODELS
+    return hf_config.get("model_type") in KINDS
+
+
+def kind_of(hf_config: Mapping[str, Any]) -> ImageKind:
+    """How the model of a config.json takes images, which it must."""
+    return KINDS[hf_config["model_type"]]
+
+
+def tokens_of(hf_config: Mapping[str, Any]) -> ImageTokens:
+    """The tokens of images of a model in IMAGE_MODELS, by its config.json."""
+    kind = kind_of(hf_config)
+    return ImageTokens(_id(hf_config, kind.part), _id(hf_config, kind.whole), kind.types)
 
 
 def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
     """Ids that stand for a part of an image or video; no model samples them, since nothing would stand behind them."""
     if not takes_images(hf_config):
         return []
-    return [int(hf_config[name]) for name in ("image_token_id", "video_token_id")]
+    kind = kind_of(hf_config)
+    return [_id(hf_config, name) for name in (kind.part, kind.video) if name is not None]
+
+
+def _id(hf_config: Mapping[str, Any], key: str) -> int:
+    """A token id; some config.json have `image_token_index` for `image_token_id`."""
+    other = key.replace("_id", "_index")
+    return int(hf_config[key if key in hf_config else other])
 
 
 def load_processor(folder: Path, trust_remote_code: bool) -> Any:
     """Loads the processor of a policy, which prepares text and images as vLLM's does.
 
     Raises:
-        UserError: the folder has none.
+        UserError: the folder has none, or one that does not belong to the model.
     """
     import_shims.prepare_transformers()
     without_torchvision.prepare_processors()
@@ -45,4 +114,35 @@ def load_processor(folder: Path, trust_remote_code: bool) -> Any:
         ) from error
     if not hasattr(processor, "image_processor"):
         raise UserError(f"{folder}: has no preprocessor_config.json of images; add the one that belongs to the model")
+    hf_config = read_json(base_of(folder) / "config.json")
+    if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _of_gemma(hf_config, processor)):
+        raise UserError(f"{folder}: {problem}")
     return processor
+
+
+def _of_gemma(hf_config: Mapping[str, Any], processor: Any) -> str | None:
+    """What is wrong with Gemma's processor or sizes, and what to do; None if nothing."""
+    images, parts = processor.image_processor, hf_config.get("mm_tokens_per_image", 256)
+    if images.do_pan_and_scan:
+        return (
+            "do_pan_and_scan is true in preprocessor_config.json, and prompts with crops of images are not supported; "
+            "set it to false"
+        )
+    side = hf_config["vision_config"].get("image_size", 224)
+    if (images.size["height"], images.size["width"]) != (side, side):
+        return (
+            f"preprocessor_config.json makes images of {images.size['height']} by {images.size['width']} pixels, and "
+            f"the vision encoder takes {side} by {side}; use the file that belongs to the model"
+        )
+    if processor.image_seq_length != parts:
+        return (
+            f"the processor makes {processor.image_seq_length} tokens of an image, and mm_tokens_per_image in "
+            f"config.json is {parts}; set image_seq_length: {parts} in processor_config.json"
+        )
+    window = hf_config["text_config"].get("sliding_window") or parts
+    if parts > window:
+        return (
+            f"an image has {parts} tokens (mm_tokens_per_image), more than the attention window ({window}), and vLLM "
+            "attends within such an image in one direction only; use another model"
+        )
+    return None

@@ -193,7 +193,7 @@ def _model_finding(config: Config, folder: Path | None) -> Finding:
         return Finding("model", True, message, note=True)
     hf_config = read_json(folder / "config.json")
     context = model_dims.context(hf_config) or "unknown"
-    checked = self_check.load_or_run(folder, config.model.trust_remote_code)
+    checked = self_check.load_or_run(folder, config.model.trust_remote_code, config.dataset.shows_images)
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
         "model", True, f"{name}: {hf_config.get('model_type')}, context {context}, {config.model.dtype}{slow}"

@@ -141,12 +141,16 @@ def _check_images(config: RunKeys) -> None:
         return
     if config.model.train_vision and config.deepspeed.processes > 1:
         raise ValueError("model.train_vision cannot be used with several processes yet; set deepspeed.processes: 1")
+    if config.model.train_vision and config.update.lora is not None:
+        raise ValueError(
+            "model.train_vision cannot be used with update.lora, whose adapter is one of the language model; leave one "
+            "of the two out"
+        )
     refused = {
         "rollout.tools": config.rollout.tools,
         "rollout.environment": config.rollout.environment,
         "warmstart.sft": config.warmstart.sft,
         "evaluation.harness": config.evaluation.harness,
-        "update.lora": config.update.lora,
         "model.quantization": config.model.quantization,
         "deepspeed.zero_stage: 3": config.deepspeed.zero_stage == 3,
     }

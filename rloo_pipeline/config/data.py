@@ -109,6 +109,11 @@ class Dataset(Section):
     """Choice of training prompts by how hard they are for the policy. Default: all, each as often as the others."""
 
     @property
+    def shows_images(self) -> bool:
+        """Whether prompts have images."""
+        return self.image_column is not None
+
+    @property
     def parts(self) -> dict[str, Source]:
         """The sources by their keys."""
         sources = {"train": self.train, "dev": self.dev, "eval": self.eval}

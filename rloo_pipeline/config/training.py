@@ -55,7 +55,7 @@ class Lora(Section):
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability at the input of the adapter."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Modules that get an adapter, by name, or `all-linear`."""
+    """Modules that get an adapter, by name, or `all-linear`; of a model of images only those of its language model."""
 
 
 class Update(Section):

@@ -124,7 +124,8 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     """Token ids of a prompt with images, up to the start of the completion.
 
     Raises:
-        UserError: the messages cannot hold the images, or the chat template shows another number of them.
+        UserError: the messages cannot hold the images, the chat template shows another number of them, or a text has
+            a token that stands for a part of an image.
     """
     messages = with_parts(prompt, len(pixels), location)
     text = render(messages, dataset, processor.tokenizer, location)
@@ -135,6 +136,9 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
             f"{location}: the chat template shows {shown} images and the row has {len(pixels)}; use the template that "
             f"belongs to the model, and remove '{processor.image_token}' from texts"
         )
+    if stray := ({*processor.image_token_ids} - {processor.image_token_id}) & {*ids}:
+        tokens = ", ".join(processor.tokenizer.convert_ids_to_tokens(sorted(stray)))
+        raise UserError(f"{location}: a text has {tokens}, which stands for a part of an image; remove it")
     if not pixels:
         return ImagePrompt(ids, ids)
     expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]

@@ -1,6 +1,6 @@
-"""A Qwen-VL with a quarter of a million random weights, a tokenizer of words and a processor of images.
+"""A model of images with a quarter of a million random weights, a tokenizer of words and a processor of images.
 
-Names of colours are one token each, and so are the placeholders of images, as in the models of Qwen.
+Names of colours are one token each, and so are the placeholders of images, as in the models of Qwen and Google.
 """
 
 from __future__ import annotations
@@ -14,23 +14,30 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rloo_pipeline.demo.character_model import END, PAD, START, UNKNOWN
-from rloo_pipeline.demo.colours import COLOURS, QUESTION
+from rloo_pipeline.demo.colours import COLOURS, QUESTION, SIDE
 
-VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+GEMMA_TOKENS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+"""By their names in the tokenizer."""
+NEWLINES = ("\n\n\n\n", "\n\n\n", "\n\n")
+"""Tokens of Gemma 3, whose processor puts an empty line before and after an image."""
 WORDS = ("system", "user", "assistant", "\n", QUESTION, *COLOURS)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{{ '<|vision_start|><|image_pad|><|vision_end|>' if part['type'] == 'image' else part['text'] }}"
+    "{{ 'IMAGE' if part['type'] == 'image' else part['text'] }}"
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML with images as content parts, as in Qwen2.5-VL."""
-PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
+"""ChatML with images as content parts, as in Qwen2.5-VL; IMAGE is what stands for one."""
+PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16, "gemma3": 7}
 """Side of a patch of an image in pixels, by type of model; an image token stands for two by two patches."""
+PROCESSORS = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor", "gemma3": "Gemma3Processor"}
+GEMMA_PARTS = (SIDE // PATCH["gemma3"] // 2) ** 2
+"""Tokens of an image for Gemma 3, which makes all images of one size."""
 
 
-def tiny_qwen_vl(
+def tiny_vision_model(
     folder: Path, seed: int, *, model_type: str = "qwen2_5_vl", context: int = 128, initializer_range: float = 0.1
 ) -> None:
     """Writes an untrained float32 model, its tokenizer and processor; the same arguments give the same bytes.
@@ -38,73 +45,118 @@ def tiny_qwen_vl(
     Args:
         folder: folder to write to.
         seed: seed of the weights.
-        model_type: `qwen2_5_vl` or `qwen3_vl`.
+        model_type: `qwen2_5_vl`, `qwen3_vl` or `gemma3`.
         context: longest prompt and completion in tokens.
         initializer_range: standard deviation of the weights.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    tokenizer = word_tokenizer(context)
+    tokenizer = word_tokenizer(context, model_type)
     config = AutoConfig.for_model(model_type, **_sizes(model_type, tokenizer, context, initializer_range))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        if model_type == "gemma3":  # transformers begin with zeros, which images do not get through
+            torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=initializer_range)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _write(folder / "preprocessor_config.json", _image_processor(model_type))
+    if model_type == "gemma3":
+        _name_as_published(folder / "model.safetensors")
+        processor = {"processor_class": PROCESSORS[model_type], "image_seq_length": GEMMA_PARTS}
+        _write(folder / "processor_config.json", processor)
+
+
+def _name_as_published(file: Path) -> None:
+    """Names the tensors of Gemma's vision encoder as its published files do, which vLLM reads."""
+    from safetensors.torch import load_file, save_file
+
+    named = {name.replace("vision_tower.", "vision_tower.vision_model."): it for name, it in load_file(file).items()}
+    save_file(named, file, metadata={"format": "pt"})
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _image_processor(model_type: str) -> dict[str, Any]:
+    """Contents of preprocessor_config.json."""
+    both = {"processor_class": PROCESSORS[model_type]}
+    if model_type == "gemma3":
+        return both | {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": SIDE, "width": SIDE}}
     side = 4 * PATCH[model_type]
-    processor = {
+    return both | {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2_5_VLProcessor" if model_type == "qwen2_5_vl" else "Qwen3VLProcessor",
         "size": {"shortest_edge": side**2, "longest_edge": 4 * side**2},
         "patch_size": PATCH[model_type],
         "temporal_patch_size": 2,
         "merge_size": 2,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2, sort_keys=True) + "\n")
 
 
 def _sizes(model_type: str, tokenizer: PreTrainedTokenizerFast, context: int, spread: float) -> dict[str, Any]:
     """What the configuration of the model sets."""
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     text: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, **layers, **ends}
     text |= {"max_position_embeddings": context, "tie_word_embeddings": True, "initializer_range": spread}
-    vision: dict[str, Any] = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2}
-    vision |= {"out_hidden_size": 64, "patch_size": PATCH[model_type], "initializer_range": spread}
+    vision: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "patch_size": PATCH[model_type]}
+    of_type = _of_gemma if model_type == "gemma3" else _of_qwen
+    return of_type(model_type, tokenizer, text, vision | {"initializer_range": spread})
+
+
+def _of_qwen(
+    model_type: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
+) -> dict[str, Any]:
+    """The sizes that are named differently in Qwen2.5-VL and Qwen3-VL, and the placeholders."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    vision |= {"depth": 2, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
     if model_type == "qwen2_5_vl":
         vision |= {"fullatt_block_indexes": [1], "window_size": 56}
     else:
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
         text |= {"head_dim": 32}
         rope |= {"mrope_interleaved": True}
-    start, end, image, video = (tokenizer.convert_tokens_to_ids(token) for token in VISION)
-    ids = {"vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video}
-    return {
-        "text_config": {**text, "rope_parameters": rope},
-        "vision_config": vision,
-        "tie_word_embeddings": True,
-        **ids,
-    }
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in zip(names, QWEN_TOKENS, strict=True)}
+    text |= {"rope_parameters": rope}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": True, **ids}
 
 
-def word_tokenizer(context: int) -> PreTrainedTokenizerFast:
+def _of_gemma(
+    _: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
+) -> dict[str, Any]:
+    """As `_of_qwen`, in Gemma 3: a layer with a window and one without."""
+    vision |= {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE, "vision_use_head": False}
+    text |= {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": GEMMA_PARTS + 4}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    names = {"boi_token": "boi_token_index", "eoi_token": "eoi_token_index", "image_token": "image_token_index"}
+    ids = {names[name]: tokenizer.convert_tokens_to_ids(token) for name, token in GEMMA_TOKENS.items()}
+    both = {"mm_tokens_per_image": GEMMA_PARTS, "initializer_range": text["initializer_range"]}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": True, **both, **ids}
+
+
+def word_tokenizer(context: int, model_type: str = "qwen2_5_vl") -> PreTrainedTokenizerFast:
     """Returns a tokenizer for which a role, the question and each colour is one token."""
-    tokens = [PAD, START, END, UNKNOWN, *VISION, *WORDS]
+    gemma = model_type == "gemma3"
+    placeholders = tuple(GEMMA_TOKENS.values()) if gemma else QWEN_TOKENS
+    words = (*(NEWLINES if gemma else ()), *WORDS)
+    tokens = [PAD, START, END, UNKNOWN, *placeholders, *words]
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
-    words = "|".join([*WORDS, r"[\s\S]"]).replace("?", r"\?")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(words), "isolated")
+    pattern = "|".join([*words, r"[\s\S]"]).replace("?", r"\?")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    image = GEMMA_TOKENS["boi_token"] if gemma else "<|vision_start|><|image_pad|><|vision_end|>"
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
         unk_token=UNKNOWN,
-        additional_special_tokens=[START, *VISION],
-        chat_template=CHAT_TEMPLATE,
+        extra_special_tokens={"start_token": START, **GEMMA_TOKENS} if gemma else [START, *placeholders],
+        chat_template=CHAT_TEMPLATE.replace("IMAGE", image),
         clean_up_tokenization_spaces=False,
         model_max_length=context,
         padding_side="left",

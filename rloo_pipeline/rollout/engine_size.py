@@ -70,7 +70,8 @@ def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
     """
     if not vision.takes_images(hf_config):
         return {}
-    return {"limit_mm_per_prompt": {"image": most, "video": 0}, "mm_device_do_normalize": False}
+    videos = {} if vision.kind_of(hf_config).video is None else {"video": 0}
+    return {"limit_mm_per_prompt": {"image": most, **videos}, "mm_device_do_normalize": False}
 
 
 def adapter_settings(facts: dict[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,8 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
         raise UserError(
             f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images and the model's processor "
-            f"{len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read"
+            f"{len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read, and at "
+            "newlines beside images"
         )
     (sampled,) = output.outputs
     ids = list(sampled.token_ids)

@@ -72,7 +72,9 @@ class Sampler:
         self.stop_ids = policy.stop_ids(base, tokenizer)
         self.vocabulary = len(tokenizer)
         hf_config = read_json(base / "config.json")
-        self.never, self.most_images = vision.placeholder_ids(hf_config), engine.most_images
+        self.never = vision.placeholder_ids(hf_config)
+        self.placeholder = vision.tokens_of(hf_config).whole if engine.most_images else None
+        """Id of the token that stands for an image in a prompt; None where prompts have none."""
         dims = engine_size.dims_of(base)
         self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = _llm_settings(folder, engine, self.max_model_len, seed)
@@ -104,6 +106,7 @@ class Sampler:
         if not _on_gpu():
             cpu_limits.check(file, hf_config, self.settings["dtype"])
             cpu_kernels.rotate_heads()
+            cpu_kernels.attend_within_images()
             if self.lora is not None:
                 cpu_kernels.leave_experts_to_cpus()
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
@@ -144,8 +147,7 @@ class Sampler:
     def _load(self, llm: LLM, folder: Path) -> None:
         """Loads the policy in `folder` into the engine and checks that it did."""
         prompts = swap_check.fixed_prompts(self.vocabulary, _block_size(llm), self.max_model_len, self.never)
-        placeholder = self.never[0] if self.most_images else None
-        swap_check.query(llm, prompts, self.lora, placeholder)
+        swap_check.query(llm, prompts, self.lora, self.placeholder)
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
@@ -153,7 +155,7 @@ class Sampler:
         else:
             weight_reload.reload_weights(llm, folder)
         _reset_cache(llm)
-        reply = swap_check.query(llm, prompts, self.lora, placeholder)
+        reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
         swap_check.check_cache(reply)
         if not self.swap_checked or swap_check.is_cheap(folder):
             settings = self.settings

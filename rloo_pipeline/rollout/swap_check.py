@@ -83,7 +83,7 @@ def fixed_image() -> Image:
 
 
 def query(llm: LLM, prompts: Prompts, lora: LoRARequest | None, placeholder: int | None = None) -> EngineReply:
-    """Sends the prompts to an idle engine, and one more with an image where there is a `placeholder` for it."""
+    """Sends the prompts to an idle engine, and one more with an image where there is a `placeholder` for all of it."""
     from vllm import SamplingParams, TokensPrompt
 
     config = llm.llm_engine.vllm_config
@@ -143,11 +143,11 @@ def _shown(base: Path, trust_remote_code: bool, prompt: Sequence[int]) -> dict[s
 
     from rloo_pipeline.training import row_images
 
-    token, *_ = *vision.placeholder_ids(read_json(base / "config.json")), None
-    if token not in prompt:
+    hf_config = read_json(base / "config.json")
+    if not vision.takes_images(hf_config) or vision.tokens_of(hf_config).part not in prompt:
         return {}
     processor = vision.load_processor(base, trust_remote_code).image_processor
-    image = row_images.joined([row_images.process(processor, fixed_image())], token)
+    image = row_images.joined([row_images.process(processor, fixed_image())], vision.tokens_of(hf_config))
     return image.inputs(torch.tensor([list(prompt)])) if image else {}
 
 

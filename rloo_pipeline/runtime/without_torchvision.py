@@ -1,7 +1,8 @@
 """Lets models of images run where there is no torchvision, as with PyTorch's CPU build from PyPI.
 
-Qwen-VL's processors need torchvision for videos only, and vLLM imports a module that imports it for one function on
-sizes. Images are processed by transformers' processors on PIL then. Where torchvision is installed, nothing here acts.
+Qwen-VL's processors need torchvision for videos only. vLLM imports modules that import it: for one function on sizes
+(Qwen-VL), or for the name of a class (Gemma 3). Images are processed by transformers' processors on PIL then. Where
+torchvision is installed, nothing here acts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ PROCESSORS = ("Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 IN_VLLM = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Gemma3ForConditionalGeneration": "gemma3_mm",
 }
 """Modules of vLLM's models by architecture."""
 MODULES = [f"torchvision{rest}" for rest in ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")]

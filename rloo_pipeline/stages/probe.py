@@ -37,7 +37,8 @@ def probe(config: Config, prompts: Path, folder: Path, earlier: Path | None, out
             shutil.copyfile(earlier, temporary)
         say("the policy is the base model, so its probe is used")
         return
-    self_check.load_or_run(folder, config.model.trust_remote_code)  # fails before an engine is started
+    # fails before an engine is started
+    self_check.load_or_run(folder, config.model.trust_remote_code, config.dataset.shows_images)
     train = PromptSet(prompts / "train")
     indices = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
     samples = config.checks.probe_num_generations or config.rollout.num_generations

@@ -44,7 +44,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     if config.warmstart.sft is not None and trains(config, trial):
         sft(checkpointing.resolve(config, model, sft=True), config.warmstart.sft, assets, prompts, output)
         return
-    result = self_check.load_or_run(model, config.model.trust_remote_code)
+    result = self_check.load_or_run(model, config.model.trust_remote_code, config.dataset.shows_images)
     if config.model.quantization is None:  # else they are loaded here
         plain_model.check_tensors(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)

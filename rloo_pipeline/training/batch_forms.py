@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.packing import Pack, Sequences
 
@@ -107,9 +106,9 @@ class Single(Padded):
     most_sequences = 1
 
 
-def forms_for(config: Any) -> list[Packed]:
-    """The forms to try for a model, by its configuration in transformers; images are in plain batches only."""
-    return [form for form in FORMS.values() if form.name != Packed.name or not vision.takes_images(config.to_dict())]
+def forms_for(images: bool) -> list[Packed]:
+    """The forms to try for a model; prompts with images are in plain batches only."""
+    return [form for form in FORMS.values() if not (images and form.name == Packed.name)]
 
 
 FORMS = {form.name: form for form in (Packed(), Padded(), Single())}

@@ -86,6 +86,11 @@ class TokenLogProbs(nn.Module):
         if self.form.name != batch_forms.Packed.name:
             yield
             return
+        if pack.vision is not None:
+            raise UserError(
+                f"{self.name} was loaded for prompts without images, and these have some; run the stage "
+                "`warmstart` of this run again"
+            )
         with attention.checked_forward(self.name, self.num_layers):
             yield
 

@@ -98,8 +98,16 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
         return load_adapter(model, folder, trainable=True).train()
     import peft
 
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump())
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump(), exclude_modules=_beside_text(model))
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
+
+
+def _beside_text(model: Any) -> str | None:
+    """A pattern of the modules that get no adapter: vision encoder and projector of a model of images."""
+    hf_config = model.config.to_dict()
+    if not vision.takes_images(hf_config):
+        return None
+    return rf".*\b({'|'.join(vision.kind_of(hf_config).modules)})\b.*"
 
 
 def _freeze_vision(model: Any) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from rloo_pipeline.artifacts import image_store, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import base_of
+from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 CACHE_SIZE = 16
 """Processed images that are kept: the completions of a prompt follow each other."""
-TYPES = "mm_token_type_ids"
-"""Argument with 1 at tokens that stand for a part of an image, by which Qwen-VL finds positions (M-RoPE)."""
+UNREAD = "num_crops"
+"""Output of Gemma's image processor that the model's forward does not take: 0, as an image is not cut into crops."""
 
 
 class Vision(NamedTuple):
@@ -33,8 +34,8 @@ class Vision(NamedTuple):
 
     arguments: dict[str, Tensor]
     """Of the model's forward, such as pixel_values; images follow each other in the first dimension."""
-    token: int
-    """Id of the tokens that stand for a part of an image."""
+    tokens: ImageTokens
+    """What stands for an image in the token ids."""
 
     def to(self, device: torch.device) -> Vision:
         """The images on another device."""
@@ -42,7 +43,7 @@ class Vision(NamedTuple):
 
     def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
         """All arguments that a batch with these ids has because of its images."""
-        return {**self.arguments, TYPES: (input_ids == self.token).long()}
+        return {**self.arguments, self.tokens.types: (input_ids == self.tokens.part).long()}
 
 
 class RowImages(Protocol):
@@ -66,33 +67,35 @@ class OneRow(NamedTuple):
 class StoredImages:
     """The images of a table of rollouts."""
 
-    def __init__(self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, processor: Any, token: int) -> None:
+    def __init__(
+        self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, processor: Any, tokens: ImageTokens
+    ) -> None:
         """Keeps what all batches need.
 
         Args:
             ids: digests of each row.
             store: the images.
             processor: image processor of the model.
-            token: id of the tokens that stand for a part of an image.
+            tokens: what stands for an image in the token ids.
         """
-        self.ids, self.token = ids, token
+        self.ids, self.tokens = ids, tokens
         self._processed = lru_cache(CACHE_SIZE)(lambda digest: process(processor, store.image(digest)))
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
         """The images of these sequences; None if they have none."""
-        return joined([self._processed(digest) for row in rows for digest in self.ids[row]], self.token)
+        return joined([self._processed(digest) for row in rows for digest in self.ids[row]], self.tokens)
 
 
 def process(processor: Any, image: Any) -> dict[str, Tensor]:
     """An image as tensors, which the model's forward takes by these names."""
-    return dict(processor(images=[image], return_tensors="pt"))
+    return {name: values for name, values in processor(images=[image], return_tensors="pt").items() if name != UNREAD}
 
 
-def joined(images: Sequence[Mapping[str, Tensor]], token: int) -> Vision | None:
+def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Vision | None:
     """Processed images as one batch; None for none."""
     if not images:
         return None
-    return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, token)
+    return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, tokens)
 
 
 def of_rollouts(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_remote_code: bool) -> StoredImages | None:
@@ -111,6 +114,6 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_re
         return None
     if prompts is None:
         raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
-    token = int(read_json(base_of(folder) / "config.json")["image_token_id"])
+    tokens = vision.tokens_of(read_json(base_of(folder) / "config.json"))
     processor = vision.load_processor(folder, trust_remote_code).image_processor
-    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, token)
+    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, tokens)

@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts import image_store, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.demo.colours import square
-from rloo_pipeline.demo.vision_model import tiny_qwen_vl
+from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import samples
 from rloo_pipeline.scoring.score_table import batch_of
@@ -30,11 +30,25 @@ def rows(names):
 """
 
 
+ADDED = {"qwen2_5_vl": 3, "gemma3": 18}
+"""How many tokens longer a prompt is for the model than for vLLM. 56 by 56 pixels are four tokens of Qwen-VL, of which
+the placeholder is one, and 16 of Gemma, which has one more behind them, and an empty line.
+"""
+PATCHES = {"qwen2_5_vl": 16, "gemma3": 1}
+"""First dimension of the pixels of an image."""
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", pytest.param("gemma3", marks=pytest.mark.long)])
+def kind(request) -> str:
+    """Type of the model."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(kind, tmp_path_factory):
     """Prompts of a run: three training rows, of which one has the image of a held-out row."""
     folder = tmp_path_factory.mktemp("images")
-    tiny_qwen_vl(folder / "model", 0)
+    tiny_vision_model(folder / "model", 0, model_type=kind)
     draw = random.Random(0)
     for name in ("red", "green", "blue"):
         square(name, draw).save(folder / f"{name}.png")
@@ -52,13 +66,13 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_prompts_with_the_same_ids_and_other_images_are_two(run) -> None:
+def test_prompts_with_the_same_ids_and_other_images_are_two(run, kind) -> None:
     train, held_out = PromptSet(run / "prompts" / "train"), PromptSet(run / "prompts" / "eval")
     assert (len(train), len(held_out)) == (1, 2), "one training row is a duplicate, and one a held-out row"
     first, second = held_out.rows([0, 1])
     assert first["prompt_ids"] == second["prompt_ids"]
     assert first["prompt_id"] != second["prompt_id"]
-    assert len(first["prompt_ids"]) == len(first["placeholder_ids"]) + 3, "56 by 56 pixels are four tokens"
+    assert len(first["prompt_ids"]) == len(first["placeholder_ids"]) + ADDED[kind]
 
 
 def test_each_image_is_stored_once_and_comes_back_as_it_was(run) -> None:
@@ -94,14 +108,14 @@ def test_reward_functions_get_the_pixels(run) -> None:
     assert not {"image_ids", "placeholder_ids", "decoded"} & batch.columns.keys()
 
 
-def test_the_trainer_gets_the_images_of_each_row(run) -> None:
+def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
     images = row_images.of_rollouts(rollouts(run), run / "prompts", run / "model", False)
     assert images is not None
     both, second = images.pick([0, 2]), images.pick([3])
     assert both is not None
     assert second is not None
-    assert both.arguments["image_grid_thw"].tolist() == [[1, 4, 4]] * 2
-    assert both.arguments["pixel_values"][16:].equal(second.arguments["pixel_values"])
+    assert both.arguments.keys() == {"pixel_values", *(["image_grid_thw"] if kind == "qwen2_5_vl" else [])}
+    assert both.arguments["pixel_values"][PATCHES[kind] :].equal(second.arguments["pixel_values"])
     with pytest.raises(UserError, match="--prompts"):
         row_images.of_rollouts(rollouts(run), None, run / "model", False)
 
@@ -119,7 +133,11 @@ def test_the_page_has_small_images_and_asks_nobody_for_them(run) -> None:
     ("changes", "message"),
     [
         ({"rollout": {"tools": ["rloo_pipeline.environments.tools:calculator"]}}, "rollout.tools cannot be used with"),
-        ({"update": {"lora": {}}}, "update.lora cannot be used with images"),
+        ({"model": {"quantization": "nf4"}}, "model.quantization cannot be used with images"),
+        (
+            {"model": {"train_vision": True}, "update": {"lora": {}}},
+            "model.train_vision cannot be used with update.lora",
+        ),
         ({"deepspeed": {"zero_stage": 3}}, "deepspeed.zero_stage: 3 cannot be used with images"),
         ({"evaluation": {"harness": {"tasks": ["gsm8k"]}}}, "evaluation.harness cannot be used with images"),
         ({"warmstart": mini()["warmstart"]}, "warmstart.sft cannot be used with images"),

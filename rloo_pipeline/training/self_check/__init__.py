@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.config import JSON
@@ -55,6 +54,8 @@ class SelfCheck(NamedTuple):
     """Name of the form in `batch_forms`."""
     why: str = ""
     """Why not a faster form; empty for the fastest."""
+    images: bool = False
+    """Whether the sequences of the check had images in their prompts."""
 
     @classmethod
     def from_json(cls, fields: JSON) -> Self:
@@ -74,8 +75,13 @@ class SelfCheck(NamedTuple):
         write_json(folder / RECORD, self._asdict())
 
 
-def load_or_run(folder: Path, trust_remote_code: bool) -> SelfCheck:
+def load_or_run(folder: Path, trust_remote_code: bool, images: bool | None = None) -> SelfCheck:
     """The result for the model in `folder` (not an adapter): from memory, from its file, or from a check run now.
+
+    Args:
+        folder: of the model.
+        trust_remote_code: whether code in the folder may run.
+        images: whether prompts of the run have images; None for what the file says, and False where there is none.
 
     Raises:
         UserError: the check fails or cannot run.
@@ -93,18 +99,20 @@ def load_or_run(folder: Path, trust_remote_code: bool) -> SelfCheck:
     vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
     hf_config = config.to_dict()
     model_support.check_model(hf_config)
-    digest = _digest(hf_config, folder)
+    record = folder / RECORD
+    result = SelfCheck.from_json(read_json(record)) if record.exists() else None
+    if images is None:
+        images = result is not None and result.images
+    digest = _digest(hf_config, folder, images)
     if digest not in _results:
-        record = folder / RECORD
-        result = SelfCheck.from_json(read_json(record)) if record.exists() else None
         if result is None or result.digest != digest:
-            result = run(config, trust_remote_code)._replace(digest=digest)
+            result = run(config, trust_remote_code, images)._replace(digest=digest)
         _results[digest] = result
     return _results[digest]
 
 
-def run(config: Any, trust_remote_code: bool) -> SelfCheck:
-    """Runs the check for a transformers configuration; the result has no digest yet.
+def run(config: Any, trust_remote_code: bool, images: bool = False) -> SelfCheck:
+    """Runs the check for a transformers configuration, with `images` in the prompts; the result has no digest yet.
 
     Raises:
         UserError: as `load_or_run`.
@@ -119,7 +127,7 @@ def run(config: Any, trust_remote_code: bool) -> SelfCheck:
     for shrink in small.Shrink:
         try:
             copy = small.shrink(config, shrink)
-            plain = against_plain.PlainModel(copy, trust_remote_code, limit.tokens if limit else UNLIMITED)
+            plain = against_plain.PlainModel(copy, trust_remote_code, limit.tokens if limit else UNLIMITED, images)
         except small.TooLargeError as error:
             problems.append(str(error))
             continue
@@ -131,11 +139,11 @@ def run(config: Any, trust_remote_code: bool) -> SelfCheck:
                 f"{kind}: it does not attend causally (a log-prob changes by {plain.causal_within:.2g} nats with the "
                 "tokens after it), so it cannot be sampled from; use another model"
             )
-        problems = [IMAGES] if vision.takes_images(config.to_dict()) else []  # of forms
-        for form in forms_for(config):
+        problems = [IMAGES] if images else []  # of forms
+        for form in forms_for(images):
             problem, result = _try(plain, form)
             if result is not None:
-                return result._replace(why="; ".join(dict.fromkeys(problems)))
+                return result._replace(why="; ".join(dict.fromkeys(problems)), images=images)
             problems.append(problem)
     raise UserError(
         f"{kind}: no form of batch gives what plain transformers gives for a sequence alone "
@@ -159,15 +167,16 @@ def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck 
     ), None
 
 
-def _digest(hf_config: JSON, folder: Path) -> str:
+def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
     names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "model_types", "row_images")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
+    ours.append(here.parents[1] / "artifacts" / "vision.py")
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]
     relevant = {key: value for key, value in hf_config.items() if key not in IGNORED_KEYS}
     parts = [json.dumps(relevant, sort_keys=True, default=str), *(digest_of(file) for file in code)]
-    parts += [version(name) for name in ("torch", "transformers")]
+    parts += [version(name) for name in ("torch", "transformers")] + ["images"] * images
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -40,18 +40,19 @@ class PlainModel:
         causal_within: largest difference of a log-prob, in nats, where the tokens after it are cut off.
     """
 
-    def __init__(self, config: Any, trust_remote_code: bool, longest: int) -> None:
+    def __init__(self, config: Any, trust_remote_code: bool, longest: int, images: bool = False) -> None:
         """Computes them.
 
         Args:
             config: transformers configuration of the small model.
             trust_remote_code: whether the model's own code may run.
             longest: tokens of the longest sequence that the model may see.
+            images: whether prompts have images.
         """
         self.config, self.trust_remote_code = config, trust_remote_code
         self.model = small.build(config, trust_remote_code, "eager").eval()
-        self.sequences = probe(self.model.config.get_text_config().vocab_size, longest)
-        if vision.takes_images(config.to_dict()):
+        self.sequences = probe(small.words(self.model.config), longest)
+        if images:
             self.sequences = probe_images.show(self.sequences, config)
         self.logps = _one_by_one(self.model, self.sequences)
         self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)

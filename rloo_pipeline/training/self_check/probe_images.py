@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training import row_images
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.self_check.small import PLACEHOLDERS
 
 SHARED, OTHER = [(2, 3)], [(3, 1), (2, 2)]
 """Height and width in tokens of the images of the shared prompt, which have other pixels in each sequence, and of the
-other prompt.
+other prompt; where all images of a model have the same size, there are as many of that size.
 """
 
 
@@ -23,11 +23,11 @@ class DrawnImages(NamedTuple):
     """The images of a few sequences."""
 
     rows: list[list[dict[str, Tensor]]]
-    token: int
+    tokens: vision.ImageTokens
 
     def pick(self, rows: Sequence[int]) -> row_images.Vision | None:
         """The images of these sequences; None if they have none."""
-        return row_images.joined([*chain.from_iterable(self.rows[row] for row in rows)], self.token)
+        return row_images.joined([*chain.from_iterable(self.rows[row] for row in rows)], self.tokens)
 
 
 def show(sequences: Sequences, config: Any) -> Sequences:
@@ -40,27 +40,33 @@ def show(sequences: Sequences, config: Any) -> Sequences:
     draw = torch.Generator().manual_seed(2)
     sizes = [SHARED, SHARED, SHARED, OTHER]
     images = [[_image(config, *size, draw) for size in of_row] for of_row in sizes]
-    shown = [[token for height, width in of_row for token in _tokens(config, height * width)] for of_row in sizes]
-    last = config.get_text_config().vocab_size - len(PLACEHOLDERS)
-
-    def text(tokens: Sequence[int]) -> list[int]:
-        return [token % last for token in tokens]
-
-    prompts = [text(prompt) for prompt in sequences.prompts]
+    shown = [[token for size in of_row for token in _tokens(config, _count(config, *size))] for of_row in sizes]
+    prompts = zip(sequences.prompts, shown, strict=True)
     return Sequences(
-        [[*prompt[:1], *tokens, *prompt[1:]] for prompt, tokens in zip(prompts, shown, strict=True)],
-        [text(completion) for completion in sequences.completions],
-        images=DrawnImages(images, config.image_token_id),
+        [[*prompt[:1], *tokens, *prompt[1:]] for prompt, tokens in prompts],
+        sequences.completions,
+        images=DrawnImages(images, vision.tokens_of(config.to_dict())),
     )
 
 
 def _tokens(config: Any, count: int) -> list[int]:
-    return [config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id]
+    """The tokens of an image of which so many stand for a part of it."""
+    kind = vision.kind_of(config.to_dict())
+    return [getattr(config, kind.begin), *[getattr(config, kind.part)] * count, getattr(config, kind.end)]
+
+
+def _count(config: Any, height: int, width: int) -> int:
+    """How many tokens stand for a part of an image."""
+    return int(getattr(config, "mm_tokens_per_image", height * width))
 
 
 def _image(config: Any, height: int, width: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """An image of Qwen-VL: patches [patches, values of a patch] and their grid; `height` and `width` in tokens."""
+    """An image of Qwen-VL: patches [patches, values of a patch] and their grid; `height` and `width` in tokens. Or one
+    of Gemma: pixels [1, channels, height, width], all of one size.
+    """
     part = config.vision_config
+    if hasattr(config, "mm_tokens_per_image"):
+        return {"pixel_values": torch.randn(1, part.num_channels, part.image_size, part.image_size, generator=draw)}
     merge = part.spatial_merge_size
     grid = [1, height * merge, width * merge]
     values = part.in_channels * part.temporal_patch_size * part.patch_size**2

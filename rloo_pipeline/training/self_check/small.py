@@ -23,8 +23,6 @@ PERIOD = re.compile(r"(step|interval|period|pattern|freq)$")
 """Keys that hold the number of layers after which the pattern of layer kinds repeats."""
 EXPERTS = re.compile(r"^(moe_)?n(um)?_(routed_|local_)?experts$")
 WIDE = re.compile(r"intermediate|ffn|n_inner|d_ff")
-PLACEHOLDERS = ("vision_start_token_id", "vision_end_token_id", "video_token_id", "image_token_id")
-"""Keys with the ids of tokens that stand for images and videos."""
 WIDTH, VOCABULARY, WINDOW = 96, 384, 8
 MAX_WEIGHTS = 2**28
 """Most weights of a copy: 1 GB in float32."""
@@ -60,17 +58,35 @@ def shrink(config: Any, kind: Shrink) -> Any:
     return small
 
 
+def placeholders(config: Any) -> tuple[str, ...]:
+    """Attributes of a configuration with the ids of tokens that stand for images and videos."""
+    kind = vision.kind_of(config.to_dict())
+    return tuple(name for name in (kind.begin, kind.end, kind.video, kind.part) if name is not None)
+
+
+def words(config: Any) -> int:
+    """Number of ids that a text has: the first ones, as those of placeholders are the last in a copy."""
+    taken = len(placeholders(config)) if vision.takes_images(config.to_dict()) else 0
+    return int(config.get_text_config().vocab_size) - taken
+
+
 def _few_vision_layers(config: Any) -> None:
-    """Two layers of the vision encoder, one of each kind; the last ids of the short vocabulary for placeholders."""
+    """Two layers of the vision encoder, one of each kind, and images of few tokens; the last ids of the short
+    vocabulary for placeholders.
+    """
     part = config.vision_config
-    part.depth = min(part.depth, 2)
-    for name in ("fullatt_block_indexes", "deepstack_visual_indexes"):
-        if getattr(part, name, None):
-            setattr(part, name, [part.depth - 1])
-    part.out_hidden_size = config.get_text_config().hidden_size
-    for token, name in enumerate(PLACEHOLDERS, config.get_text_config().vocab_size - len(PLACEHOLDERS)):
-        if hasattr(config, name):
-            setattr(config, name, token)
+    if hasattr(part, "depth"):
+        part.depth = min(part.depth, 2)
+        for name in ("fullatt_block_indexes", "deepstack_visual_indexes"):
+            if getattr(part, name, None):
+                setattr(part, name, [part.depth - 1])
+        part.out_hidden_size = config.get_text_config().hidden_size
+    if hasattr(config, "mm_tokens_per_image"):  # two by two tokens, each of as many patches as before
+        patches = part.image_size // part.patch_size // int(config.mm_tokens_per_image**0.5)
+        part.image_size, config.mm_tokens_per_image = 2 * patches * part.patch_size, 4
+    names = placeholders(config)
+    for token, name in enumerate(names, config.get_text_config().vocab_size - len(names)):
+        setattr(config, name, token)
 
 
 def _others(config: Any) -> list[Any]:

@@ -1,0 +1,50 @@
+"""A batch for vLLM's attention on CPUs is split at images, within which the model attends in both directions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from rloo_pipeline.rollout import cpu_kernels
+
+
+@dataclass
+class Batch:
+    """The fields of vLLM's CommonAttentionMetadata that are read or replaced."""
+
+    num_reqs: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table_tensor: torch.Tensor
+    mm_req_doc_ranges: dict[int, list[tuple[int, int]]] | None
+    causal: Any = True
+
+
+def batch(new: list[int], lengths: list[int], images: dict[int, list[tuple[int, int]]] | None) -> Batch:
+    """Sequences of these lengths, of which so many tokens at the end are new."""
+    starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    table = torch.arange(len(new), dtype=torch.int32).unsqueeze(-1)
+    return Batch(len(new), starts, torch.tensor(lengths, dtype=torch.int32), table, images)
+
+
+def test_each_image_and_the_text_between_images_is_a_sequence() -> None:
+    found = cpu_kernels.split_at_images(batch([12, 4], [12, 9], {0: [(6, 8), (2, 4)], 1: []}))
+    assert found.num_reqs == 6
+    assert found.query_start_loc.tolist() == [0, 2, 5, 6, 9, 12, 16]
+    assert found.seq_lens.tolist() == [2, 5, 6, 9, 12, 9]
+    assert found.block_table_tensor.flatten().tolist() == [0, 0, 0, 0, 0, 1]
+    assert found.causal.tolist() == [1, 0, 1, 0, 1, 1]
+    assert {part.dtype for part in (found.query_start_loc, found.seq_lens, found.causal)} == {torch.int32}
+
+
+def test_tokens_in_the_cache_are_in_no_part() -> None:
+    found = cpu_kernels.split_at_images(batch([5], [12], {0: [(1, 3), (6, 8)]}))
+    assert (found.query_start_loc.tolist(), found.seq_lens.tolist()) == ([0, 2, 5], [9, 12])
+    assert found.causal.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("images", [None, {}, {0: []}, {0: [(1, 3)]}])
+def test_a_batch_without_new_tokens_of_images_is_as_it_was(images) -> None:
+    given = batch([1], [12], images)
+    assert cpu_kernels.split_at_images(given) is given
