@@ -28,8 +28,8 @@ def source_of(reference: str) -> Path | None:
     if module.endswith(".py"):
         path = Path(module)
         if not path.is_file():
-            near = did_you_mean(path.name, (file.name for file in path.parent.glob("*.py")))
-            raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()}){near}")
+            suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.py")))
+            raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()}){suggestion}")
         return path
     try:
         spec = importlib.util.find_spec(module)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import forks
-import left_out
 import pytest
 import shape_checks
+import skipped_tests
 from filelock import FileLock
 from helpers import Project
 from hypothesis import settings
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason=left_out.LONG))
+                item.add_marker(pytest.mark.skip(reason=skipped_tests.LONG))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -44,7 +44,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.stats.get("skipped", [])
     if reports:
         terminalreporter.section("left out")
-    for line in left_out.lines(Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)):
+    for line in skipped_tests.lines(Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)):
         terminalreporter.line(line)
 
 

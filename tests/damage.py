@@ -27,10 +27,10 @@ def _round(number: int, kind: str) -> list[str]:
 
 def _update(number: int, start: str, *trainer: str) -> list[str]:
     outputs = ("output-trainer", "metrics", "events", "table")
-    words = ["update", "--round", f"{number}", "--policy", start, "--trainer", *trainer]
+    arguments = ["update", "--round", f"{number}", "--policy", start, "--trainer", *trainer]
     for kind in ("rollouts", "scores", "reference"):
-        words += [f"--{kind}", *_round(number, kind)]
-    return words + [word for name in outputs for word in (f"--{name}", f"{OUT}/{name}")]
+        arguments += [f"--{kind}", *_round(number, kind)]
+    return arguments + [argument for name in outputs for argument in (f"--{name}", f"{OUT}/{name}")]
 
 
 ROLLOUT = ["rollout", "--prompts", PROMPTS, "--policy", POLICY, "--round", "1", "--shard", "0"]
@@ -61,8 +61,8 @@ DIFFICULTY = [f"warmstart/difficulty/{shard:03d}.parquet" for shard in range(2)]
 
 
 def _pass_rates(number: int, *earlier: str) -> list[str]:
-    words = ["pass-rates", "--round", f"{number}", "--scores", *_round(number, "scores")]
-    return [*words, "--earlier", *(f"{RUN}/{file}" for file in earlier)]
+    arguments = ["pass-rates", "--round", f"{number}", "--scores", *_round(number, "scores")]
+    return [*arguments, "--earlier", *(f"{RUN}/{file}" for file in earlier)]
 
 
 class Artifact(NamedTuple):
@@ -290,8 +290,8 @@ def _write_pass_rates(project: Project) -> None:
         prompt_counts.write(
             project.folder / RUN / file, counts, 0, shard=shard, policy=tables.footer(rollouts)["policy"]
         )
-    words = [*_pass_rates(1, *DIFFICULTY), "--output", f"{RUN}/{PASS_RATES}"]
-    outcome = forks.run("rloo_pipeline", words, project.environment, project.folder)
+    arguments = [*_pass_rates(1, *DIFFICULTY), "--output", f"{RUN}/{PASS_RATES}"]
+    outcome = forks.run("rloo_pipeline", arguments, project.environment, project.folder)
     assert outcome.returncode == 0, outcome.stderr
 
 
@@ -302,8 +302,8 @@ def sentence(project: Project, artifact: Artifact, damage: str) -> tuple[str, st
         AssertionError: the stage does not end, or not with one sentence that names the file and says what to do.
     """
     with damaged(project.folder / RUN, artifact, damage):
-        words = [*artifact.reader, "--output", f"{OUT}/out"]
-        outcome = forks.run("rloo_pipeline", words, project.environment, project.folder)
+        arguments = [*artifact.reader, "--output", f"{OUT}/out"]
+        outcome = forks.run("rloo_pipeline", arguments, project.environment, project.folder)
     lines = [line for line in outcome.stderr.splitlines() if line.startswith("rloo ")]
     where = f"{artifact.file}, {damage}: {outcome.stderr[-2000:]}"
     assert outcome.returncode == 1, where

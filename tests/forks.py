@@ -37,7 +37,7 @@ class Command(NamedTuple):
     """`python -m MODULE WORDS`, or `python MODULE WORDS` if MODULE is a file."""
 
     module: str
-    words: Sequence[str]
+    arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: Path | None = None
     """Working folder, by default that of this process."""
@@ -53,13 +53,13 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
     server = _started()
     with contextlib.ExitStack() as files:
         outputs = [[files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
-        asked = [
-            [str(module), list(words), dict(environment), str(folder or Path.cwd())]
+        request = [
+            [str(module), list(arguments), dict(environment), str(folder or Path.cwd())]
             + [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in texts]
-            for (module, words, environment, folder), texts in zip(commands, outputs, strict=True)
+            for (module, arguments, environment, folder), texts in zip(commands, outputs, strict=True)
         ]
         try:
-            server.stdin.write(json.dumps(asked) + "\n")
+            server.stdin.write(json.dumps(request) + "\n")
             server.stdin.flush()
             codes = json.loads(server.stdout.readline())
         except BaseException:  # such as a test's timeout: its commands must not answer the next test
@@ -67,7 +67,8 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
             close()
             raise
         texts = [
-            [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in of] for of in outputs
+            [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in files_of_command]
+            for files_of_command in outputs
         ]
     return [
         subprocess.CompletedProcess(*result) for result in zip(commands, codes, *zip(*texts, strict=True), strict=True)
@@ -75,7 +76,7 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
 
 
 def run_ranks(
-    module: str, words: Sequence[str], count: int, **environment: str
+    module: str, arguments: Sequence[str], count: int, **environment: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs a command as the ranks of one job, each with the environment that torchrun would set."""
     with socket.socket() as probe:
@@ -86,7 +87,7 @@ def run_ranks(
     ranks = [
         os.environ | environment | job | {"RANK": str(n), "LOCAL_RANK": str(n), "GROUP_RANK": "0"} for n in range(count)
     ]
-    return run_together([Command(module, words, environment) for environment in ranks])
+    return run_together([Command(module, arguments, environment) for environment in ranks])
 
 
 def call(function: Callable[..., Any], *values: Any) -> Any:
@@ -121,9 +122,9 @@ def _started() -> subprocess.Popen[str]:
 def _serve() -> None:
     """Runs the commands of each request, a line of JSON, until standard input is closed."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
-    with open(os.devnull, "r+") as nowhere:
+    with open(os.devnull, "r+") as null:
         for number in (0, 1):
-            os.dup2(nowhere.fileno(), number)
+            os.dup2(null.fileno(), number)
     _import()
     for line in requests:
         children = []
@@ -152,11 +153,11 @@ def _import() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:
         del sys.modules[name]
     shape_checks.install()
-    taken = {str(ROOT), str(Path(__file__).parent)}
-    sys.path[:] = [folder for folder in sys.path if folder not in taken]
+    hidden = {str(ROOT), str(Path(__file__).parent)}
+    sys.path[:] = [folder for folder in sys.path if folder not in hidden]
 
 
-def _become(module: str, words: list[str], environment: dict[str, str], folder: str, *files: str) -> None:
+def _become(module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: str) -> None:
     """Runs the command in this forked process and exits."""
     for number, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
@@ -165,7 +166,7 @@ def _become(module: str, words: list[str], environment: dict[str, str], folder: 
     os.chdir(folder)
     own = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[:0] = own
-    sys.argv[:] = [module, *words]
+    sys.argv[:] = [module, *arguments]
     importlib.invalidate_caches()
     tempfile.tempdir = None
     code = 0

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import forks
-import left_out
 import psutil
 import pytest
+import skipped_tests
 import yaml
 
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / ".test" / "config" / "config.yaml"
 GSM8K = Path(os.environ.get("GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
-needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=left_out.GSM8K)
+needs_gsm8k = pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason=skipped_tests.GSM8K)
 
 
 def gsm8k_rows(name: str) -> list[dict[str, str]]:
@@ -28,9 +28,9 @@ def gsm8k_rows(name: str) -> list[dict[str, str]]:
         return [json.loads(line) for line in lines]
 
 
-def rloo(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def rloo(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `rloo WORDS` as a user would."""
-    return forks.run("rloo_pipeline", [str(word) for word in words], {**os.environ, **environment})
+    return forks.run("rloo_pipeline", [str(argument) for argument in arguments], {**os.environ, **environment})
 
 
 def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> s
     return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
 
 
-def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Waits until `condition()` is true; long enough for a busy machine."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -92,23 +92,23 @@ class Round:
         """
         from rloo_pipeline.artifacts import policy, tables
 
-        chance = random.Random(number)
+        rng = random.Random(number)
         for shard in range(2):
             rows, scores, reference = [], [], []
             for group in range(8):
-                prompt = [chance.randrange(4, 20) for _ in range(chance.randrange(3, 12))]
+                prompt = [rng.randrange(4, 20) for _ in range(rng.randrange(3, 12))]
                 for sample in range(4):
-                    ids = [chance.randrange(4, 20) for _ in range(chance.randrange(1, 30))] + [2]
+                    ids = [rng.randrange(4, 20) for _ in range(rng.randrange(1, 30))] + [2]
                     key = {"prompt_id": f"{shard}-{group}", "sample": sample}
-                    logps = [-3.0 - chance.random() for _ in ids]
+                    logps = [-3.0 - rng.random() for _ in ids]
                     rows.append(
                         {**key, "prompt_ids": prompt, "completion_ids": ids, "completion": "", "sampling_logps": logps}
-                        | {"finish_reason": chance.choice(["stop", "stop", "length"]), "seed": 0}
+                        | {"finish_reason": rng.choice(["stop", "stop", "length"]), "seed": 0}
                     )
-                    drawn = chance.choice([0.0, 1.0, 1.1, None])
+                    drawn = rng.choice([0.0, 1.0, 1.1, None])
                     score = drawn if reward is None else reward
                     scores.append({**key, "scores/answer": score, "reward": score, "seconds": 0.0, "error": None})
-                    reference.append({**key, "reference_logps": [-3.0 - chance.random() for _ in ids]})
+                    reference.append({**key, "reference_logps": [-3.0 - rng.random() for _ in ids]})
             about = {"run": "mini", "round": number, "shard": shard, "seed": 1, "policy": policy.digest(self.model)}
             about |= {"policy_round": number - 1} | facts
             schema = tables.ROLLOUTS if answer is None else tables.EPISODES
@@ -149,18 +149,20 @@ class Round:
 
     def update(self, number: int = 1) -> subprocess.CompletedProcess[str]:
         """Trains policy `number`."""
-        return rloo(*self.words(number))
+        return rloo(*self.update_arguments(number))
 
     def update_by_ranks(self, number: int = 1, count: int = 2) -> list[subprocess.CompletedProcess[str]]:
         """Trains policy `number` with ranks that no stage has started. Returns the outcome of each rank."""
         from rloo_pipeline.artifacts import fence
 
-        held = self.run / "held"  # ranks inherit the fencing token of the process that starts them
-        held.write_text("here")
-        words = [str(word) for word in self.words(number) if not str(word).startswith("--log=")]
-        return forks.run_ranks("rloo_pipeline", words, count, **{fence.VARIABLE: f"here {held}"})
+        token_file = self.run / "held"  # ranks inherit the fencing token of the process that starts them
+        token_file.write_text("here")
+        arguments = [
+            str(argument) for argument in self.update_arguments(number) if not str(argument).startswith("--log=")
+        ]
+        return forks.run_ranks("rloo_pipeline", arguments, count, **{fence.VARIABLE: f"here {token_file}"})
 
-    def words(self, number: int = 1) -> tuple[object, ...]:
+    def update_arguments(self, number: int = 1) -> tuple[object, ...]:
         """The command that trains policy `number`."""
         folder = self.run / "rounds" / f"{number:05d}"
         shards = {
@@ -170,9 +172,9 @@ class Round:
         before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
         policy = self.model if number == 1 else self.policy(number - 1)
         self._sampled_from(number, policy)
-        words = [word for kind, files in shards.items() for word in (f"--{kind}", *files)]
+        inputs = [argument for kind, files in shards.items() for argument in (f"--{kind}", *files)]
         return (
-            *("update", "--round", number, "--policy", policy, *before, *words, "--output", self.policy(number)),
+            *("update", "--round", number, "--policy", policy, *before, *inputs, "--output", self.policy(number)),
             *("--output-trainer", self.run / "trainer" / f"{number:05d}", "--metrics", folder / "metrics.json"),
             *("--events", self.run / "tensorboard" / f"{number:05d}.tfevents"),
             *("--table", folder / "train.parquet", f"--log={self.run / 'logs' / f'update-{number}.log'}"),
@@ -270,24 +272,24 @@ class Project:
         path.write_text(yaml.safe_dump(mini(**changes)))
         return path
 
-    def take(self, other: "Project", *but: str) -> "Project":
+    def take(self, other: "Project", *excluded: str) -> "Project":
         """Copies the run of another project without the files that match `but`, and Snakemake's metadata of it."""
         for part in ("results", ".snakemake"):
             shutil.copytree(other.folder / part, self.folder / part, symlinks=True)
-        for pattern in but:
+        for pattern in excluded:
             for path in list((self.folder / "results" / "mini").glob(pattern)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         return self
 
-    def snakemake(self, *words: str, plain: bool = True, **changes) -> subprocess.CompletedProcess[str]:
+    def snakemake(self, *arguments: str, plain: bool = True, **changes) -> subprocess.CompletedProcess[str]:
         """Runs snakemake as a user would, with the changed configuration; `plain` asks for Snakemake's own output."""
         self.configure(**changes)
         options = [*([PLAIN] if plain else []), "--configfile", "config/test.yaml"]
-        return forks.run("snakemake", [*options, *words], self.environment, self.folder)
+        return forks.run("snakemake", [*options, *arguments], self.environment, self.folder)
 
-    def planned(self, *words: str, **changes) -> set[str]:
+    def planned(self, *arguments: str, **changes) -> set[str]:
         """The files that a dry run would write, relative to the run's folder."""
-        outcome = self.snakemake("--dry-run", *words, **changes)
+        outcome = self.snakemake("--dry-run", *arguments, **changes)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         lines = re.findall(r"^    output: (.*)$", outcome.stdout + outcome.stderr, re.MULTILINE)
         files = (file.removesuffix(" (missing)") for line in lines for file in line.split(", "))

@@ -91,15 +91,22 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--function", default=MATH)
-    words = parser.parse_args()
-    turns = measured(words.function, completions_of(words.data, words.rows), words.workers, words.repeat)
-    figures = {"function": words.function, "rows": words.rows, "workers": words.workers, **of(turns, words.rows)}
-    if words.library_rows:
-        fewer = completions_of(words.data, words.library_rows)
-        library = measured(LIBRARY, fewer, words.workers, words.repeat)
-        per_row = [turn.bare.wall / words.library_rows for turn in library]
-        times = [bare * words.rows / turn.scored.wall for bare, turn in zip(per_row, turns, strict=True)]
-        figures["library"] = {"rows": words.library_rows, **of(library, words.library_rows)}
+    arguments = parser.parse_args()
+    turns = measured(
+        arguments.function, completions_of(arguments.data, arguments.rows), arguments.workers, arguments.repeat
+    )
+    figures = {
+        "function": arguments.function,
+        "rows": arguments.rows,
+        "workers": arguments.workers,
+        **of(turns, arguments.rows),
+    }
+    if arguments.library_rows:
+        fewer = completions_of(arguments.data, arguments.library_rows)
+        library = measured(LIBRARY, fewer, arguments.workers, arguments.repeat)
+        per_row = [turn.bare.wall / arguments.library_rows for turn in library]
+        times = [bare * arguments.rows / turn.scored.wall for bare, turn in zip(per_row, turns, strict=True)]
+        figures["library"] = {"rows": arguments.library_rows, **of(library, arguments.library_rows)}
         figures["rows/s, function scored vs bare library"] = spread(times)
     print(json.dumps(rounded(figures), indent=1))
 
@@ -121,11 +128,11 @@ def of(turns: list[Turn], rows: int) -> dict[str, Any]:
     }
 
 
-def rounded(found: Any) -> Any:
+def rounded(figures: Any) -> Any:
     """The same with four digits."""
-    if isinstance(found, dict):
-        return {name: rounded(value) for name, value in found.items()}
-    return float(f"{found:.4g}") if isinstance(found, float) else found
+    if isinstance(figures, dict):
+        return {name: rounded(value) for name, value in figures.items()}
+    return float(f"{figures:.4g}") if isinstance(figures, float) else figures
 
 
 def cores() -> int:
@@ -136,11 +143,11 @@ def cores() -> int:
 def completions_of(file: Path, rows: int) -> RewardBatch:
     """So many completions, SAMPLES neighbouring ones a problem: its own solution, another problem's, and so on."""
     problems = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    asked = [problem for problem in islice(cycle(problems), -(-rows // SAMPLES)) for _ in range(SAMPLES)][:rows]
+    chosen = [problem for problem in islice(cycle(problems), -(-rows // SAMPLES)) for _ in range(SAMPLES)][:rows]
     texts = [
-        asked[row]["answer"] if row % 2 == 0 else problems[row * 7919 % len(problems)]["answer"] for row in range(rows)
+        chosen[row]["answer"] if row % 2 == 0 else problems[row * 7919 % len(problems)]["answer"] for row in range(rows)
     ]
-    columns = {name: [problem[name] for problem in asked] for name in ("question", "answer")}
+    columns = {name: [problem[name] for problem in chosen] for name in ("question", "answer")}
     return RewardBatch(columns["question"], texts, [[0]] * rows, columns)
 
 
@@ -178,10 +185,10 @@ def on_bare_cores(function: Callable[..., Any], batch: RewardBatch, processes: i
 def share(batch: RewardBatch, part: int, parts: int) -> RewardBatch:
     """An equal part of neighbouring rows."""
     rows = len(batch.completions)
-    here = slice(rows * part // parts, rows * (part + 1) // parts)
-    columns = {name: values[here] for name, values in batch.columns.items()}
-    ids = batch.completion_ids and batch.completion_ids[here]
-    return RewardBatch(batch.prompts[here], batch.completions[here], ids, columns)
+    part_of_rows = slice(rows * part // parts, rows * (part + 1) // parts)
+    columns = {name: values[part_of_rows] for name, values in batch.columns.items()}
+    ids = batch.completion_ids and batch.completion_ids[part_of_rows]
+    return RewardBatch(batch.prompts[part_of_rows], batch.completions[part_of_rows], ids, columns)
 
 
 def fork(function: Callable[..., Any], batch: RewardBatch) -> int:

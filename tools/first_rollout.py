@@ -33,7 +33,7 @@ PATIENCE = 600.0
 TIMES = 3
 
 
-class Taken(NamedTuple):
+class Durations(NamedTuple):
     """Seconds of one try."""
 
     init: float
@@ -41,7 +41,7 @@ class Taken(NamedTuple):
     """From the call of `rloo run` until the first rollout is there."""
 
 
-def measure(folder: Path) -> Taken:
+def measure(folder: Path) -> Durations:
     """Types the commands in this folder.
 
     Raises:
@@ -53,11 +53,11 @@ def measure(folder: Path) -> Taken:
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     began = time.monotonic()
     subprocess.run(INIT, shell=True, cwd=folder, env=environment, check=True)
-    made = time.monotonic()
+    init_end = time.monotonic()
     run = subprocess.Popen(RUN, shell=True, cwd=folder / "sums", env=environment, start_new_session=True)
     try:
         while not (folder / "sums" / ROLLOUT).exists():
-            if run.poll() is not None or time.monotonic() > made + PATIENCE:
+            if run.poll() is not None or time.monotonic() > init_end + PATIENCE:
                 raise RuntimeError("there is no rollout")
             time.sleep(0.1)
         sampled = time.monotonic()
@@ -65,27 +65,27 @@ def measure(folder: Path) -> Taken:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGINT)
             run.wait()
-    return Taken(made - began, sampled - made)
+    return Durations(init_end - began, sampled - init_end)
 
 
-def sentence(tries: Sequence[Taken]) -> str:
+def sentence(measured: Sequence[Durations]) -> str:
     """The figures in words."""
     keys = sum(len(line) + 1 for line in (INIT, ENTER, RUN))
-    totals = sorted(sum(one) for one in tries)
+    totals = sorted(sum(one) for one in measured)
     return (
         f"With a small model and {QUESTIONS} questions, the first rollout is there {median(totals):.0f} s and {keys} "
         f"keystrokes after the\nbegin of `rloo init` ({totals[0]:.0f} to {totals[-1]:.0f} s in {len(totals)} tries on "
-        f"{os.cpu_count()} CPU cores; `rloo init` itself takes {median(one.init for one in tries):.1f} s).\n"
+        f"{os.cpu_count()} CPU cores; `rloo init` itself takes {median(one.init for one in measured):.1f} s).\n"
         "`python tools/first_rollout.py` measures it.\n"
     )
 
 
 if __name__ == "__main__":
-    tries = []
+    measured = []
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else TIMES):
         with tempfile.TemporaryDirectory() as temporary:
-            tries.append(measure(Path(temporary)))
-    text = sentence(tries)
+            measured.append(measure(Path(temporary)))
+    text = sentence(measured)
     before, begin, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(before + begin + text + END + rest.partition(END)[2])
     print(text, end="")

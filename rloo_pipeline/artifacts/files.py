@@ -184,8 +184,8 @@ def check_facts(path: Path, facts: Mapping[str, object], expected: Mapping[str, 
     """
     for key, value in expected.items():
         if facts.get(key) != value:
-            actual, wanted = (str(fact)[:16] for fact in (facts.get(key), value))
-            raise UserError(f"{path}: its {key} is {actual}, and {wanted} belongs here; {remedy}")
+            actual, required = (str(fact)[:16] for fact in (facts.get(key), value))
+            raise UserError(f"{path}: its {key} is {actual}, and {required} belongs here; {remedy}")
 
 
 def sha256(path: Path) -> str:

@@ -24,7 +24,7 @@ class Command(NamedTuple):
     """One sentence, for `rloo --help` and `rloo NAME --help`."""
     options: tuple[Option, ...]
     passes_on: bool = False
-    """Whether it takes any arguments, as `arguments.words`."""
+    """Whether it takes any arguments, as `arguments.unparsed`."""
 
 
 def option(*flags: str, **keywords: Any) -> Option:

@@ -16,13 +16,13 @@ from rloo_pipeline.runtime import installation
 def _run(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands import launch
 
-    launch.become_snakemake(arguments.words)
+    launch.become_snakemake(arguments.unparsed)
 
 
 def _why(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands import launch
 
-    launch.become_snakemake([*arguments.words, "--dry-run"])
+    launch.become_snakemake([*arguments.unparsed, "--dry-run"])
 
 
 def _watch(arguments: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ class RlooParser(Parser):
             self.error(f"no command '{argv[0]}'{did_you_mean(argv[0], names)}")
         if argv and argv[0] in passes_on and not {"-h", "--help"} & set(argv[1:2]):
             arguments = self.parse_args(argv[:1])
-            arguments.words = argv[1:]
+            arguments.unparsed = argv[1:]
             return arguments
         arguments, unknown = self.parse_known_args(argv)
         if unknown:

@@ -16,7 +16,7 @@ class SlurmJob(NamedTuple):
     """SLURM's name of it, such as PENDING or RUNNING."""
     reason: str
     """Why it waits, or the nodes that it runs on."""
-    left: str
+    time_left: str
     """Time left until its limit, or UNLIMITED."""
     restarts: int
     """How often it was requeued."""
@@ -38,9 +38,9 @@ def job(number: str) -> SlurmJob | None:
         UserError: SLURM does not answer.
     """
     for line in _run("squeue", "-h", "-t", "all", "-o", "%A|%T|%R|%L", "--job", number, ignored_error="Invalid job id"):
-        job_id, state, reason, left = line.split("|", 3)
+        job_id, state, reason, time_left = line.split("|", 3)
         if job_id == number and state not in ENDED:
-            return SlurmJob(state, reason, left, _restarts(number))
+            return SlurmJob(state, reason, time_left, _restarts(number))
     return None
 
 

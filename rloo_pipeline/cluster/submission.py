@@ -85,7 +85,7 @@ def status(run: Path) -> Iterator[str]:
     ended = files.read_json(outcome) if outcome.exists() else {}
     job = slurm.job(record["job"])
     if job is not None:
-        place = f"on {job.reason}, {job.left} left" if job.state == "RUNNING" else job.reason
+        place = f"on {job.reason}, {job.time_left} left" if job.state == "RUNNING" else job.reason
         yield f"{run.name}: job {record['job']} {job.state} ({place}), allocation {job.restarts + 1}"
     elif ended.get("job") == record["job"] and ended["outcome"] != "requeued":
         count = ended["allocations"]

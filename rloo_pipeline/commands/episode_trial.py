@@ -133,8 +133,8 @@ def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord
         f"{_call(schema['function'])} gives {_excerpt(answer['content'])}"
         for schema, answer in zip(schemas, answers, strict=True)
     ]
-    if said := episode.row[resets.OBSERVATION]:
-        parts.insert(0, f"reset says {_excerpt(said)}")
+    if observation := episode.row[resets.OBSERVATION]:
+        parts.insert(0, f"reset says {_excerpt(observation)}")
     if trial.pool.gives_reward(episode.row):
         parts.append(f"the reward is {'None' if episode.reward is None else f'{episode.reward:.4g}'}")
     limit = trial.config.rollout.max_completion_length

@@ -68,14 +68,14 @@ def init(folder: Path, choices: ProjectChoices, force: bool, console: Terminal |
     model = _model(choices.model or "", folder)
     data = project_data(choices.data or "", choices.held_out, choices.prompt, choices.answer, folder)
     texts = dict(_texts(_context(folder, model, data, _reward(choices.reward, data, folder))))
-    there = [name for name in texts if (folder / name).exists()]
-    if there and not force:
+    existing = [name for name in texts if (folder / name).exists()]
+    if existing and not force:
         raise UserError(
-            f"{folder}: {', '.join(there)} exist already; name another folder, or add --force to replace them"
+            f"{folder}: {', '.join(existing)} exist already; name another folder, or add --force to replace them"
         )
     for name, text in texts.items():
         write_text(folder / name, text)
-        console.print(f"{'replaced' if name in there else 'wrote'} {folder / name}", soft_wrap=True)
+        console.print(f"{'replaced' if name in existing else 'wrote'} {folder / name}", soft_wrap=True)
     _next_steps(folder, data, console)
 
 

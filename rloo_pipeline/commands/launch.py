@@ -59,7 +59,7 @@ def run(
     return None if dry_run else Run(project / "results" / name)
 
 
-def command_line(words: Sequence[str]) -> list[str]:
+def command_line(arguments: Sequence[str]) -> list[str]:
     """The command line of Snakemake for `rloo run [CONFIG] [OPTION …]` in this folder.
 
     Adds the Snakefile where the folder has none, the folder of a profile for its name, and all cores where no option
@@ -68,7 +68,7 @@ def command_line(words: Sequence[str]) -> list[str]:
     Raises:
         UserError: no configuration is named, and the folder has none.
     """
-    options, snakefile = list(words), installation.snakefile_option(Path())
+    options, snakefile = list(arguments), installation.snakefile_option(Path())
     if options and not options[0].startswith("-"):
         options.insert(0, "--configfile")
     names_config = any(word.startswith("--configfile") for word in options)
@@ -85,14 +85,14 @@ def command_line(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "snakemake", *snakefile, *cores, *options]
 
 
-def become_snakemake(words: Sequence[str]) -> NoReturn:
+def become_snakemake(arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by Snakemake.
 
     Args:
-        words: of `rloo run`.
+        arguments: of `rloo run`.
     """
-    command = command_line(words)
-    os.environ[failures.COMMAND] = shlex.join(["rloo", "run", *words])
+    command = command_line(arguments)
+    os.environ[failures.COMMAND] = shlex.join(["rloo", "run", *arguments])
     sys.stdout.flush()
     os.execv(command[0], command)
 

@@ -124,8 +124,8 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
         files = [path, Path(held_out) if held_out else None]
     for file in filter(None, files):
         if not file.is_file() or file.suffix not in FORMATS:
-            there = (other.name for other in file.parent.glob("*") if other.suffix in FORMATS)
-            raise UserError(f"{file}: no such file of rows ({', '.join(FORMATS)}){did_you_mean(file.name, there)}")
+            names = (other.name for other in file.parent.glob("*") if other.suffix in FORMATS)
+            raise UserError(f"{file}: no such file of rows ({', '.join(FORMATS)}){did_you_mean(file.name, names)}")
     return [file for file in files if file]
 
 
@@ -151,13 +151,15 @@ def dump_rows(rows: Sequence[Row], file: str) -> str:
         raise UserError(f"{file}: {error}; split the data yourself and give --data FILE and --held-out FILE") from None
 
 
-def _column(option: str, given: str | None, usual: Sequence[str], columns: Sequence[str], name: str) -> str | None:
+def _column(
+    option: str, column_name: str | None, usual: Sequence[str], columns: Sequence[str], name: str
+) -> str | None:
     """The column that was named, else the first with a usual name.
 
     Raises:
         UserError: there is no column of the name that was given.
     """
-    if given is not None and given not in columns:
-        suggestion = did_you_mean(given, columns) or f" ({', '.join(columns)})"
-        raise UserError(f"{option} {given}: {name} has no such column{suggestion}")
-    return given or next((column for column in usual if column in columns), None)
+    if column_name is not None and column_name not in columns:
+        suggestion = did_you_mean(column_name, columns) or f" ({', '.join(columns)})"
+        raise UserError(f"{option} {column_name}: {name} has no such column{suggestion}")
+    return column_name or next((column for column in usual if column in columns), None)

@@ -47,14 +47,14 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
     new_config = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
-    carried = {"old": AlgorithmState(), "new": AlgorithmState()}
+    states = {"old": AlgorithmState(), "new": AlgorithmState()}
     changes: dict[str, Change] = {}
     for folder in folders:
         rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name)
         batches = {}
         for name, scores in (("old", old), ("new", new)):
             completions = completions_of(config, RoundTables(rollouts, scores))
-            batches[name], carried[name] = make_batch(config.algorithm, config.rollout, completions, carried[name])
+            batches[name], states[name] = make_batch(config.algorithm, config.rollout, completions, states[name])
         changes[folder.name] = change(
             *(_by_prompt(batches[name].completions.scores, config) for name in ("old", "new")),
             *(_by_prompt(batches[name].advantages.double(), config) for name in ("old", "new")),

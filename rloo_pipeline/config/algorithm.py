@@ -267,5 +267,5 @@ def estimators(*marks: str) -> tuple[str, ...]:
     """
     file = Path(__file__).parents[1] / "algorithm" / "advantages.py"
     functions = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
-    wanted = set(marks or MARKS)
-    return tuple(f.name for f in functions if wanted & {getattr(mark, "id", None) for mark in f.decorator_list})
+    decorators = set(marks or MARKS)
+    return tuple(f.name for f in functions if decorators & {getattr(mark, "id", None) for mark in f.decorator_list})

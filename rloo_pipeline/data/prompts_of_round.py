@@ -153,20 +153,22 @@ def _of_policy_0(config: Config, ids: Sequence[str], files: Sequence[Path]) -> d
 
 def _latest(config: Config, round_: int, file: Path | None, difficulty: Mapping[str, Counts]) -> Mapping[str, Counts]:
     """The counts that are known to the policy that samples a round."""
-    known = config.rollout.policy_of(round_)
-    if known == 0:
+    policy_round = config.rollout.policy_of(round_)
+    if policy_round == 0:
         return difficulty
     if file is None:
-        raise UserError(f"--pass-rates: dataset.select.weights: online needs the table of round {known}; name it")
-    return prompt_counts.read([file], known)
+        raise UserError(
+            f"--pass-rates: dataset.select.weights: online needs the table of round {policy_round}; name it"
+        )
+    return prompt_counts.read([file], policy_round)
 
 
-def _too_few(config: Config, train: PromptSet, rates: Sequence[float], kept: int) -> str:
+def _too_few(config: Config, train: PromptSet, rates: Sequence[float], count: int) -> str:
     """The sentence for a range of pass rates that leaves too few prompts."""
     low, high = (config.dataset.select and config.dataset.select.pass_rate) or (0, 1)
     below, above = sum(rate < low for rate in rates), sum(rate > high for rate in rates)
     return (
-        f"dataset.select.pass_rate: {kept} of {len(train)} training prompts have a pass rate of policy 0 from {low:g} "
+        f"dataset.select.pass_rate: {count} of {len(train)} training prompts have a pass rate of policy 0 from {low:g} "
         f"to {high:g} ({below} are below, {above} above), and a round needs {config.rollout.sampled_prompts}; widen "
         "the range, or lower rollout.generation_batch_size"
     )

@@ -28,7 +28,7 @@ ones, and a thought in all."""
 
 def call_message(calls: Sequence[tuple[str, dict[str, Any]]], content: str = "") -> Message:
     """The assistant's message with calls of tools, each a name and its arguments, in TRL's form."""
-    functions = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    functions = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
     return {"role": "assistant", "content": content, "tool_calls": functions}
 
 

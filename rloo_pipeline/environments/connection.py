@@ -130,11 +130,11 @@ class Connection:
         """How the process failed whose deadline is over, phrased to follow the name of what was called."""
         return self._late if self.closed else f"took over {self._timeout:g} s"
 
-    def failed(self, what: str, lost: str | None) -> Answer:
-        """The answer to a request whose process is gone: the texts that came, and `what` for the others."""
+    def failed(self, error: str, lost: str | None) -> Answer:
+        """The answer to a request whose process has ended: the texts that came, and `error` for the others."""
         texts, errors = [], []
         for place in range(len(self._calls)):
-            text = self._texts.get(place, ToolText(place, error_text(what), True))
+            text = self._texts.get(place, ToolText(place, error_text(error), True))
             texts.append(text.text)
             errors.append(text.error)
         seconds = time.monotonic() - self._began

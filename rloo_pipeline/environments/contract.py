@@ -110,9 +110,9 @@ def check_constructor(reference: str, factory: Callable[..., Any]) -> None:
     """
     needed = signature_of(factory).required
     if needed:
-        what = f"{factory.__name__}.__init__" if isinstance(factory, type) else factory.__name__
+        name = f"{factory.__name__}.__init__" if isinstance(factory, type) else factory.__name__
         raise UserError(
-            f"'{reference}': {what} needs {' and '.join(map(repr, needed))}, and an environment is made without "
+            f"'{reference}': {name} needs {' and '.join(map(repr, needed))}, and an environment is made without "
             "arguments; give defaults, or read values from variables of the module"
         )
 

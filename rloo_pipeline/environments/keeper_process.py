@@ -124,12 +124,14 @@ class KeeperProcess:
         code = self.process.wait()
         if self.where.has_own_files and code - SIGNALLED in {*signal.Signals}:
             code = SIGNALLED - code
-        how = describe_exit(code)
+        cause = describe_exit(code)
         if self.printed is not None and (line := self.printed.last_line()):
-            how += f", and printed at the end: {line:.300}"
+            cause += f", and printed at the end: {line:.300}"
         if self.ready:
-            return f"the process from which environments are forked {how}; the log says what it printed"
-        return f"the process that imports rollout.environment and rollout.tools {how}; import them in Python to see why"
+            return f"the process from which environments are forked {cause}; the log says what it printed"
+        return (
+            f"the process that imports rollout.environment and rollout.tools {cause}; import them in Python to see why"
+        )
 
     def end(self) -> None:
         """Ends the process and all that it forked."""

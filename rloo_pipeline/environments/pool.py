@@ -171,8 +171,8 @@ class EnvironmentPool:
     @property
     def waiting(self) -> int:
         """Number of requests without an answer."""
-        asked = sum(connection.request is not None for key, connection in self._open.items() if key != SCHEMAS)
-        return len(self._queue) + len(self._answers) + asked
+        under_way = sum(connection.request is not None for key, connection in self._open.items() if key != SCHEMAS)
+        return len(self._queue) + len(self._answers) + under_way
 
     def ready(self, timeout: float) -> list[Answer]:
         """The answers that came; waits for one at most `timeout` seconds, and not at all if nothing is asked.
@@ -182,8 +182,8 @@ class EnvironmentPool:
         """
         end = time.monotonic() + timeout
         self._step(0.0)
-        while not self._answers and self.waiting and (left := end - time.monotonic()) > 0:
-            self._step(left)
+        while not self._answers and self.waiting and (seconds_left := end - time.monotonic()) > 0:
+            self._step(seconds_left)
         answers, self._answers = self._answers, []
         return answers
 
@@ -262,22 +262,22 @@ class EnvironmentPool:
         if answer.request == "finish":
             self._forget(episode)
 
-    def _lose(self, episode: int, how: str, ended: bool = False) -> None:
+    def _lose(self, episode: int, cause: str, ended: bool = False) -> None:
         """Answers a request whose process died or is late."""
         connection = self._open[episode]
         if episode == SCHEMAS:
-            raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {how}")
+            raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {cause}")
         if connection.request is not None:
-            what = f"{connection.place_of_fault()} {how}"
+            error = f"{connection.place_of_fault()} {cause}"
             alone = self._rows[episode][0] is None
-            answer = connection.failed(what, lost=None if alone else what)
+            answer = connection.failed(error, lost=None if alone else error)
             self._answers.append(answer)
             if answer.request == "finish":
                 self._forget(episode)
             elif answer.lost:
                 self._lost[episode] = answer.lost
         else:
-            self._lost[episode] = f"its process {how} between calls"
+            self._lost[episode] = f"its process {cause} between calls"
         self._close(episode, ended)
 
     def _close(self, episode: int, ended: bool = False) -> None:

@@ -32,19 +32,19 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
         room: bytes of a GPU that may be used.
     """
 
-    def first(tried: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-        for changes in tried:
+    def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+        for changes in candidates:
             changed = override(config, changes)
             if _is_allowed(changed) and memory.total(memory.update(changed, shape, "cuda")) <= room:
                 return changes
         return None
 
-    found, offload, processes = first(_changes(config)), None, config.deepspeed.processes
-    if found is None or found.get("deepspeed.processes", processes) > processes:
+    nearest, offload, processes = first(_changes(config)), None, config.deepspeed.processes
+    if nearest is None or nearest.get("deepspeed.processes", processes) > processes:
         offload = first(_offloads(config))
-    if found is None and offload is None:
+    if nearest is None and offload is None:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
-    advice = [] if found is None else [_written(found)]
+    advice = [] if nearest is None else [_written(nearest)]
     if offload is not None:
         host = memory.total(memory.offloaded(override(config, offload), shape)) / GB
         advice.append(f"{_written(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
@@ -76,9 +76,9 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 def _offloads(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try with the same GPUs: the optimizer in the node's memory, then the weights too."""
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    for stage, kept in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
+    for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
         if stage >= config.deepspeed.zero_stage:
-            yield from _with_less({"deepspeed.offload": kept, "deepspeed.zero_stage": stage}, longest)
+            yield from _with_less({"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, longest)
 
 
 def _is_allowed(config: Config) -> bool:

@@ -102,7 +102,7 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     sums = 4 if size == 2 else 0
     gradients = learned * size * split["grads"]
     optimizer = state(config, shape) * split["adam"] + learned * sums * split["grads"]
-    weights = held(config, shape) * split["weights"]
+    weights = weight_bytes(config, shape) * split["weights"]
     if chip == "cuda" and config.deepspeed.offload.optimizer is not None:
         optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
     if chip == "cuda" and config.deepspeed.offload.parameters is not None:
@@ -131,11 +131,11 @@ def offloaded(config: Config, shape: ModelDims) -> Terms:
         # DeepSpeed's float32 gradients of the step and, under ZeRO 3, their sums
         terms["gradients"] = learned * (8 if stage == 3 else 4) * share
     if config.deepspeed.offload.parameters is not None:
-        terms["weights"] = held(config, shape) * share
+        terms["weights"] = weight_bytes(config, shape) * share
     return terms
 
 
-def held(config: Config, shape: ModelDims) -> float:
+def weight_bytes(config: Config, shape: ModelDims) -> float:
     """Bytes of all weights as the trainer holds them; NF4 has 4 bits and a float32 scale per 64 weights."""
     size = BYTES[config.model.dtype]
     in_4_bits = _in_layers(shape) if config.model.quantization else 0

@@ -30,13 +30,13 @@ def reckoned(config: Config, hours: Mapping[str, float]) -> SideSeconds:
     return SideSeconds(sampling, seconds["update"] / config.deepspeed.processes)
 
 
-def lines(config: Config, sides: SideSeconds, how: str, unit: str) -> Iterator[str]:
+def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterator[str]:
     """What a lag gives, for the plan.
 
     Args:
         config: of the run.
         sides: seconds of a round.
-        how: where they come from.
+        source: where they come from.
         unit: `GPU` or `core`.
     """
     lag = config.rollout.lag or 1
@@ -48,6 +48,6 @@ def lines(config: Config, sides: SideSeconds, how: str, unit: str) -> Iterator[s
     units = unit if sampler == 1 else f"{unit}s"
     yield f"{key}: {sampler} {units} to sample beside {trainer} to train, {sampler + trainer} at once"
     yield (
-        f"  {how}: {sides.sampling:,.1f} s to sample and {sides.training:,.1f} s to train a round: {beside:,.1f} s "
+        f"  {source}: {sides.sampling:,.1f} s to sample and {sides.training:,.1f} s to train a round: {beside:,.1f} s "
         f"instead of {alone:,.1f} s, {alone / beside:.2f} times as fast"
     )

@@ -143,8 +143,10 @@ def space(folder: Path, needed: float | None) -> Iterator[Finding]:
         fix = "free some, raise keep_every, or link results/ to a larger file system"
         yield Finding("disk", free > needed, f"{message}, the run needs about {size_of(needed)}", fix)
     if inodes := os.statvfs(folder).f_files:
-        left = os.statvfs(folder).f_favail
-        yield Finding("files", left > 10_000, f"{left} of {inodes} inodes are free", "remove files, or ask for more")
+        free_inodes = os.statvfs(folder).f_favail
+        yield Finding(
+            "files", free_inodes > 10_000, f"{free_inodes} of {inodes} inodes are free", "remove files, or ask for more"
+        )
     if program := shutil.which("quota"):
         process = subprocess.run([program, "-w", "-p"], capture_output=True, text=True, check=False)
         yield from quota(process.stdout, needed or 0.0)
@@ -168,5 +170,5 @@ def quota(output: str, needed: float) -> Iterator[Finding]:
             continue
         used, limit = int(fields[1].rstrip("*")) * 1024, (int(fields[2]) or int(fields[3])) * 1024
         if limit:
-            left = f"{(limit - used) / GB:.1f} GB of the quota on {fields[0]} are left"
-            yield Finding(f"quota {fields[0]}", limit - used > needed, left, "free some, or ask for more")
+            message = f"{(limit - used) / GB:.1f} GB of the quota on {fields[0]} are left"
+            yield Finding(f"quota {fields[0]}", limit - used > needed, message, "free some, or ask for more")

@@ -30,7 +30,7 @@ def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
         "comparison_page.html.j2",
         comparison=comparison,
         headline=headline(comparison),
-        apart={what: fact["said"] for what, fact in comparison["shared"].items() if not fact["same"]},
+        apart={subject: fact["said"] for subject, fact in comparison["shared"].items() if not fact["same"]},
         marks={name: (style.colour, DASHES[style.dash]) for name, style in zip(rounds, styles, strict=True)},
         span=span([row["final"] for row in comparison["runs"]]),
         charts=[
@@ -63,8 +63,8 @@ def headline(comparison: JSON) -> str:
         result = f"{_listed(beyond)} {'differ' if beyond[1:] else 'differs'} {against} by more {explained}"
         result += f"; {_listed(within)} {'do' if within[1:] else 'does'} not." if within else "."
     else:
-        who = "None of the others differs" if within[1:] else f"{_listed(within)} does not differ"
-        result = f"{who} {against} by more {explained}."
+        subject = "None of the others differs" if within[1:] else f"{_listed(within)} does not differ"
+        result = f"{subject} {against} by more {explained}."
     seeds = (
         "Training seeds were not varied: each run is one training"
         if comparison["shared"]["seed"]["same"]

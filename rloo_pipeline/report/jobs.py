@@ -86,11 +86,11 @@ def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
     return sorted(records, key=lambda job: (job.began, job.stage, job.name))
 
 
-def _record(run: Path, name: Path, text: str, took: re.Match[str]) -> JobRecord:
-    """A job from its log's text and the last `took` line in it."""
-    seconds, gpus = float(took["seconds"]), USED.findall(text)
-    ended = datetime.fromisoformat(took["ended"])
-    cpu_seconds, memory_mb = _measured(took, run / "benchmarks" / name.with_suffix(".tsv"))
+def _record(run: Path, name: Path, text: str, match: re.Match[str]) -> JobRecord:
+    """A job from its log's text and the last line in it that says what the job took."""
+    seconds, gpus = float(match["seconds"]), USED.findall(text)
+    ended = datetime.fromisoformat(match["ended"])
+    cpu_seconds, memory_mb = _measured(match, run / "benchmarks" / name.with_suffix(".tsv"))
     return JobRecord(
         stage=name.parts[0],
         name="/".join(name.parts[1:]),
@@ -164,12 +164,12 @@ def _covered(jobs: Sequence[JobRecord]) -> float:
     return seconds
 
 
-def _measured(took: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
+def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
     """CPU seconds and peak memory (MB) of a job: the larger of the values from its log and from Snakemake.
 
     Snakemake counts ranks that the stage started, but not the worker that did its work.
     """
-    pairs = zip((took["cpu"], took["memory"]), _benchmark(benchmark), strict=True)
+    pairs = zip((match["cpu"], match["memory"]), _benchmark(benchmark), strict=True)
     cpu, memory = (max((float(value) for value in pair if value is not None), default=None) for pair in pairs)
     return cpu, memory
 

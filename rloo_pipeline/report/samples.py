@@ -158,8 +158,8 @@ def _calls(message: Mapping[str, Any]) -> Iterator[str]:
     """The calls of a message, as Python writes them."""
     for call in message.get("tool_calls") or ():
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        given = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-        yield f"→ {name}({', '.join(given)})"
+        arguments_text = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        yield f"→ {name}({', '.join(arguments_text)})"
 
 
 def _shortened(text: str, most: int) -> str:

@@ -51,8 +51,8 @@ def of_run(config: Config, run: Path) -> list[Task]:
         return []
     prompts = PromptSet(held_out_part(run / "prompts"))
     if column not in prompts.table.column_names:
-        near = did_you_mean(column, prompts.table.column_names)
-        raise UserError(f"report.task_column: the held-out rows have no column '{column}'{near}")
+        suggestion = did_you_mean(column, prompts.table.column_names)
+        raise UserError(f"report.task_column: the held-out rows have no column '{column}'{suggestion}")
     before, after = read_pair(run)
     names = dict(zip(*(prompts.table[name].to_pylist() for name in ("prompt_id", column)), strict=True))
     tasks = [str(names[prompt_id]) for prompt_id in after["prompt_id"].to_pylist()]

@@ -84,10 +84,10 @@ class Measurements:
         """Seconds that the rounds to come will take, by those that are done; None before the first is. It falls while a
         round lasts, and no further than to that of the next.
         """
-        left = self.config.rounds - len(self._metrics)
-        if not self._pace or not left:
+        rounds_left = self.config.rounds - len(self._metrics)
+        if not self._pace or not rounds_left:
             return None
-        return self._pace * left - min(max(time.time() - self._since, 0.0), self._pace)
+        return self._pace * rounds_left - min(max(time.time() - self._since, 0.0), self._pace)
 
     def read(self, rounds: Sequence[int] = ()) -> None:
         """Reads these rounds, with those before them that are missing, and all evaluations. If it reads a round, it
@@ -126,9 +126,9 @@ class Measurements:
         began, ended = list[datetime](), list[datetime]()
         for stage in STAGES_OF_ROUND:
             for log in (self.folder / "logs" / stage).glob(f"{number:05d}*.log"):
-                for took in TOOK.finditer(log.read_text(encoding="utf-8", errors="replace")):
-                    ended.append(datetime.fromisoformat(took["ended"]))
-                    began.append(ended[-1] - timedelta(seconds=float(took["seconds"])))
+                for match in TOOK.finditer(log.read_text(encoding="utf-8", errors="replace")):
+                    ended.append(datetime.fromisoformat(match["ended"]))
+                    began.append(ended[-1] - timedelta(seconds=float(match["seconds"])))
         return max((max(ended) - min(began)).total_seconds(), 0.1) if ended else None
 
 
@@ -155,21 +155,21 @@ def table_of_runs(runs: Sequence[Measurements]) -> RenderableType:
     return drawn
 
 
-def bar(done: int, total: int, left: float | None) -> RenderableType:
+def bar(done: int, total: int, seconds_left: float | None) -> RenderableType:
     """The jobs of this call, and the time that the rounds to come will take."""
     line = Table.grid(padding=(0, 2))
     text = f"{done} of {total} jobs"
-    if left is not None:
-        text += f", about {clock(left)} until the last round is done"
+    if seconds_left is not None:
+        text += f", about {clock(seconds_left)} until the last round is done"
     line.add_row(ProgressBar(max(total, 1), done, width=24), text)
     return line
 
 
-def sentence(row: Row, rounds: int, left: float | None) -> str:
+def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:
     """A round in one plain line."""
     cells = zip(COLUMNS[1:], row.cells()[1:], strict=True)
     values = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
-    rest = f"; about {clock(left)} until the last round is done" if left is not None else ""
+    rest = f"; about {clock(seconds_left)} until the last round is done" if seconds_left is not None else ""
     return f"round {row.round} of {rounds}: {values}{rest}"
 
 

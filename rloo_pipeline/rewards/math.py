@@ -108,10 +108,10 @@ def _gold(text: str) -> MathAnswer | None:
     answer = find(text)
     if answer is None:
         return None
-    words = bool(_WORDS.search(answer.text)) and "\\" not in answer.text
-    if answer.number and (answer.only or words):
+    has_words = bool(_WORDS.search(answer.text)) and "\\" not in answer.text
+    if answer.number and (answer.only or has_words):
         return answer
-    readable = "\\" in text if words else bool(_parsed(answer.text))
+    readable = "\\" in text if has_words else bool(_parsed(answer.text))
     return answer._replace(number=None) if readable else None
 
 

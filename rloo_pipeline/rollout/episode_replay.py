@@ -114,8 +114,10 @@ class Replay:
         else:
             turn = self.turns[index][self.next[index]]
             self.next[index] += 1
-            for (name, given), stored, text in zip(turn.calls, turn.answers or answer.texts, answer.texts, strict=True):
-                self._compare(index, f"{name}({json.dumps(given, ensure_ascii=False)})", stored, text)
+            for (name, arguments), stored, text in zip(
+                turn.calls, turn.answers or answer.texts, answer.texts, strict=True
+            ):
+                self._compare(index, f"{name}({json.dumps(arguments, ensure_ascii=False)})", stored, text)
         if self.next[index] < len(self.turns[index]):
             self.pool.call(index, self.turns[index][self.next[index]].calls)
         else:

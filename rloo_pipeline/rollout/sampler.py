@@ -225,13 +225,14 @@ class Sampler:
         self, llm: LLM, requests: Iterable[tuple[int, Request]], sampling: SamplingConfig
     ) -> dict[str, tuple[int, Request, SamplingParams]]:
         """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
-        if not (given := list(requests)):
+        if not (indexed_requests := list(requests)):
             return {}
-        prompts = [request.for_vllm for _, request in given]
-        params = [params_of(request, sampling, self.stop_ids, self.never) for _, request in given]
+        prompts = [request.for_vllm for _, request in indexed_requests]
+        params = [params_of(request, sampling, self.stop_ids, self.never) for _, request in indexed_requests]
         names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
         return {
-            name.partition("-")[0]: (*indexed, each) for name, indexed, each in zip(names, given, params, strict=True)
+            name.partition("-")[0]: (*indexed, each)
+            for name, indexed, each in zip(names, indexed_requests, params, strict=True)
         }
 
     def _wake_up(self) -> None:

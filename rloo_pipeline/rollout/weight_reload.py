@@ -24,8 +24,8 @@ def reload_weights(llm: LLM, folder: Path) -> None:
         llm.apply_model(_repack_lm_head)
     except Exception as error:  # of any kind: a new engine loads the policy in another way
         raise _refused(f"vLLM fails to load other weights into an engine ({error or type(error).__name__})") from error
-    if left := [name for names in llm.apply_model(_experts_left_out) for name in names]:
-        raise _refused(f"vLLM does not load experts such as {left[0]} into a running engine")
+    if not_loaded := [name for names in llm.apply_model(_experts_left_out) for name in names]:
+        raise _refused(f"vLLM does not load experts such as {not_loaded[0]} into a running engine")
 
 
 def _refused(why: str) -> IncompatibleEngine:

@@ -38,8 +38,8 @@ class Counter:
             self.bar.update(self.task, completed=self.done)
         elif (now := time.monotonic()) - self.printed >= SECONDS_BETWEEN_LINES:
             self.printed = now
-            left = (self.total - self.done) * (now - self.started) / max(self.done, 1)
-            log.info("%s: %d of %d, about %.0f s left", self.label, self.done, self.total, left)
+            seconds_left = (self.total - self.done) * (now - self.started) / max(self.done, 1)
+            log.info("%s: %d of %d, about %.0f s left", self.label, self.done, self.total, seconds_left)
 
 
 @contextmanager

@@ -63,20 +63,20 @@ def run_script(settings: RunSettings, text: str, case: ScriptCase) -> tuple[str,
 
 
 def run_program(
-    settings: RunSettings, text: str, given: str = "", most: int = OUTPUT_LIMIT, with_errors: bool = False
+    settings: RunSettings, text: str, stdin_text: str = "", most: int = OUTPUT_LIMIT, with_errors: bool = False
 ) -> ProgramRun:
     """Runs a program as a script.
 
     Args:
         settings: sandbox and limits.
         text: the program.
-        given: its standard input.
+        stdin_text: its standard input.
         most: most bytes that it may print.
         with_errors: what it writes to its standard error belongs to what it prints.
     """
     deadline = time.monotonic() + settings.limits.seconds
     code = text.encode(errors="replace")
-    stdin = b"%d\n%b%b" % (len(code), code, given.encode(errors="replace"))
+    stdin = b"%d\n%b%b" % (len(code), code, stdin_text.encode(errors="replace"))
     with Pipe() as to_program, Pipe() as output:
         with sandbox.confined(
             script,
@@ -108,13 +108,13 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
     """
     deadline = time.monotonic() + settings.limits.seconds
     job = json.dumps({"program": text, "units": tests.units, "all": settings.partial}).encode() + b"\n"
-    how = (settings.confinement, settings.limits)
+    confinement = (settings.confinement, settings.limits)
     with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
         with (
             sandbox.confined(
-                examiner, *how, (wire, remote_program), to_examiner.reader, to_program.writer, report.writer
+                examiner, *confinement, (wire, remote_program), to_examiner.reader, to_program.writer, report.writer
             ),
-            sandbox.confined(program, *how, (wire,), to_program.reader, to_examiner.writer),
+            sandbox.confined(program, *confinement, (wire,), to_program.reader, to_examiner.writer),
         ):
             for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
                 end.close()

@@ -75,13 +75,13 @@ def find(read_only: tuple[str, ...] = (), image: str = "", allow_unconfined: boo
     for path in (*read_only, *([image] if image else [])):
         if not Path(path).exists():
             raise UserError(f"the sandbox needs '{path}', which does not exist: correct the reward's options")
-    found = search(read_only, image)
-    if isinstance(found, Sandbox):
-        return found
+    sandbox_or_reason = search(read_only, image)
+    if isinstance(sandbox_or_reason, Sandbox):
+        return sandbox_or_reason
     if allow_unconfined:
         return Sandbox("none", read_only=read_only)
     raise UserError(
-        f"no sandbox for the code of completions ({found}): install bubblewrap, set 'image' for "
+        f"no sandbox for the code of completions ({sandbox_or_reason}): install bubblewrap, set 'image' for "
         "Apptainer, or set 'allow_unconfined: true' to run it with your rights, files and network"
     )
 

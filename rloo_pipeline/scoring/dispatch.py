@@ -179,12 +179,12 @@ class Dispatcher:
 
     def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
         exit_code = worker.kill()
-        how = worker.fault or describe_exit(exit_code)
+        cause = worker.fault or describe_exit(exit_code)
         if worker.signature is None:
-            raise UserError(f"{job.label} {how} while it was imported; import it in Python to see why")
-        self._remove(job, worker, how)
+            raise UserError(f"{job.label} {cause} while it was imported; import it in Python to see why")
+        self._remove(job, worker, cause)
 
-    def _remove(self, job: ScoringJob, worker: WorkerProcess, how: str | None) -> None:
+    def _remove(self, job: ScoringJob, worker: WorkerProcess, cause: str | None) -> None:
         """Kills a worker, fails the call that was under way, and puts its other calls back.
 
         Where the one at fault is unknown, all are repeated one by one: with several async calls under way, or where
@@ -193,7 +193,7 @@ class Dispatcher:
         Args:
             job: the worker's job.
             worker: dead, or past its deadline.
-            how: how it died; None where its call is late.
+            cause: how it died; None where its call is late.
         """
         worker.kill()
         self.workers[job].remove(worker)
@@ -205,7 +205,7 @@ class Dispatcher:
         job.put_back(list(suspects), alone=True)
         if guilty is not None:
             seconds = time.monotonic() - begun[guilty]
-            job.record_failure(Failed(guilty, seconds, raised=how, late=how is None))
+            job.record_failure(Failed(guilty, seconds, raised=cause, late=cause is None))
 
 
 def _start_worker(reward: Reward) -> WorkerProcess:

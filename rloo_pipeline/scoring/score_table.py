@@ -148,25 +148,25 @@ def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
     columns = {name: [row[name] for row in rows] for name in names}
     columns["finish_reason"] = rollouts["finish_reason"].to_pylist()
     if tables.is_episodes(rollouts):
-        given = (rollouts[name].to_pylist() for name in ("environment_reward", "environment_state"))
-        columns |= environment_columns(list(zip(*given, strict=True)))
+        rewards_and_states = (rollouts[name].to_pylist() for name in ("environment_reward", "environment_state"))
+        columns |= environment_columns(list(zip(*rewards_and_states, strict=True)))
     return RewardBatch([row["prompt"] for row in rows], completions, rollouts["completion_ids"].to_pylist(), columns)
 
 
-def environment_columns(given: Sequence[tuple[float | None, str | None]]) -> dict[str, list[Any]]:
+def environment_columns(rewards_and_states: Sequence[tuple[float | None, str | None]]) -> dict[str, list[Any]]:
     """The arguments of reward functions that environments give; `environments` is TRL's.
 
     Args:
-        given: reward of each episode, and the public attributes of its environment as JSON; None where there is no
-            environment, or its process was lost.
+        rewards_and_states: reward of each episode, and the public attributes of its environment as JSON; None where
+            there is no environment, or its process was lost.
 
     Returns:
         The two, and `environments`: objects with these attributes.
     """
     return {
-        "environment_reward": [reward for reward, _ in given],
-        "environment_state": [state for _, state in given],
-        "environments": [SimpleNamespace(**json.loads(state or "{}")) for _, state in given],
+        "environment_reward": [reward for reward, _ in rewards_and_states],
+        "environment_state": [state for _, state in rewards_and_states],
+        "environments": [SimpleNamespace(**json.loads(state or "{}")) for _, state in rewards_and_states],
     }
 
 

@@ -79,8 +79,8 @@ class Controller:
         """Threads of a stage that only observes: none where it runs beside the rounds on this machine, so that it never
         takes the core that a round waits for; elsewhere `threads`.
         """
-        here = self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
-        return 0 if here else threads
+        on_this_machine = self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
+        return 0 if on_this_machine else threads
 
     def prepare(self) -> None:
         """Prepares this process: changes to Snakemake, the environment of its jobs, the run's lock.
@@ -191,7 +191,7 @@ class Controller:
         if not self._in_image:
             rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
             commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
-            stages = {words[1] for words in commands if words[0] == "rloo"}
+            stages = {argv[1] for argv in commands if argv[0] == "rloo"}
             cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
             manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
 
@@ -232,8 +232,8 @@ class Controller:
         if command is None:
             return
         for run, stopped in ended.items():
-            which = f" of {run}" if self.runs.experiment else ""
-            logger.info(f"A gate ended the run{which} after round {stopped}: now its evaluation and report.")
+            run_label = f" of {run}" if self.runs.experiment else ""
+            logger.info(f"A gate ended the run{run_label} after round {stopped}: now its evaluation and report.")
             run_folders.write_config(self._results / run, self.runs.configs[run], rounds=stopped)
         for handler in self._log_handlers():
             handler.give_terminal_back()

@@ -69,7 +69,7 @@ def _why(reason: str) -> Iterator[str]:
     """The reasons of one job in words, without that of depending on a job that runs again."""
     params = PARAMS.search(reason)
     rest = PARAMS.sub("", reason)
-    yield from (words for start, words in SENTENCES if re.search(rf"(?:^|; ){start}", rest))
+    yield from (text for start, text in SENTENCES if re.search(rf"(?:^|; ){start}", rest))
     if newer := re.search(r"(?:^|; )Updated input files: ([^;]+)", rest):
         yield f"newer input {_shortened(newer[1])}"
     if params:
@@ -100,9 +100,9 @@ def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
     """Configuration keys that differ, and whether the code of the stage does: `source` is the one text among them."""
     old, new = dict(_flat(before)), dict(_flat(now))
     for key in sorted(old.keys() | new.keys()):
-        was, is_now = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
+        old_value, new_value = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
         if (key in old) != (key in new) or old[key] != new[key]:
-            yield f"{key}: {was} → {is_now}"
+            yield f"{key}: {old_value} → {new_value}"
     if any(isinstance(value, str) for value in [*before, *now]):
         yield "the stage's source code has changed"
 

@@ -158,10 +158,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     def _status_program(self) -> str:
         """squeue or sacct, as the profile says, as far as it will do."""
-        wanted: str = self.get_status_command()
+        program: str = self.get_status_command()
         if not job_status_query.is_query_tool_available("sacct"):
             return "squeue"
-        shown_for = job_status_query.get_min_job_age() if wanted == "squeue" else None
+        shown_for = job_status_query.get_min_job_age() if program == "squeue" else None
         enough = 3 * self.workflow.executor_settings.init_seconds_before_status_checks
         return "squeue" if shown_for is not None and shown_for >= enough else "sacct"
 

@@ -48,12 +48,14 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     sampler = groups.load_sampler(policy_folder, config, held_out, longest)
     digest = sampler.digest
 
-    def sample(path: Path, kind: str, samples: int, how: SamplingConfig, prompt_rows: list[dict[str, Any]]) -> pa.Table:
-        draw = groups.Draw(prompt_rows, samples, how, groups.EVALUATION)
+    def sample(
+        path: Path, kind: str, samples: int, sampling: SamplingConfig, prompt_rows: list[dict[str, Any]]
+    ) -> pa.Table:
+        draw = groups.Draw(prompt_rows, samples, sampling, groups.EVALUATION)
         [completions] = groups.sample_groups(sampler, config, draw)
         joined = join_scores(config.rewards, completions, score_table(config, completions, held_out, policy_folder))
         about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
-        tables.write(path, joined, joined.schema, kind, **about, **groups.sampling_facts(config.model, how))
+        tables.write(path, joined, joined.schema, kind, **about, **groups.sampling_facts(config.model, sampling))
         return joined
 
     sampled = sample(outputs.sampled, "completions", settings.num_generations, sampling, rows)

@@ -59,8 +59,8 @@ def score(
     separate = dict(_part(config.rewards, part) for part in parts)
     rewards = [reward for reward in config.rewards if reward.column not in separate and only in (None, reward.column)]
     if only is not None and not rewards:
-        near = did_you_mean(only, [reward.column for reward in config.rewards])
-        raise UserError(f"--only {only}: no reward of the configuration has this name{near}")
+        suggestion = did_you_mean(only, [reward.column for reward in config.rewards])
+        raise UserError(f"--only {only}: no reward of the configuration has this name{suggestion}")
     devices.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
     with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
         shard = tables.read(rollouts, "rollouts")

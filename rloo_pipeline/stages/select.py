@@ -65,9 +65,9 @@ def select(runs: Sequence[Path], output: Path) -> None:
         "chosen": [best._asdict() for best in arms[chosen]],
     }
     write_json(output, facts)
-    which = f"{chosen}, " if facts["arm"] else ""
+    arm_label = f"{chosen}, " if facts["arm"] else ""
     rounds = ", ".join(str(best.round) for best in arms[chosen])
-    say(f"chosen by {facts['by']}: {which}round {rounds}; {means[chosen]:.1%} on {facts['prompts']} prompts of dev")
+    say(f"chosen by {facts['by']}: {arm_label}round {rounds}; {means[chosen]:.1%} on {facts['prompts']} prompts of dev")
 
 
 def best_of(config: Config, run: Path, name: str) -> tuple[Best, int]:

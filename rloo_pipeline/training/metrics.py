@@ -62,13 +62,13 @@ def tool_metrics(rollouts: pa.Table) -> Metrics:
     }
 
 
-def group_metrics(teaching: Tensor, sampled: RoundTables, wanted: int) -> Metrics:
+def group_metrics(teaching: Tensor, sampled: RoundTables, trained_groups: int) -> Metrics:
     """How many groups a round sampled, how many of them in refills, how many teach, and what one that teaches costs.
 
     Args:
         teaching: [prompts] bool, all groups of the round.
         sampled: all tables of the round.
-        wanted: number of groups that the update trains on.
+        trained_groups: number of groups that the update trains on.
     """
     groups, taught = len(teaching), int(teaching.sum())
     tokens = sum(tables.sampled_lengths(sampled.rollouts))
@@ -76,7 +76,7 @@ def group_metrics(teaching: Tensor, sampled: RoundTables, wanted: int) -> Metric
         "groups/sampled": groups,
         "groups/refilled": groups * sampled.refilled // len(sampled.rollouts),
         "groups/teaching": taught,
-        "groups/tokens_per_teaching": tokens / min(taught, wanted) if taught else None,
+        "groups/tokens_per_teaching": tokens / min(taught, trained_groups) if taught else None,
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from machine import Cluster, missing
+from slurm_project import Cluster, missing
 
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config.loading import load

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from machine import missing
+from slurm_project import missing
 
 from rloo_pipeline.preflight.image import DRIVERS
 
@@ -32,10 +32,10 @@ def base(tmp_path_factory) -> Path:
 def test_a_definition_is_whole(name, base, tmp_path) -> None:
     if shutil.which("apptainer") is None:
         missing("no Apptainer here: run `make cluster-up` (Debian 12, as root)")
-    words = [f"--build-arg={key}={value}" for key, value in {**ARGUMENTS, "base": str(base)}.items()]
+    options = [f"--build-arg={key}={value}" for key, value in {**ARGUMENTS, "base": str(base)}.items()]
     image_folder = tmp_path / "image"
     outcome = subprocess.run(
-        ["apptainer", "build", "--fakeroot", "--notest", "--sandbox", *words, image_folder, f"containers/{name}.def"],
+        ["apptainer", "build", "--fakeroot", "--notest", "--sandbox", *options, image_folder, f"containers/{name}.def"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from helpers import mini
-from machine import GO_ON, SCORES, ask, wait_until
+from slurm_project import GO_ON, SCORES, ask, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -44,18 +44,18 @@ def test_of_a_controller_killed_and_started_again_the_older_jobs_lose(cluster, f
     rewards = [*mini()["rewards"], {"function": "slow.py:slow_first", "weight": 0, "timeout": 600}]
     started = cluster.start(*GO_ON, "--", SCORES, rewards=rewards)
     wait_until((cluster.folder / "at work").exists, 120, "the job is at work")
-    orphan, _ = cluster.running("score")
+    older_job, _ = cluster.running("score")
     started.kill()
     started.wait()
     again = cluster.start(*GO_ON, "--", SCORES, rewards=rewards, end=False)
     cluster.finish(again)
-    assert "cleared the lock of a killed run" in cluster.said()
-    assert cluster.holds(orphan), "the older job is still at work"
+    assert "cleared the lock of a killed run" in cluster.output()
+    assert cluster.holds(older_job), "the older job is still at work"
     written = (cluster.folder / SCORES).stat()
     (cluster.folder / "go on").touch()
-    wait_until(lambda: "RUNNING" not in ask("scontrol", "show", "job", orphan), 120, "the older job ends")
+    wait_until(lambda: "RUNNING" not in ask("scontrol", "show", "job", older_job), 120, "the older job ends")
     assert (cluster.folder / SCORES).stat() == written
-    assert "JobState=FAILED" in ask("scontrol", "show", "job", orphan)
+    assert "JobState=FAILED" in ask("scontrol", "show", "job", older_job)
     assert "was started again" in cluster.logs()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, STOP, mini
-from machine import GO_ON, SCORES, ask, wait_until
+from slurm_project import GO_ON, SCORES, ask, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -37,22 +37,22 @@ def test_a_cancelled_rollout_ends_the_run(cluster, finished) -> None:
 
 def test_a_cancelled_update_is_made_anew_and_one_whose_node_dies_runs_on_another(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
-    words = (*GO_ON, "--set-resources", "update:slurm_partition=fragile", "--", "results/mini/policies/00001")
-    started = cluster.start(*words)
+    arguments = (*GO_ON, "--set-resources", "update:slurm_partition=fragile", "--", "results/mini/policies/00001")
+    started = cluster.start(*arguments)
     job, _ = cluster.wait_for(started, "update")
     cluster.cancel(started, job, f"{job} (update)")
     assert not (cluster.folder / "results/mini/policies/00001").exists()
 
-    started = cluster.start(*words)
+    started = cluster.start(*arguments)
     try:
         job, node = cluster.wait_for(started, "update")
         kill_node(node, job)
 
-        def elsewhere() -> bool:
+        def runs_on_another_node() -> bool:
             running_job = cluster.running("update")
             return running_job is not None and running_job[1] != node
 
-        wait_until(elsewhere, 180, "SLURM notices, and the update runs on another node")
+        wait_until(runs_on_another_node, 180, "SLURM notices, and the update runs on another node")
         cluster.finish(started)
     finally:
         subprocess.run([ROOT / "tests" / "cluster" / "up.sh"], check=True)
@@ -86,13 +86,13 @@ def test_a_preempted_stage_is_made_again(cluster, finished, mode) -> None:
     restarted = "Restarts=1" in ask("scontrol", "show", "job", job)
     assert restarted == (mode == "requeued")
     again = f"SLURM job {job} (score) ended as PREEMPTED and was not put back"
-    assert (again in cluster.said()) == ("Trying to restart" in cluster.said()) == (mode == "cancelled")
+    assert (again in cluster.output()) == ("Trying to restart" in cluster.output()) == (mode == "cancelled")
 
 
 def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
     cluster.finish(cluster.start_slow_score(finished, "--set-resources", "score:runtime=attempt"))
-    assert "TIMEOUT" in cluster.said()
-    assert "runtime=2" in cluster.said()
+    assert "TIMEOUT" in cluster.output()
+    assert "runtime=2" in cluster.output()
     assert (cluster.folder / SCORES).exists()
 
 
@@ -103,7 +103,7 @@ def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
     started = cluster.start(*GO_ON, "--set-resources", "score:mem_mb=2500*attempt", "--", SCORES, rewards=rewards)
     cluster.finish(started)
     assert "exceeded memory limit" in cluster.logs()
-    assert "mem_mb=5000" in cluster.said()
+    assert "mem_mb=5000" in cluster.output()
     assert (cluster.folder / SCORES).exists()
 
 
@@ -111,7 +111,7 @@ def test_a_gate_ends_a_run_and_a_second_call_in_the_same_words_makes_its_report(
     """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
     cluster.take(finished, "report.html")
     cluster.finish(cluster.start(*GO_ON, rounds=3, gates=STOP))
-    output = cluster.said()
+    output = cluster.output()
     assert "ended after round 2 of 3" in output
     assert re.search(r"Job \d+ has been submitted with SLURM jobid \d+ \(log: \S*/rule_report/", output)
     run = cluster.folder / "results" / "mini"

@@ -1,7 +1,7 @@
 """Updates on several nodes."""
 
 import pytest
-from machine import GO_ON
+from slurm_project import GO_ON
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from helpers import Project
-from machine import GO_ON
+from slurm_project import GO_ON
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +37,10 @@ def test_the_page_of_a_run_in_an_image_says_which_it_was(cluster, finished, imag
 def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
     """Runs in a network namespace with nothing but loopback."""
     cluster.configure()
-    words = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00001")
-    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    arguments = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00001")
+    without_network = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
     outcome = subprocess.run(
-        [*alone, sys.executable, "-m", "snakemake", *words],
+        [*without_network, sys.executable, "-m", "snakemake", *arguments],
         cwd=cluster.folder,
         env=cluster.environment,
         capture_output=True,

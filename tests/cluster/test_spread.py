@@ -4,7 +4,7 @@ import re
 
 import pytest
 from helpers import mini
-from machine import GO_ON, ask
+from slurm_project import GO_ON, ask
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +32,9 @@ def test_shards_are_tasks_of_one_array_and_one_that_fails_is_a_job_again(cluster
     cluster.at_round_1(finished, "rounds/00001/scores")
     (cluster.folder / "fails.py").write_text(FAILS_ONCE.format(mark=str(cluster.folder / "mark")))
     rewards = [*mini()["rewards"], {"function": "fails.py:fails_once", "weight": 0, "timeout": 600}]
-    words = ("--set-resources", "score:slurm_partition=gpu", "--", *SCORES)
-    cluster.finish(cluster.start(*GO_ON, *words, rewards=rewards))
-    output = cluster.said()
+    arguments = ("--set-resources", "score:slurm_partition=gpu", "--", *SCORES)
+    cluster.finish(cluster.start(*GO_ON, *arguments, rewards=rewards))
+    output = cluster.output()
     array = re.search(r"submitted as SLURM array (\d+)_\[1-2\]", output)
     assert array, output
     listed = ask("squeue", "-h", "-r", "-t", "all", "-o", "%i %P %T").splitlines()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers import mini
-from machine import GO_ON, ask, wait_until
+from slurm_project import GO_ON, ask, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -26,43 +26,43 @@ QUICK = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-
 def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finished) -> None:
     cluster.at_round_1(finished)
     # four minutes, of which half a minute is for starting stages
-    words = (*IN_IMAGE, "--", "results/mini/policies/00002")
-    job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *words)
+    arguments = (*IN_IMAGE, "--", "results/mini/policies/00002")
+    job = cluster.submit("--time=4", "--stop-before=3.5", "--cpus-per-node=2", *arguments)
     printed = cluster.rloo("status", "mini").stdout
     assert f"mini: job {job} " in printed
     assert "rounds done: 1 of 2" in printed
     again = cluster.rloo("submit", "--config", "config/test.yaml", "--time=2")
     assert f"job {job} is already in the queue" in again.stderr
-    ended = cluster.outcome(job)
-    assert ended["outcome"] == "done"
-    assert ended["allocations"] >= 2
+    outcome = cluster.outcome(job)
+    assert outcome["outcome"] == "done"
+    assert outcome["allocations"] >= 2
     for pattern in ("policies/*/*", "rounds/**/*.parquet"):
         assert cluster.files(pattern) == finished.files(pattern)
-    wait_until(lambda: f"mini: done in allocation {ended['allocations']}" in status(cluster), 60, "the job has ended")
+    wait_until(lambda: f"mini: done in allocation {outcome['allocations']}" in status(cluster), 60, "the job has ended")
 
 
 def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_cancelled(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
     (cluster.folder / "slow.py").write_text(SLOW_START)
     rewards = [*mini()["rewards"], {"function": "slow.py:slow_start", "weight": 0}]
-    words = (*IN_IMAGE, *QUICK)
+    arguments = (*IN_IMAGE, *QUICK)
     # half a minute for starting stages: the scores, but not the update
     target = ("results/mini/policies/00001", "results/mini/assets")
-    job = cluster.submit("--controller", "--time=5", "--stop-before=4.5", *words, *target, rewards=rewards)
-    ended = cluster.outcome(job)
-    assert ended["outcome"] == "done"
-    assert ended["allocations"] >= 2
+    job = cluster.submit("--controller", "--time=5", "--stop-before=4.5", *arguments, *target, rewards=rewards)
+    outcome = cluster.outcome(job)
+    assert outcome["outcome"] == "done"
+    assert outcome["allocations"] >= 2
     weights = "policies/00001/*.safetensors"
     assert cluster.files(weights) == finished.files(weights) != {}
 
     wait_until(lambda: not ask("squeue", "-h", "-o", "%A", "--job", job).strip(), 60, "the job has ended")
-    cluster.submit("--controller", "--time=5", *words, "--until", "rollout")
+    cluster.submit("--controller", "--time=5", *arguments, "--until", "rollout")
     stage, _ = wait_until(lambda: cluster.running("rollout"), 120, "a rollout runs")
     cancelled = cluster.rloo("cancel", "mini")
     assert "is cancelled" in cancelled.stdout, cancelled.stderr
     wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), 60, "the rollout has ended")
-    outcome = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
-    assert json.loads(outcome.read_text())["outcome"] == "cancelled"
+    outcome_file = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
+    assert json.loads(outcome_file.read_text())["outcome"] == "cancelled"
 
 
 def test_an_allocation_that_finishes_no_stage_is_not_put_back(cluster, finished) -> None:
@@ -73,9 +73,9 @@ def test_an_allocation_that_finishes_no_stage_is_not_put_back(cluster, finished)
         *("--", *GO_ON, "--retries=0", "results/mini/rounds/00001/scores/000.parquet"),
         rewards=[*mini()["rewards"], {"function": "slow.py:slow", "timeout": 1000, "weight": 0}],
     )
-    ended = cluster.outcome(job)
-    assert ended["outcome"] == "failed"
-    assert "longer --time" in ended["why"]
+    outcome = cluster.outcome(job)
+    assert outcome["outcome"] == "failed"
+    assert "longer --time" in outcome["why"]
 
 
 def status(cluster) -> str:

@@ -14,12 +14,12 @@ class Case:
     """One setting of both sides."""
 
     name: str
-    unlike: Sequence[Options]
+    other_algorithms: Sequence[Options]
     """Options of ours, each of which makes another algorithm of it: there the two sides must differ."""
-    both: Options = field(default_factory=dict)
+    common_options: Options = field(default_factory=dict)
     """Options that have one name and meaning on both sides."""
-    theirs: Options = field(default_factory=dict)
-    ours: Options = field(default_factory=dict)
+    trl_options: Options = field(default_factory=dict)
+    our_options: Options = field(default_factory=dict)
     samples: int = 4
     functions: int = 1
     unknown: Sequence[tuple[int, int]] = ()
@@ -54,8 +54,8 @@ RLOO = [
     Case("normalized advantages", [{"normalize_advantages": False}], {"normalize_advantages": True}),
     Case("clipped rewards", [{"reward_clip_range": None}], {"reward_clip_range": (-0.5, 0.5)}),
     Case("another upper bound", [{"epsilon_high": None}], {"epsilon": 0.1, "epsilon_high": 0.6}),
-    Case("truncated ones masked", NOT_KEPT, MASKED, ours=KEPT),
-    Case("truncated ones masked and normalized", NOT_KEPT, MASKED | {"normalize_advantages": True}, ours=KEPT),
+    Case("truncated ones masked", NOT_KEPT, MASKED, our_options=KEPT),
+    Case("truncated ones masked and normalized", NOT_KEPT, MASKED | {"normalize_advantages": True}, our_options=KEPT),
     Case("temperature", [{"temperature": 1.0}], {"temperature": 0.7}),
     Case("two samples", [{"advantage": "dr_grpo"}], samples=2),
     Case(
@@ -71,9 +71,9 @@ RLOO = [
         {"normalize_advantages": True},
         **LONE,
     ),
-    Case("the preset", [{"preset": "verl"}, {"preset": "rloo"}], MASKED, ours={"preset": "trl"}),
-    Case("a round in two steps", [{"importance_sampling_level": "token"}], theirs={"steps_per_generation": 2}),
-    Case("a step in two micro-batches", [{"clip": "none"}], theirs={"gradient_accumulation_steps": 2}),
+    Case("the preset", [{"preset": "verl"}, {"preset": "rloo"}], MASKED, our_options={"preset": "trl"}),
+    Case("a round in two steps", [{"importance_sampling_level": "token"}], trl_options={"steps_per_generation": 2}),
+    Case("a step in two micro-batches", [{"clip": "none"}], trl_options={"gradient_accumulation_steps": 2}),
 ]
 
 GROUP = {"advantage": "grpo", "beta": 0.0, "importance_sampling_level": "token"}
@@ -226,32 +226,32 @@ GRPO = [
     sampled(
         "weights that leave the KL alone",
         *("sequence_truncate", "sequence_tis", None, 1.2),
-        both={"beta": 0.5},
-        theirs=PLAIN_KL,
-        ours=K3,
+        common_options={"beta": 0.5},
+        trl_options=PLAIN_KL,
+        our_options=K3,
     ),
     sampled(
         "weights of tokens on ratios of sequences",
         *("token_truncate", "token_tis", 0.8, 1.2),
-        theirs=GSPO,
-        ours=OUR_GSPO,
+        trl_options=GSPO,
+        our_options=OUR_GSPO,
     ),
     sampled(
         "weights of sequences on ratios of sequences",
         *("sequence_mask", "sequence_mis", 0.8, 1.5),
-        theirs=GSPO,
-        ours=OUR_GSPO,
+        trl_options=GSPO,
+        our_options=OUR_GSPO,
     ),
     sampled(
         "weights under cispo",
         *("token_truncate", "token_tis", None, 1.2),
-        theirs={"loss_type": "cispo", "epsilon_high": 1.1},
-        ours={"clip": "cispo", "epsilon_high": 0.1},
+        trl_options={"loss_type": "cispo", "epsilon_high": 1.1},
+        our_options={"clip": "cispo", "epsilon_high": 0.1},
     ),
     sampled(
         "weights and truncated ones masked",
         *("sequence_mask", "sequence_mis", 0.8, 1.5),
-        both=MASKED,
-        ours=KEPT,
+        common_options=MASKED,
+        our_options=KEPT,
     ),
 ]

@@ -58,20 +58,20 @@ def make_round(
     Args:
         unknown: pairs of a reward function and a row to which it gives None.
     """
-    chance = random.Random(SEED + samples)
+    rng = random.Random(SEED + samples)
     prompts, completions, truncated = [], [], []
     for group in range(GROUPS):
-        prompt = "".join(chance.choice("0123456789+") for _ in range(3 + 2 * group)) + "="
+        prompt = "".join(rng.choice("0123456789+") for _ in range(3 + 2 * group)) + "="
         for _ in range(samples):
             place = len(prompts)
             whole = place % 4 != 3
-            length = chance.randrange(3, LONGEST) if whole and place % 8 != 2 else LONGEST
-            body = [chance.randrange(4, len(tokenizer)) for _ in range(length - whole)]
+            length = rng.randrange(3, LONGEST) if whole and place % 8 != 2 else LONGEST
+            body = [rng.randrange(4, len(tokenizer)) for _ in range(length - whole)]
             prompts.append(prompt)
             completions.append(body + [tokenizer.eos_token_id] * whole)
             truncated.append(not whole)
     assert len({tuple(ids) for ids in completions}) == len(completions)
-    scores = [[chance.gauss(0.3, 1.0) for _ in prompts] for _ in range(functions)]
+    scores = [[rng.gauss(0.3, 1.0) for _ in prompts] for _ in range(functions)]
     for function, row in unknown:
         scores[function][row] = None
     return Round(
@@ -81,7 +81,7 @@ def make_round(
         completions,
         truncated,
         scores,
-        [[chance.gauss(0.0, 0.25) for _ in ids] for ids in completions],
+        [[rng.gauss(0.0, 0.25) for _ in ids] for ids in completions],
     )
 
 

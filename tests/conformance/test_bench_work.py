@@ -67,11 +67,11 @@ def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
     project = whole.Project(tmp_path / "project", "mini", *configuration)
     (project.folder / "tests").symlink_to(ROOT / "tests")
     project.start(empty)
-    taken = project.rounds(2, empty)
-    assert taken.seconds > 0
-    assert taken.cpu_seconds > 0
+    measured = project.rounds(2, empty)
+    assert measured.seconds > 0
+    assert measured.cpu_seconds > 0
     (seconds,) = project.seconds(2)
-    assert 0 < seconds < taken.seconds
+    assert 0 < seconds < measured.seconds
     files = {str(file.relative_to(project.run)) for file in project.run.rglob("*") if file.is_file()}
     tables = {
         f"rounds/{n:05d}/{name}/{s:03d}.parquet" for n in (1, 2) for name in ("rollouts", "scores") for s in (0, 1)
@@ -82,13 +82,13 @@ def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
 
 def test_what_runs_beside_it_is_not_waited_for(bench, tmp_path) -> None:
     _, whole = bench
-    beside = subprocess.Popen(["sleep", "600"])
+    other = subprocess.Popen(["sleep", "600"])
     try:
-        work = whole.taken(["sh", "-c", "(sleep 1; echo later > later) & echo said"], tmp_path, {})
-        assert work.said == "said\n"
+        work = whole.run_measured(["sh", "-c", "(sleep 1; echo later > later) & echo printed"], tmp_path, {})
+        assert work.stdout == "printed\n"
         assert (tmp_path / "later").exists(), "but what it leaves behind is"
         assert 0 < work.seconds < 300
-        assert beside.poll() is None
+        assert other.poll() is None
     finally:
-        beside.kill()
-        beside.wait()
+        other.kill()
+        other.wait()

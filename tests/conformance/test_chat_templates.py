@@ -43,8 +43,8 @@ def test_what_follows_a_call_is_what_the_template_writes(name) -> None:
     follows = one.continuation(["calculator"], ["42"])
     for content in ("<think>\nlong thought\n</think>\n\n", "<think>\na\n</think>\n\nI compute."):
         called = call_message([("calculator", {"expression": "6*7"})], content)
-        asked = [{"role": "user", "content": "What is six times seven?"}]
-        whole = one._ids(one.render([*asked, called, *answer_messages(["calculator"], ["42"])], True))
+        question = [{"role": "user", "content": "What is six times seven?"}]
+        whole = one._ids(one.render([*question, called, *answer_messages(["calculator"], ["42"])], True))
         assert whole[-len(follows) :] == follows
         assert whole[-len(follows) - 1] in one.stop_ids
     assert "6*7" not in one.tokenizer.decode(follows)

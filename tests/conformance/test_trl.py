@@ -46,71 +46,78 @@ def tokenizer(tiny_model) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def apart(ours: Sequence[Step], theirs: Sequence[Step]) -> list[tuple[float, float]]:
+def relative_differences(our_steps: Sequence[Step], trl_steps: Sequence[Step]) -> list[tuple[float, float]]:
     """How far each step's loss and gradient are apart, relative to theirs.
 
     The first step's loss is measured against the larger one of the two: on fresh samples it cancels to 0 where the
     advantages of a group do.
     """
-    first, second = (abs(step.loss) for step in theirs)
+    first, second = (abs(step.loss) for step in trl_steps)
     differences = []
-    for our, their, scale in zip(ours, theirs, (max(first, second), second), strict=True):
-        assert our.gradient.keys() == their.gradient.keys()
-        left, right = (torch.cat([step.gradient[name].flatten() for name in their.gradient]) for step in (our, their))
-        differences.append((abs(our.loss - their.loss) / scale, float((left - right).norm() / right.norm())))
+    for our_step, trl_step, scale in zip(our_steps, trl_steps, (max(first, second), second), strict=True):
+        assert our_step.gradient.keys() == trl_step.gradient.keys()
+        our_gradient, trl_gradient = (
+            torch.cat([step.gradient[name].flatten() for name in trl_step.gradient]) for step in (our_step, trl_step)
+        )
+        differences.append(
+            (
+                abs(our_step.loss - trl_step.loss) / scale,
+                float((our_gradient - trl_gradient).norm() / trl_gradient.norm()),
+            )
+        )
     return differences
 
 
-def equal(ours: Sequence[Step], theirs: Sequence[Step]) -> bool:
-    return all(loss < EQUAL and gradient < EQUAL for loss, gradient in apart(ours, theirs))
+def equal(our_steps: Sequence[Step], trl_steps: Sequence[Step]) -> bool:
+    return all(loss < EQUAL and gradient < EQUAL for loss, gradient in relative_differences(our_steps, trl_steps))
 
 
-def different(ours: Sequence[Step], theirs: Sequence[Step]) -> bool:
-    return any(gradient > DIFFERENT for _, gradient in apart(ours, theirs))
+def different(our_steps: Sequence[Step], trl_steps: Sequence[Step]) -> bool:
+    return any(gradient > DIFFERENT for _, gradient in relative_differences(our_steps, trl_steps))
 
 
-def check(case: Case, theirs: Sequence[Step], round_: Round, model, sampler) -> list[Step]:
+def check(case: Case, trl_steps: Sequence[Step], round_: Round, model, sampler) -> list[Step]:
     """Our steps, once they equal theirs, and differ with options that make another algorithm."""
-    rows, options = [step.rows for step in theirs], {**case.ours, **case.both}
-    ours = our_side.steps(model, round_, rows, sampler, **options)
-    assert abs(ours[1].loss) > LEFT * ours[1].metrics["terms"]
-    assert equal(ours, theirs), apart(ours, theirs)
-    for other in case.unlike:
-        assert different(our_side.steps(model, round_, rows, sampler, **merged(options, dict(other))), theirs), other
-    return ours
+    rows, options = [step.rows for step in trl_steps], {**case.our_options, **case.common_options}
+    our_steps = our_side.steps(model, round_, rows, sampler, **options)
+    assert abs(our_steps[1].loss) > LEFT * our_steps[1].metrics["terms"]
+    assert equal(our_steps, trl_steps), relative_differences(our_steps, trl_steps)
+    for other in case.other_algorithms:
+        assert different(our_side.steps(model, round_, rows, sampler, **merged(options, dict(other))), trl_steps), other
+    return our_steps
 
 
 @pytest.mark.parametrize("case", RLOO, ids=lambda case: case.name.replace(" ", "-"))
 def test_loss_and_gradient_are_those_of_trls_rloo_trainer(tiny_model, tokenizer, trl_side, tmp_path, case) -> None:
     round_ = make_round(tokenizer, case.samples, case.functions, case.unknown)
-    options = {**case.both, **case.theirs}
-    theirs = trl_side.steps(trl_side.Rloo, tiny_model, tokenizer, round_, tmp_path, **options)
-    assert theirs[1].metrics["clip_ratio/region_mean"] > 0
-    check(case, theirs, round_, tiny_model, None)
+    options = {**case.common_options, **case.trl_options}
+    trl_steps = trl_side.steps(trl_side.Rloo, tiny_model, tokenizer, round_, tmp_path, **options)
+    assert trl_steps[1].metrics["clip_ratio/region_mean"] > 0
+    check(case, trl_steps, round_, tiny_model, None)
 
 
 @pytest.mark.parametrize("case", GRPO, ids=lambda case: case.name.replace(" ", "-"))
 def test_loss_and_gradient_are_those_of_trls_grpo_trainer(tiny_model, tokenizer, trl_side, tmp_path, case) -> None:
     round_ = make_round(tokenizer, case.samples, case.functions, case.unknown)
     sampler = our_side.sampling_logps(tiny_model, round_) if case.sampler else None
-    options = {**case.both, **case.theirs}
-    theirs = trl_side.steps(trl_side.Grpo, tiny_model, tokenizer, round_, tmp_path, sampler, **options)
-    clipped = "cispo_clip_ratio" if case.theirs["loss_type"] == "cispo" else "clip_ratio/region_mean"
-    assert theirs[1].metrics[clipped] > 0
-    ours = check(case, theirs, round_, tiny_model, sampler)
-    if sampler and "mask_truncated_completions" not in case.both:
-        names = [name for name in theirs[0].metrics if name.startswith("sampling/")]
+    options = {**case.common_options, **case.trl_options}
+    trl_steps = trl_side.steps(trl_side.Grpo, tiny_model, tokenizer, round_, tmp_path, sampler, **options)
+    clipped = "cispo_clip_ratio" if case.trl_options["loss_type"] == "cispo" else "clip_ratio/region_mean"
+    assert trl_steps[1].metrics[clipped] > 0
+    our_steps = check(case, trl_steps, round_, tiny_model, sampler)
+    if sampler and "mask_truncated_completions" not in case.common_options:
+        names = [name for name in trl_steps[0].metrics if name.startswith("sampling/")]
         assert len(names) == 5
-        assert [ours[0].metrics[name] for name in names] == pytest.approx(
-            [theirs[0].metrics[name] for name in names], rel=1e-4
+        assert [our_steps[0].metrics[name] for name in names] == pytest.approx(
+            [trl_steps[0].metrics[name] for name in names], rel=1e-4
         )
 
 
 def test_the_end_token_counts_for_trl_as_here_though_it_pads_as_well(tiny_model, tokenizer, trl_side, tmp_path) -> None:
     round_ = make_round(tokenizer, 4)
     tokenizer.pad_token = tokenizer.eos_token
-    theirs = trl_side.steps(trl_side.Rloo, tiny_model, tokenizer, round_, tmp_path)
-    check(Case("the end token pads", []), theirs, round_, tiny_model, None)
+    trl_steps = trl_side.steps(trl_side.Rloo, tiny_model, tokenizer, round_, tmp_path)
+    check(Case("the end token pads", []), trl_steps, round_, tiny_model, None)
     pairs = zip(round_.completion_ids, round_.truncated, strict=True)
-    shorn = round_._replace(completion_ids=[ids if truncated else ids[:-1] for ids, truncated in pairs])
-    assert different(our_side.steps(tiny_model, shorn, [step.rows for step in theirs]), theirs)
+    without_end_tokens = round_._replace(completion_ids=[ids if truncated else ids[:-1] for ids, truncated in pairs])
+    assert different(our_side.steps(tiny_model, without_end_tokens, [step.rows for step in trl_steps]), trl_steps)

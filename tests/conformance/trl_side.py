@@ -24,7 +24,7 @@ class Observed:
     def give(self, round_: Round, sampling_logps: list[list[float]] | None) -> None:
         """The completions in place of sampled ones; with the sampler's log-probs they count as vLLM's."""
         self.round, self.sampling_logps = round_, sampling_logps
-        self.seen: list[int] = []
+        self.rows_of_step: list[int] = []
         self.loss = 0.0
         self.steps: list[Step] = []
         if sampling_logps is not None:
@@ -40,7 +40,7 @@ class Observed:
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         pad, width = self._tokenizer.pad_token_id, inputs["completion_ids"].shape[1]
         rows = {tuple(ids + [pad] * (width - len(ids))): row for row, ids in enumerate(self.round.completion_ids)}
-        self.seen += [rows[tuple(ids)] for ids in inputs["completion_ids"].tolist()]
+        self.rows_of_step += [rows[tuple(ids)] for ids in inputs["completion_ids"].tolist()]
         return super()._compute_loss(model, inputs)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
@@ -49,8 +49,8 @@ class Observed:
         if self.accelerator.sync_gradients:
             gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
             metrics = {name: values[-1] for name, values in self._metrics["train"].items()}
-            self.steps.append(Step(self.seen, self.loss, gradient, metrics))
-            self.seen, self.loss = [], 0.0
+            self.steps.append(Step(self.rows_of_step, self.loss, gradient, metrics))
+            self.rows_of_step, self.loss = [], 0.0
             shift(model, len(self.steps))
         return loss
 

@@ -111,8 +111,8 @@ OFTEN = {
 
 def config(kind: str, facts: dict[str, Any]) -> Any:
     """What transformers make of it."""
-    given = {**SIZES, **facts}
-    return AutoConfig.for_model(kind, **{key: value for key, value in given.items() if value is not ABSENT})
+    options = {**SIZES, **facts}
+    return AutoConfig.for_model(kind, **{key: value for key, value in options.items() if value is not ABSENT})
 
 
 def write(folder: Path, kind: str, facts: dict[str, Any]) -> Path:

@@ -35,7 +35,7 @@ def rows() -> dict[str, str]:
 def summary(lines: dict[str, str]) -> str:
     """How many types have each result."""
     counts = Counter(line.split(" | ")[1] for line in lines.values())
-    return f"{len(lines)} types: " + ", ".join(f"{count} {what}" for what, count in counts.most_common()) + "."
+    return f"{len(lines)} types: " + ", ".join(f"{count} {result}" for result, count in counts.most_common()) + "."
 
 
 def main(kinds: list[str]) -> None:

@@ -2,16 +2,16 @@
 
 import os
 
-import left_out
 import page
 import pytest
+import skipped_tests
 from cases import PACKED, PADDED
 from sweep import KINDS, try_out
 
 from rloo_pipeline.training.model_types import ENCODERS
 
 
-@pytest.mark.skipif("EVERY_FAMILY" not in os.environ, reason=left_out.EVERY_FAMILY)
+@pytest.mark.skipif("EVERY_FAMILY" not in os.environ, reason=skipped_tests.EVERY_FAMILY)
 @pytest.mark.timeout(7200)
 def test_every_causal_language_model_is_right_or_refused(capsys) -> None:
     outcomes = {kind: try_out(kind) for kind in KINDS}

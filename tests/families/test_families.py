@@ -77,8 +77,8 @@ def test_log_probs_and_gradients_are_those_of_each_sequence_alone(kind, tmp_path
         module(pack, padded).backward()
     largest = max(float(slope.norm()) for slope in slopes.values())
     for name, parameter in model.named_parameters():
-        apart = float((parameter.grad - slopes[name]).norm())
-        assert apart < TOLERANCE * max(float(slopes[name].norm()), 0.1 * largest), name
+        difference = float((parameter.grad - slopes[name]).norm())
+        assert difference < TOLERANCE * max(float(slopes[name].norm()), 0.1 * largest), name
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])

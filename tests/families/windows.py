@@ -30,11 +30,11 @@ def configurations(kind: str) -> Iterator[tuple[int | None, Any]]:
         if window is None and "sliding_attention" in facts.get("layer_types", ()):
             facts["layer_types"] = ["full_attention"] * len(facts["layer_types"])
         try:
-            known = hasattr(cases.config(kind, facts), "sliding_window")
-            if window is not None and not known:
+            has_window = hasattr(cases.config(kind, facts), "sliding_window")
+            if window is not None and not has_window:
                 continue
-            switch = {"use_sliding_window": True} if window else {}
-            config = cases.config(kind, {**facts, **({"sliding_window": window, **switch} if known else {})})
+            use_window = {"use_sliding_window": True} if window else {}
+            config = cases.config(kind, {**facts, **({"sliding_window": window, **use_window} if has_window else {})})
             _run(config)
         except Exception:  # of any kind: no model of these sizes
             continue
@@ -65,16 +65,16 @@ def _outcome(config: Any) -> Outcome:
         return Outcome("crashed", repr(error))
 
 
-def text(found: dict[str, Outcome]) -> str:
+def text(outcomes: dict[str, Outcome]) -> str:
     """The counts, and the cases that are refused, with the reason."""
-    verdicts = Counter(outcome.verdict for outcome in found.values())
+    verdicts = Counter(outcome.verdict for outcome in outcomes.values())
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     lines = list[str]()
-    for name, outcome in found.items():
+    for name, outcome in outcomes.items():
         if outcome.verdict != "right":
             lines.append("| " + name + " | " + page.row(name.split("`")[1], outcome).split(" | ", 1)[1])
     head = ["| not right | | |", "|---|---|---|"]
-    return "\n".join([f"{len(found)} cases: {counts}.", "", *head, *lines]) + "\n"
+    return "\n".join([f"{len(outcomes)} cases: {counts}.", "", *head, *lines]) + "\n"
 
 
 def main(kinds: list[str]) -> None:
@@ -82,14 +82,14 @@ def main(kinds: list[str]) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    found = {}
+    tried = {}
     for name, outcome in outcomes(kinds or KINDS):
-        found[name] = outcome
+        tried[name] = outcome
         print(name, outcome.verdict, outcome.form, outcome.why[:200], flush=True)
-    print(text(found))
+    print(text(tried))
     if not kinds:
         before, _, rest = page.PAGE.read_text().partition(BEGIN)
-        page.PAGE.write_text(before + BEGIN + text(found) + END + rest.partition(END)[2])
+        page.PAGE.write_text(before + BEGIN + text(tried) + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":

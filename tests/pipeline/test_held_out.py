@@ -32,8 +32,8 @@ def test_a_rounds_completions_are_the_same_without_held_out_prompts_beside_them(
     output = tmp_path / "000.parquet"
     config = ("--config", run / "config.yaml")
     inputs = ("--prompts", run / "prompts", "--policy", run / "policies" / "00000")
-    done = rloo("rollout", *config, *inputs, "--round", 1, "--shard", 0, "--output", output)
-    assert done.returncode == 0, done.stderr
+    outcome = rloo("rollout", *config, *inputs, "--round", 1, "--shard", 0, "--output", output)
+    assert outcome.returncode == 0, outcome.stderr
     assert output.read_bytes() == (run / "rounds" / "00001" / "rollouts" / "000.parquet").read_bytes()
 
 

@@ -12,16 +12,16 @@ def test_vllm_samples_from_the_adapter_that_the_round_before_made(tmp_path) -> N
     project = Project(tmp_path / "project")
     update = {"learning_rate": 0.05, "lora": {"r": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}}
     changes = {"update": update, "rollout": {"shards": 1}, "algorithm": {"beta": 0, "steps_per_generation": 1}}
-    wanted = "results/mini/rounds/00002/rollouts/000.parquet"
-    outcome = project.snakemake("--cores", "2", "--", wanted, "results/mini/policies/00002", **changes)
+    target = "results/mini/rounds/00002/rollouts/000.parquet"
+    outcome = project.snakemake("--cores", "2", "--", target, "results/mini/policies/00002", **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
     assert (run / "policies" / "00001" / "adapter_model.safetensors").exists()
-    rolled = pq.read_table(project.folder / wanted).to_pylist()
-    assert_trainer_agrees(project, rolled)
+    rollouts = pq.read_table(project.folder / target).to_pylist()
+    assert_trainer_agrees(project, rollouts)
 
 
-def assert_trainer_agrees(project: Project, rolled: list[dict]) -> None:
+def assert_trainer_agrees(project: Project, rollouts: list[dict]) -> None:
     """The sampler's log-probs equal those of the adapter under PEFT in the trainer's code."""
     import peft
     import torch
@@ -32,8 +32,8 @@ def assert_trainer_agrees(project: Project, rolled: list[dict]) -> None:
     run = project.folder / "results" / "mini" / "policies"
     model = policy_model.load(run / "00000", "float32", trust_remote_code=False)
     plain = TokenLogProbs(model, 1.0)
-    pack = packing.pack([row["prompt_ids"] for row in rolled], [row["completion_ids"] for row in rolled])
-    sampled = torch.tensor([logp for row in rolled for logp in row["sampling_logps"]])
+    pack = packing.pack([row["prompt_ids"] for row in rollouts], [row["completion_ids"] for row in rollouts])
+    sampled = torch.tensor([logp for row in rollouts for logp in row["sampling_logps"]])
     with torch.no_grad():
         assert (plain(pack) - sampled).abs().max() > 0.01
         adapted = TokenLogProbs(peft.PeftModel.from_pretrained(model, run / "00001"), 1.0)

@@ -18,13 +18,13 @@ def test_snakemakes_own_report_has_the_page_and_captions(finished, tmp_path) -> 
 
 
 def test_a_finished_run_is_not_run_again_from_python(finished, capfd) -> None:
-    kept = finished.files("rounds/**/*")
+    before = finished.files("rounds/**/*")
     run = rloo_pipeline.run(finished.configure(), cores=1, folder=finished.folder)
     assert "Nothing to be done" in capfd.readouterr().out
     assert run is not None
     assert list(run.metrics.index) == [1, 2]
     assert run.rollouts(2).num_rows == 64
-    assert finished.files("rounds/**/*") == kept
+    assert finished.files("rounds/**/*") == before
 
 
 def test_the_summary_has_nothing_of_the_clock(finished) -> None:

@@ -82,12 +82,12 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
 
 def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
-    kept = project.files("**/*.json")
+    before = project.files("**/*.json")
     sentence = "results/mini has finished 2 rounds, and with `rounds: 1` evaluation and report of round 2 would be"
     outcome = project.snakemake("--cores", "1", rounds=1)
     assert outcome.returncode == 1
     assert sentence in outcome.stdout + outcome.stderr
-    assert project.files("**/*.json") == kept
+    assert project.files("**/*.json") == before
     planned = project.snakemake("--dry-run", rounds=1)
     assert planned.returncode == 0
     assert sentence in planned.stdout + planned.stderr
@@ -136,9 +136,9 @@ def test_a_sampling_option_runs_rollouts_on(finished) -> None:
 def test_a_lag_runs_what_follows_the_first_round(finished) -> None:
     """Round 1 is sampled from policy 0 with any lag; the correction that comes with a lag trains it again."""
     assert finished.planned(rollout={"lag": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
-    words = finished.snakemake("--dry-run", plain=False, rollout={"lag": 1}).stdout
-    assert "rollout.lag: 0 → 1: 2 jobs (rollout ×2)" in words
-    assert "algorithm.mismatch.correction: none → sequence_tis: 1 job (update)" in words
+    stdout = finished.snakemake("--dry-run", plain=False, rollout={"lag": 1}).stdout
+    assert "rollout.lag: 0 → 1: 2 jobs (rollout ×2)" in stdout
+    assert "algorithm.mismatch.correction: none → sequence_tis: 1 job (update)" in stdout
 
 
 def test_a_refill_trains_again_and_samples_no_shard_of_the_first_round_again(finished) -> None:
@@ -198,7 +198,7 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
 ) -> None:
     """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
     project = Project(tmp_path / "project").take(finished)
-    kept = project.files("[prt]*/**/*")
+    before = project.files("[prt]*/**/*")
     outcome = project.snakemake("--cores", "1", "--retries", "2", rounds=3, gates=STOP)
     output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 0, output
@@ -208,7 +208,7 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     run = project.folder / "results" / "mini"
     assert json.loads((run / "stopped.json").read_text())["round"] == 2
     assert not (run / "rounds" / "00003").exists()
-    assert project.files("[prt]*/**/*") == kept
+    assert project.files("[prt]*/**/*") == before
     assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
     new = range(3, 4)
     third = sampled(new) | of_rounds(("scores", "reference"), new) | updates(new) | FINAL | REPORT
@@ -290,13 +290,13 @@ def test_upkeep_runs_nothing(finished) -> None:
     """
     package = finished.folder / "rloo_pipeline"
     files = sorted(package.rglob("*.py"))
-    told = [package / name for name in ("cli/main.py", "trackers/events.py", "stages/gate.py")]
+    edited_modules = [package / name for name in ("cli/main.py", "trackers/events.py", "stages/gate.py")]
     with ExitStack() as edits:
         for file in files:
             edits.enter_context(edited(file))
             text = file.read_text()
             assert text.startswith('"""'), file
-            more = "EDITED = True\n" if file in told else ""
+            more = "EDITED = True\n" if file in edited_modules else ""
             file.write_text(f"# edited\n{text.replace(chr(34) * 3, chr(34) * 3 + 'Mended. ', 1)}{more}# edited\n")
         assert finished.planned() == set()
 

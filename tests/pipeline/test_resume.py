@@ -78,7 +78,7 @@ LAG = {
 """Round 3 samples from policy 1, and draws its prompts by the scores of round 1."""
 
 
-def killed_once(project: Project, tmp_path: Path, *words: str, **changes) -> set[str]:
+def killed_once(project: Project, tmp_path: Path, *arguments: str, **changes) -> set[str]:
     """Kills the first call of each stage, until Snakemake has made what it was asked for; returns which were killed."""
     marks, shim = tmp_path / "marks", tmp_path / "shim"
     marks.mkdir()
@@ -89,7 +89,7 @@ def killed_once(project: Project, tmp_path: Path, *words: str, **changes) -> set
     own = Path(sys.executable).parent
     project.environment["PATH"] = os.pathsep.join([str(shim), str(own), os.environ["PATH"]])
     for _ in range(len(STAGES) + len(SHORT) + 1):
-        outcome = project.snakemake("--cores", "2", "--keep-going", *words, **changes)
+        outcome = project.snakemake("--cores", "2", "--keep-going", *arguments, **changes)
         if outcome.returncode == 0:
             break
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
@@ -137,13 +137,13 @@ def test_each_stage_killed_once_ends_with_the_same_bytes(project, finished, tmp_
 
 @pytest.mark.long
 def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, finished, tmp_path) -> None:
-    undisturbed, words = Project(tmp_path / "undisturbed"), ("--", "results/mini/policies/00003")
+    undisturbed, arguments = Project(tmp_path / "undisturbed"), ("--", "results/mini/policies/00003")
     for one in (undisturbed, project):
         one.take(finished, *AFTER_POLICY_0)
-    outcome = undisturbed.snakemake("--cores", "2", *words, **LAG)
+    outcome = undisturbed.snakemake("--cores", "2", *arguments, **LAG)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     stages = {"difficulty", "rollout", "score", "refill", "reference", "update"}
-    assert killed_once(project, tmp_path, *words, **LAG) == stages
+    assert killed_once(project, tmp_path, *arguments, **LAG) == stages
     refills = undisturbed.files("rounds/*/refill/rollouts.parquet").values()
     assert any(pq.read_table(io.BytesIO(table)).num_rows for table in refills), "else no refill samples"
     for pattern in ("policies/*/*", "rounds/**/*", "warmstart/difficulty/*"):
@@ -154,8 +154,8 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
 @pytest.mark.long
 def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
     project.take(finished, *AFTER_SFT).configure()
-    words = ("--cores", "2", "--", "results/mini/policies/00002")
-    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *words]
+    arguments = ("--cores", "2", "--", "results/mini/policies/00002")
+    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *arguments]
     run = project.folder / "results" / "mini"
     started = subprocess.Popen(
         command, cwd=project.folder, env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -167,7 +167,7 @@ def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> No
         time.sleep(0.1)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    outcome = project.snakemake(*words)
+    outcome = project.snakemake(*arguments)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "cleared the lock of a killed run" in outcome.stdout + outcome.stderr
     assert project.files("policies/*/*") == finished.files("policies/*/*")

@@ -80,12 +80,13 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     new = pq.read_table(tmp_path / "rescored/rounds/00002/scores/000.parquet")["scores/called"].to_pylist()
     assert new == called, "rescored from the file alone"
     policy, again = run / "policies/00001", tmp_path / "again.parquet"
-    words = ["rollout", "--prompts", run / "prompts", "--policy", policy, "--round", 2, "--shard", 0, "--output", again]
+    arguments = ["rollout", "--prompts", run / "prompts", "--policy", policy, "--round", 2, "--shard", 0]
+    arguments += ["--output", again]
     config = tmp_path / "config.yaml"
     written = (run / "config.yaml").read_text().partition("\n")[2]  # without the digest
     config.write_text(written.replace("environment_workers: 64", "environment_workers: 1"))
     assert "environment_workers: 1\n" in config.read_text()
-    repeated = rloo(*words, "--config", config)
+    repeated = rloo(*arguments, "--config", config)
     assert repeated.returncode == 0, repeated.stderr
     first, second = (pq.read_table(file) for file in (shard, again))
     assert first.drop_columns("sampling_logps").equals(second.drop_columns("sampling_logps")), (
@@ -96,7 +97,7 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     if not isinstance(sandbox.search(), str):
         config.write_text(written.replace("environment_sandbox: false", "environment_sandbox: true"))
         assert "environment_sandbox: true\n" in config.read_text()
-        repeated = rloo(*words, "--config", config)
+        repeated = rloo(*arguments, "--config", config)
         assert repeated.returncode == 0, repeated.stderr
         third = pq.read_table(again).drop_columns("sampling_logps")
         assert third.equals(second.drop_columns("sampling_logps")), "a calculator is the same in the sandbox"

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import forks
-import kinds
+import model_folders
 import psutil
 import pytest
-from helpers import AFTER_SFT, Project, until
+from helpers import AFTER_SFT, Project, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -49,8 +49,8 @@ def test_stages_by_themselves_give_the_bytes_that_workers_gave(tmp_path, finishe
         ("update", "policies/00002"),
         ("held-out", "rounds/00002/held_out.json"),
     ):
-        (words,) = {line for line in commands if line.startswith(stage) and output in line.partition("--output")[2]}
-        outcome = forks.run("rloo_pipeline", words.split(), project.environment, project.folder)
+        (command,) = {line for line in commands if line.startswith(stage) and output in line.partition("--output")[2]}
+        outcome = forks.run("rloo_pipeline", command.split(), project.environment, project.folder)
         assert outcome.returncode == 0, outcome.stderr
     for pattern in ("rounds/00002/*/*", "rounds/00002/*.*", "policies/*/*", "trainer/00002/**/*", "tensorboard/*"):
         assert project.files(pattern) == finished.files(pattern) != {}
@@ -101,27 +101,27 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
 def test_workers_end_with_their_snakemake(finished) -> None:
     """The run that this one was copied from has written it."""
 
-    def alive() -> list[psutil.Process]:
+    def living_workers() -> list[psutil.Process]:
         processes = psutil.process_iter(["cmdline", "cwd"])
         workers = [process for process in processes if "worker" in (process.info["cmdline"] or [])]
         return [process for process in workers if process.info["cwd"] == str(finished.made_in)]
 
-    until(lambda: not alive())
+    wait_until(lambda: not living_workers())
 
 
 @pytest.mark.long
 def test_a_mixture_of_experts_gives_the_same_bytes_with_workers_and_without(tmp_path) -> None:
     """Its second rollout is a swap, in which vLLM by itself would not renew the experts."""
-    model = {"build": f"{kinds.__file__}:build", "build_options": {"kind": "qwen3_moe"}}
+    model = {"build": f"{model_folders.__file__}:build", "build_options": {"kind": "qwen3_moe"}}
     changes = {"model": model, "rollout": {"shards": 1}}
     warm = Project(tmp_path / "warm")
-    words = ("--cores", "1", "--", "results/mini/policies/00002")
-    outcome = warm.snakemake(*words, **changes)
+    arguments = ("--cores", "1", "--", "results/mini/policies/00002")
+    outcome = warm.snakemake(*arguments, **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert Counter(served(warm))["rollout"] == 2
     assert not any("holds" in line for line in lines_of(warm)), "an engine that did not fit"
     cold = Project(tmp_path / "cold").take(warm, *AFTER_SFT)
-    outcome = cold.snakemake(*words, **changes, workers="never")
+    outcome = cold.snakemake(*arguments, **changes, workers="never")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert served(cold) == []
     same(cold, warm, ("policies/*/*", "rounds/**/*", "trainer/**/*"))

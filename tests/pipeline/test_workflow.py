@@ -54,10 +54,10 @@ def test_without_beta_the_reference_is_not_run(project) -> None:
 
 
 def test_with_auto_the_model_is_tried_before_sft(project) -> None:
-    tried = {"warmstart/trial/probe.parquet", "warmstart/trial/checks.json"}
-    assert not tried & project.planned()
-    assert tried <= project.planned(warmstart={"train": "auto"})
-    assert not tried & project.planned(warmstart={"train": "auto", "sft": None})
+    trial_files = {"warmstart/trial/probe.parquet", "warmstart/trial/checks.json"}
+    assert not trial_files & project.planned()
+    assert trial_files <= project.planned(warmstart={"train": "auto"})
+    assert not trial_files & project.planned(warmstart={"train": "auto", "sft": None})
 
 
 def test_kept_policies_are_evaluated_as_often_as_asked(project) -> None:
@@ -120,8 +120,8 @@ REFILL = {"rollout": {"lag": 1, "refill": 2}, "algorithm": {"filter_zero_varianc
 def test_a_refill_is_one_job_a_round_between_scores_and_update(project) -> None:
     """Whatever its number is: with a lag it samples from the older policy, too."""
     outcome = project.snakemake("--dry-run", rounds=4, **REFILL)
-    words = re.findall(r"rloo refill .* --policy results/mini/(\S+) --round (\d+) ", outcome.stdout)
-    assert sorted(words, key=lambda pair: pair[1]) == [
+    policies_and_rounds = re.findall(r"rloo refill .* --policy results/mini/(\S+) --round (\d+) ", outcome.stdout)
+    assert sorted(policies_and_rounds, key=lambda pair: pair[1]) == [
         (f"policies/{policy:05d}", f"{number:05d}") for policy, number in ((0, 1), (0, 2), (1, 3), (2, 4))
     ]
     [third] = re.findall(r"rloo update --round 00003 .*", outcome.stdout)
@@ -152,7 +152,7 @@ def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "fragments"),
     [
         ({"update": {"learning_rat": 1}}, ["config/test.yaml", "update.learning_rat", "did you mean 'learning_rate'"]),
         (
@@ -162,7 +162,7 @@ def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
         ({"rollout": {"num_generations": 1}}, ["rollout.num_generations"]),
     ],
 )
-def test_a_bad_configuration_stops_before_anything_runs(project, changes, words) -> None:
+def test_a_bad_configuration_stops_before_anything_runs(project, changes, fragments) -> None:
     project.folder.joinpath("config/test.yaml").write_text(yaml.safe_dump({**mini(), **changes}))
     project.configure = lambda **_: None
     outcome = project.snakemake("--cores", "1")
@@ -170,8 +170,8 @@ def test_a_bad_configuration_stops_before_anything_runs(project, changes, words)
     output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 1
     assert "Traceback" not in output
-    for word in words:
-        assert word in output
+    for fragment in fragments:
+        assert fragment in output
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))

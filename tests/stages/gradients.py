@@ -48,11 +48,13 @@ def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
     lengths = torch.tensor([len(ids) for ids in sequences.completions])
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
 
-    def near() -> torch.Tensor:
+    def noisy_logps() -> torch.Tensor:
         return torch.where(mask, old + 0.1 * torch.randn(old.shape, generator=generator), 0.0)
 
     scores = torch.tensor([1, 0, 0, 2, 1, 1, 0, float("nan")], dtype=torch.float64)
-    return Completions(scores, mask, torch.tensor([False] * 6 + [True] * 2), near(), near(), near())
+    return Completions(
+        scores, mask, torch.tensor([False] * 6 + [True] * 2), noisy_logps(), noisy_logps(), noisy_logps()
+    )
 
 
 def main(model: Path, output: Path) -> None:

@@ -23,7 +23,7 @@ HEAD = [
 def row(kind: str, outcome: Outcome) -> str:
     """The row of a kind."""
     facts = KINDS[kind]
-    full = f"{max(apart.mean for apart in outcome.distances[:2]):.2g}"
+    full = f"{max(distance.mean for distance in outcome.distances[:2]):.2g}"
     if outcome.rounding:
         full += f" ({outcome.rounding:.2g})"
     lora = f"{outcome.distances[2].mean:.2g}, on {', '.join(facts.lora)}" if facts.lora else "refused"

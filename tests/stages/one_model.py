@@ -46,20 +46,20 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
     from rloo_pipeline.rollout import swap_check, weight_reload
     from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
-    said: list[str] = []
-    weight_reload.say = swap_check.say = said.append
-    folder, asked = rollouts[0]
-    sampler = Sampler(folder, EngineSettings(asked.dtype, False, 0.5, 1, 1, asked.images), asked.context, 0)
+    messages: list[str] = []
+    weight_reload.say = swap_check.say = messages.append
+    folder, request = rollouts[0]
+    sampler = Sampler(folder, EngineSettings(request.dtype, False, 0.5, 1, 1, request.images), request.context, 0)
     rows: list[Rows] = []
-    for folder, asked in rollouts:
+    for folder, request in rollouts:
         try:
-            sampler.swap(folder, asked.context)
+            sampler.swap(folder, request.context)
         except IncompatibleEngine:
             break
-        sampled = sampler.sample(asked.requests, asked.how, "completions")
+        sampled = sampler.sample(request.requests, request.how, "completions")
         rows.append([(completion.ids, completion.logps) for completion in sampled])
     sampler.leave_gpu()
-    return rows, " ".join(said)
+    return rows, " ".join(messages)
 
 
 def trainer_logps(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, dtype: Dtype) -> tuple[Any, list[Any]]:
@@ -72,23 +72,23 @@ def trainer_logps(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, d
     return module, forward_only.score(module, make(folder, rows), 150, "reference").logps
 
 
-def differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[list[float]]:
+def differences(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> list[list[float]]:
     """Absolute differences, row by row."""
-    return [[abs(a - b) for a, b in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)]
+    return [[abs(a - b) for a, b in zip(*pair, strict=True)] for pair in zip(first, second, strict=True)]
 
 
 def distance(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, dtype: Dtype = "float32") -> Distance:
     """Between sampler and reference pass."""
     module, values = trainer_logps(folder, make, rows, dtype)
-    apart = list(chain(*differences([logps for _, logps in rows], values)))
-    return Distance(module.form.name, sum(apart) / len(apart), max(apart))
+    gaps = list(chain(*differences([logps for _, logps in rows], values)))
+    return Distance(module.form.name, sum(gaps) / len(gaps), max(gaps))
 
 
 def rounding(folder: Path, rows: Rows, make: Callable[[Path, Rows], Any], dtype: Dtype) -> float:
     """Mean distance between the reference pass in `dtype` and in float32, nats."""
-    both = [trainer_logps(folder, make, rows, one)[1] for one in (dtype, "float32")]
-    apart = list(chain(*differences(*both)))
-    return sum(apart) / len(apart)
+    logps = [trainer_logps(folder, make, rows, one)[1] for one in (dtype, "float32")]
+    gaps = list(chain(*differences(*logps)))
+    return sum(gaps) / len(gaps)
 
 
 def update(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, target: Path, changes: dict[str, Any]) -> float:

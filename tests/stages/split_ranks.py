@@ -49,8 +49,8 @@ def logps(folder: Path, split: bool) -> forward_only.TokenValues:
     model = forward_only.load(folder, "float32", False, split)
     if split:
         assert all(hasattr(weights, "ds_id") for weights in model.parameters())
-    odd = Sequences(SEQUENCES.prompts[1:], SEQUENCES.completions[1:])
-    return forward_only.score(TokenLogProbs(model, 0.7), odd, LENGTH, "log-probs", entropies=True)
+    odd_count = Sequences(SEQUENCES.prompts[1:], SEQUENCES.completions[1:])
+    return forward_only.score(TokenLogProbs(model, 0.7), odd_count, LENGTH, "log-probs", entropies=True)
 
 
 if __name__ == "__main__":

@@ -16,17 +16,17 @@ pytestmark = pytest.mark.slow
 TRL_NAMES = {
     *("reward", "reward_std", "rewards/answer/mean", "rewards/answer/std", "frac_reward_zero_std", "kl", "entropy"),
     *("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "completions/clipped_ratio"),
-    *(f"completions/{which}_length" for which in ("mean", "min", "max")),
-    *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
+    *(f"completions/{statistic}_length" for statistic in ("mean", "min", "max")),
+    *(f"completions/{statistic}_terminated_length" for statistic in ("mean", "min", "max")),
     *("grad_norm", "learning_rate", "num_tokens", "loss", "step"),
-    *(f"sampling/sampling_logp_difference/{which}" for which in ("mean", "max")),
-    *(f"sampling/importance_sampling_ratio/{which}" for which in ("min", "mean", "max")),
+    *(f"sampling/sampling_logp_difference/{statistic}" for statistic in ("mean", "max")),
+    *(f"sampling/importance_sampling_ratio/{statistic}" for statistic in ("min", "mean", "max")),
 }
 
 
 def updated(tmp_path, model, rounds=1, **changes) -> Round:
     run = Round(tmp_path / "run", model, **changes)
-    outcome = rloo_in_turn(*(partial(run.write(number).words, number) for number in range(1, rounds + 1)))
+    outcome = rloo_in_turn(*(partial(run.write(number).update_arguments, number) for number in range(1, rounds + 1)))
     assert outcome.returncode == 0, outcome.stderr
     return run
 
@@ -55,9 +55,9 @@ def test_metrics_have_trls_names_in_json_and_in_tensorboard(tmp_path, tiny_model
 
 def test_metrics_are_what_the_tables_say(tmp_path, tiny_model) -> None:
     run = updated(tmp_path, tiny_model, rounds=2)
-    rolled = [row for shard in range(2) for row in pq.read_table(run._table(2, "rollouts", shard)).to_pylist()]
+    rollouts = [row for shard in range(2) for row in pq.read_table(run._table(2, "rollouts", shard)).to_pylist()]
     used, values = table(run, 2), metrics(run, 2)
-    lengths = [len(row["completion_ids"]) for row in rolled]
+    lengths = [len(row["completion_ids"]) for row in rollouts]
     assert values["kl"] == pytest.approx(sum(row["kl"] for row in used) / sum(lengths), rel=1e-5)
     assert values["kl/sequence_mean"] == pytest.approx(sum(row["kl"] for row in used) / len(used), rel=1e-5)
     assert values["completions/max_length"] == max(lengths)
@@ -77,14 +77,14 @@ def test_beta_is_steered_from_round_to_round(tmp_path, tiny_model) -> None:
 
 def test_running_moments_are_carried_to_the_next_round(tmp_path, tiny_model) -> None:
     run = updated(tmp_path, tiny_model, rounds=2, algorithm={"reward_normalization": "running", "beta": 0})
-    carried = [json.loads((run.run / "trainer" / f"{n:05d}" / "carried.json").read_text()) for n in (1, 2)]
+    states = [json.loads((run.run / "trainer" / f"{n:05d}" / "carried.json").read_text()) for n in (1, 2)]
     scored = [
         [row["reward"] for shard in range(2) for row in pq.read_table(run._table(n, "scores", shard)).to_pylist()]
         for n in (1, 2)
     ]
     rewards_given = [reward for rewards in scored for reward in rewards if reward is not None]
-    assert carried[1]["moments"]["number"] == len(rewards_given) > carried[0]["moments"]["number"]
-    assert carried[1]["moments"]["mean"] == pytest.approx(sum(rewards_given) / len(rewards_given))
+    assert states[1]["moments"]["number"] == len(rewards_given) > states[0]["moments"]["number"]
+    assert states[1]["moments"]["mean"] == pytest.approx(sum(rewards_given) / len(rewards_given))
 
 
 def test_an_over_sampled_round_trains_on_the_first_groups_whose_rewards_differ(tmp_path, tiny_model) -> None:
@@ -167,7 +167,7 @@ def variants(tmp_path_factory, tiny_model) -> dict[str, Round]:
         name: Round(folder / name, tiny_model, algorithm=algorithm).write(1)
         for name, algorithm in {"defaults": {}, **VARIANTS}.items()
     }
-    outcome = rloo_in_turn(*(run.words() for run in runs.values()))
+    outcome = rloo_in_turn(*(run.update_arguments() for run in runs.values()))
     assert outcome.returncode == 0, outcome.stderr
     return runs
 
@@ -216,7 +216,9 @@ def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go
     for number, reward in ((1, None), (2, 1.0), (3, None)):
         run.write(number, reward)
     first = Round(tmp_path / "first", tiny_model, **FILTERED).write(1, 1.0).write(2)
-    calls = [partial(one.words, number) for one, last in ((run, 3), (first, 2)) for number in range(1, last + 1)]
+    calls = [
+        partial(one.update_arguments, number) for one, last in ((run, 3), (first, 2)) for number in range(1, last + 1)
+    ]
     outcome = rloo_in_turn(*calls)
     assert outcome.returncode == 0, outcome.stderr
     check_left_out(run, outcome.stderr)

@@ -49,9 +49,9 @@ class Case:
 
     def prepare(self) -> str:
         """Runs stage-assets and prompts; returns the outcome of the last one."""
-        for words in (("stage-assets",), ("prompts", "--assets", self.run / "assets")):
-            output = self.run / ("assets" if words[0] == "stage-assets" else "prompts")
-            outcome = rloo(*words, "--output", output, f"--log={self.run / 'logs' / words[0]}.log")
+        for stage in (("stage-assets",), ("prompts", "--assets", self.run / "assets")):
+            output = self.run / ("assets" if stage[0] == "stage-assets" else "prompts")
+            outcome = rloo(*stage, "--output", output, f"--log={self.run / 'logs' / stage[0]}.log")
             if outcome.returncode:
                 assert outcome.returncode == 1
                 assert not output.exists()
@@ -59,13 +59,13 @@ class Case:
         return ""
 
 
-def one_line(stderr: str, *words: str) -> None:
+def one_line(stderr: str, *fragments: str) -> None:
     """Checks that the last line is an error with these words, and that there is no traceback."""
     lines = [line for line in stderr.splitlines() if line.startswith("rloo ")]
     assert len(lines) == 1, stderr
     assert "Traceback" not in stderr
-    for word in words:
-        assert word in lines[0], stderr
+    for fragment in fragments:
+        assert fragment in lines[0], stderr
 
 
 CONFIGS = {
@@ -100,21 +100,21 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_bad_configuration_is_a_sentence(name, tmp_path, tiny_model) -> None:
-    changes, words = CONFIGS[name]
+    changes, fragments = CONFIGS[name]
     case = Case(tmp_path, tiny_model, **changes)
-    one_line(case.prepare(), *words)
+    one_line(case.prepare(), *fragments)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "more", "words"),
+    ("changes", "more", "message"),
     [
         ({"rollout": {"max_completion_length": 5000}}, "", "the model's context is 256 tokens"),
         ({"dataset": {"user_prompt": "{qestion}"}}, "", "train.jsonl: no column 'qestion'"),
         ({}, "seed: 1\nseed: 2\n", "test.yaml: key 'seed' occurs twice"),
     ],
 )
-def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_path, tiny_model) -> None:
+def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, message, tmp_path, tiny_model) -> None:
     case, project = Case(tmp_path, tiny_model, **changes), Project(tmp_path / "project")
     text = (case.run / "config.yaml").read_text().replace("seed: 1\n", more or "seed: 1\n")
     (project.folder / "config" / "test.yaml").write_text(text)
@@ -124,7 +124,7 @@ def test_a_dry_run_of_snakemake_says_what_files_tell(changes, more, words, tmp_p
     )
     assert outcome.returncode == 1
     output = outcome.stdout + outcome.stderr
-    assert words in output
+    assert message in output
     assert "Traceback" not in output
 
 
@@ -186,10 +186,12 @@ def test_more_prompts_a_round_than_there_are_is_a_sentence(tmp_path, tiny_model)
     one_line(sampled(Case(tmp_path, tiny_model), tmp_path / "model"), "6 training prompts", "needs 16")
 
 
-@pytest.mark.parametrize(("length", "words"), [(5000, ["a prompt and"]), (250, ["the longest prompt ("])])
-def test_more_tokens_than_the_context_are_a_sentence_before_any_engine(length, words, tmp_path, tiny_model) -> None:
+@pytest.mark.parametrize(("length", "fragments"), [(5000, ["a prompt and"]), (250, ["the longest prompt ("])])
+def test_more_tokens_than_the_context_are_a_sentence_before_any_engine(length, fragments, tmp_path, tiny_model) -> None:
     case = Case(tmp_path, tiny_model, rollout={"max_completion_length": length})
-    one_line(case.prepare(), f"rollout.max_completion_length ({length})", "the model's context is 256 tokens", *words)
+    one_line(
+        case.prepare(), f"rollout.max_completion_length ({length})", "the model's context is 256 tokens", *fragments
+    )
 
 
 def test_a_truncated_policy_is_a_sentence(tmp_path, tiny_model) -> None:
@@ -235,11 +237,11 @@ REWARDS = {
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_a_bad_reward_function_is_a_sentence(name, tmp_path, tiny_model) -> None:
-    body, words = REWARDS[name]
+    body, fragments = REWARDS[name]
     file = tmp_path / "mine.py"
     file.write_text(f"def my_reward(completions):\n    {body}\n")
     outcome, output = score(tmp_path, tiny_model, f"{file}:my_reward")
-    one_line(outcome.stderr, "my_reward", *words)
+    one_line(outcome.stderr, "my_reward", *fragments)
     assert not output.exists()
 
 
@@ -262,15 +264,15 @@ def score(folder: Path, model: Path, function: str):
     run = Round(
         folder / "run", model, rewards=[{"function": function}], correct={}, evaluation={"breakdown": []}
     ).write(1)
-    rolled = tables.read_all([run._table(1, "rollouts", shard) for shard in range(2)], "rollouts")
+    rollouts = tables.read_all([run._table(1, "rollouts", shard) for shard in range(2)], "rollouts")
     tables.write(
         run._table(1, "rollouts", 9),
-        rolled,
+        rollouts,
         tables.ROLLOUTS,
         "rollouts",
         **dict.fromkeys(("run", "round", "shard", "seed", "policy"), "x"),
     )
-    ids = sorted(set(rolled["prompt_id"].to_pylist()))
+    ids = sorted(set(rollouts["prompt_id"].to_pylist()))
     rows = [{"prompt_id": name, "prompt": "x", "prompt_ids": [4], "answer": "1"} for name in ids]
     write_prompts(run.run / "prompts", rows)
     output = run._table(1, "scores", 9)
@@ -298,9 +300,9 @@ def test_a_full_disk_is_a_sentence(tmp_path, tiny_model) -> None:
     config = yaml.safe_load((run.run / "config.yaml").read_text()) | {"warmstart": {}}
     (run.run / "config.yaml").write_text(yaml.safe_dump(config))
     staged(run.run / "assets", tiny_model)
-    words = f" --assets {run.run}/assets --prompts {run.run}/none --output {run.run}/policies/00000"
-    words += f" --log={run.run}/logs/warmstart.log"
-    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", shell + words]
+    arguments = f" --assets {run.run}/assets --prompts {run.run}/none --output {run.run}/policies/00000"
+    arguments += f" --log={run.run}/logs/warmstart.log"
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", shell + arguments]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 1
     one_line(outcome.stderr, "no space left", "free some disk")

@@ -21,11 +21,11 @@ def gpu(monkeypatch):
         del sys.modules[name]
 
 
-def measured(tmp_path, *words: str, **environment: str) -> dict[str, dict]:
+def measured(tmp_path, *arguments: str, **environment: str) -> dict[str, dict]:
     output = tmp_path / "gpu.json"
     command = [sys.executable, SCRIPT, "--device", "cpu", "--dtype", "float32", "--sizes", "tiny", "--output", output]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    subprocess.run([*command, "--prompts", "2", "--steps", "2", *words], check=True, env=environment)
+    subprocess.run([*command, "--prompts", "2", "--steps", "2", *arguments], check=True, env=environment)
     return json.loads(output.read_text())["tiny"]
 
 

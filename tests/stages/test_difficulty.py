@@ -50,12 +50,12 @@ def run(tmp_path):
     return configure
 
 
-def sampled(folder: Path, stage: str, model: Path, shards: int, *words: object) -> list[Path]:
+def sampled(folder: Path, stage: str, model: Path, shards: int, *arguments: object) -> list[Path]:
     """Runs a stage for all shards; it succeeds."""
     files = [folder / f"{stage}-of-{shards}" / f"{shard:03d}.parquet" for shard in range(shards)]
     for shard, file in enumerate(files):
         inputs = ("--prompts", folder / "prompts", "--policy", model)
-        outcome = rloo(stage, *inputs, "--shard", shard, *words, "--output", file)
+        outcome = rloo(stage, *inputs, "--shard", shard, *arguments, "--output", file)
         assert outcome.returncode == 0, outcome.stderr
     return files
 
@@ -74,9 +74,9 @@ def test_pass_rates_are_the_same_in_one_shard_or_two_and_what_rollouts_draw_by(r
 
     drawn = sampled(folder, "rollout", tiny_model, 2, "--round", 3, "--difficulty", *files)
     names = tables.read_all(drawn, "rollouts")["prompt_id"].to_pylist()[::2]
-    kept = {name: uncertainty(one) for name, one in whole.items() if 0.2 <= one.pass_rate <= 0.8}
-    assert 8 <= len(kept) < len(NAMES)
-    assert names == draw(kept, 8, derive(derive(1, "prompts"), 3))
+    uncertain = {name: uncertainty(one) for name, one in whole.items() if 0.2 <= one.pass_rate <= 0.8}
+    assert 8 <= len(uncertain) < len(NAMES)
+    assert names == draw(uncertain, 8, derive(derive(1, "prompts"), 3))
 
 
 def test_rollouts_by_the_scores_of_earlier_rounds(run, tiny_model) -> None:
@@ -95,8 +95,8 @@ def test_rollouts_by_the_scores_of_earlier_rounds(run, tiny_model) -> None:
             facts = {"run": "mini", "round": number, "shard": shard, "seed": 1, "policy": "0"}
             tables.write(scores[-1], rows, tables.scores_schema(["even"]), "scores", **facts)
         output = folder / f"{number}.parquet"
-        words = ("--round", number, "--scores", *scores, "--earlier", *earlier, "--output", output)
-        outcome = rloo("pass-rates", *words)
+        arguments = ("--round", number, "--scores", *scores, "--earlier", *earlier, "--output", output)
+        outcome = rloo("pass-rates", *arguments)
         assert outcome.returncode == 0, outcome.stderr
         earlier = [output]
     counts = prompt_counts.read(earlier, 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Round, rloo
-from made_up import completions_schema
+from synthetic_runs import completions_schema
 
 from rloo_pipeline.artifacts import policy as policies
 from rloo_pipeline.artifacts import tables

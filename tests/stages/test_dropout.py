@@ -17,31 +17,31 @@ SEQUENCES = Sequences([[5, 6, 7]] * 2, [[8, 9, 10], [11, 12]])
 
 def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Old log-probs, computed twice, and the log-probs in an optimizer step."""
-    seen = []
+    step_logps = []
 
     def loss_of(_, logps, mask, __):
-        seen.append(logps.detach().clone())
+        step_logps.append(logps.detach().clone())
         return (logps * mask).sum()
 
     old = [engine.logps(SEQUENCES, 100, lambda _: None) for _ in range(2)]
     engine.step(SEQUENCES, range(2), 100, loss_of, lambda _: None)
-    return *old, seen[0]
+    return *old, step_logps[0]
 
 
-@pytest.mark.parametrize("asked", ["nowhere", "by the model", "of the adapter"])
-def test_a_step_and_the_log_probs_that_it_is_compared_with_drop_alike(tmp_path, asked) -> None:
+@pytest.mark.parametrize("dropout", ["nowhere", "by the model", "of the adapter"])
+def test_a_step_and_the_log_probs_that_it_is_compared_with_drop_alike(tmp_path, dropout) -> None:
     folder = write(tmp_path, "gpt2", RIGHT["gpt2"])
-    lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if asked == "of the adapter" else None
+    lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if dropout == "of the adapter" else None
     rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay
     settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
-    engine = Engine(folder, settings._replace(disable_dropout=asked != "by the model"), 0)
+    engine = Engine(folder, settings._replace(disable_dropout=dropout != "by the model"), 0)
     if lora is not None:
         with torch.no_grad():
             for name, weights in engine.model.named_parameters():
                 if "lora_B" in name:
                     weights.normal_()
     first, again, stepped = log_probs(engine)
-    if asked == "nowhere":
+    if dropout == "nowhere":
         torch.testing.assert_close(first, again, rtol=0, atol=0)
         torch.testing.assert_close(first, stepped, rtol=0, atol=1e-6)
     else:

@@ -32,9 +32,9 @@ def sampled(folder: Path, token: int) -> None:
     assert token in sampler.stop_ids
     requests = [Request([4, 5, 6], seed) for seed in range(200)]
     samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")
-    ended = [completion for completion in samples if completion.ids[-1] == token]
-    assert len(ended) > 20, "an untrained model gives every token now and then"
-    assert {completion.finish_reason for completion in ended} == {"stop"}
+    stopped = [completion for completion in samples if completion.ids[-1] == token]
+    assert len(stopped) > 20, "an untrained model gives every token now and then"
+    assert {completion.finish_reason for completion in stopped} == {"stop"}
     assert all(token not in completion.ids[:-1] for completion in samples)
     assert all(len(completion.ids) == len(completion.logps) for completion in samples)
     devices.free_gpu()
@@ -64,7 +64,7 @@ def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_
         "none": padding_with(None, tiny_model, tmp_path / "no-pad"),
     }
     runs = [Round(tmp_path / name, model).write(1) for name, model in models.items()]
-    outcome = rloo_in_turn(*(run.words() for run in runs))
+    outcome = rloo_in_turn(*(run.update_arguments() for run in runs))
     assert outcome.returncode == 0, outcome.stderr
     own, eos, none = ((run.policy(1) / "model.safetensors").read_bytes() for run in runs)
     assert own == eos == none

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("gradients.py")
 
 
-def found(folder: Path, model: Path, processes: int) -> dict:
+def losses_and_gradients(folder: Path, model: Path, processes: int) -> dict:
     """Loss and gradient of every case, by how it was split."""
     output = folder / f"{processes}.pt"
     outcomes = forks.run_ranks(PROGRAM, [str(model), str(output)], processes)
@@ -22,7 +22,7 @@ def found(folder: Path, model: Path, processes: int) -> dict:
 @pytest.fixture(scope="module")
 def cuts(tmp_path_factory, tiny_model) -> dict:
     folder = tmp_path_factory.mktemp("gradients")
-    return {processes: found(folder, tiny_model, processes) for processes in (1, 2)}
+    return {processes: losses_and_gradients(folder, tiny_model, processes) for processes in (1, 2)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -38,5 +38,5 @@ def test_loss_and_gradient_are_those_of_one_micro_batch_in_one_process(cuts, cas
 def test_the_cases_differ_from_each_other(cuts) -> None:
     """Otherwise the test above would compare equal things."""
     gradients = [cuts[1][case, 8][1] for case in CASES]
-    for i, left in enumerate(gradients):
-        assert all((left - right).norm() > 1e-3 * left.norm() for right in gradients[:i])
+    for i, gradient in enumerate(gradients):
+        assert all((gradient - other).norm() > 1e-3 * gradient.norm() for other in gradients[:i])

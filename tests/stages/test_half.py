@@ -29,7 +29,7 @@ def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
     return -((logps * mask).sum(-1) * weights).sum() / 20
 
 
-def wanted(model: Any, sequences: Sequences, dtype: str) -> dict[str, Tensor]:
+def expected_weights(model: Any, sequences: Sequences, dtype: str) -> dict[str, Tensor]:
     """The weights after AdamW's first step, in float32."""
     module = TokenLogProbs(model, 1.0)
     total = {name: torch.zeros_like(weights, dtype=torch.float64) for name, weights in model.named_parameters()}
@@ -68,15 +68,15 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
     before = policy_model.load(folder, dtype, False)
-    expected = wanted(policy_model.load(folder, dtype, False), sequences, dtype)
+    expected = expected_weights(policy_model.load(folder, dtype, False), sequences, dtype)
     learning_rate = LearningRate(RATE, "constant", 0, 0, 0.0)
     settings = TrainerSettings(dtype, False, 1.0, learning_rate, BETAS, EPSILON, DECAY, 1.0, zero_stage, False, None)
     engine = Engine(folder, settings, 0)
     engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)
-    distance = moved = 0.0
+    distance = length = 0.0
     for (name, weights), old in zip(engine.model.named_parameters(), before.parameters(), strict=True):
         copy = safe_get_full_fp32_param(weights).view(old.shape)
         distance += float((copy - expected[name]).norm() ** 2)
-        moved += float((expected[name] - old.float()).norm() ** 2)
-    assert (distance / moved) ** 0.5 < 1e-4
+        length += float((expected[name] - old.float()).norm() ** 2)
+    assert (distance / length) ** 0.5 < 1e-4
     assert engine.grad_norm > 1

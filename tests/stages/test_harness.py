@@ -33,8 +33,8 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tiny_model, evaluation={"harness": {"tasks": [shorter], **harness}})
     output = run.run / "evaluation" / "final" / "harness.json"
     log = f"--log={run.run / 'logs' / 'harness.log'}"
-    words = ("--policy", tiny_model, "--name", "final", "--output", output, log)
-    outcome = rloo("harness", *words)
+    arguments = ("--policy", tiny_model, "--name", "final", "--output", output, log)
+    outcome = rloo("harness", *arguments)
     assert outcome.returncode == 0, outcome.stderr
     results = json.loads(output.read_text())
     assert results["policy"] == digest(tiny_model)

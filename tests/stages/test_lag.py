@@ -16,14 +16,14 @@ ONE_STEP = {"beta": 0, "steps_per_generation": 1}
 def second_round(tmp_path, tiny_model):
     """A function that makes the first update of a run with some `algorithm` and gives the words of the second one."""
 
-    def made(**algorithm) -> tuple[Round, list[object]]:
+    def first_update(**algorithm) -> tuple[Round, list[object]]:
         run = Round(tmp_path / "run", tiny_model, rollout={"lag": 1}, algorithm={**ONE_STEP, **algorithm})
         run.write(1, policy=policy.digest(tiny_model)).write(2, policy=policy.digest(tiny_model), policy_round=0)
         first = run.update(1)
         assert first.returncode == 0, first.stderr
-        return run, [*run.words(2), "--sampler", tiny_model]
+        return run, [*run.update_arguments(2), "--sampler", tiny_model]
 
-    return made
+    return first_update
 
 
 def metrics(run: Round) -> dict[str, float]:
@@ -31,8 +31,8 @@ def metrics(run: Round) -> dict[str, float]:
 
 
 def test_the_ratio_is_to_the_policy_before_and_the_weights_are_for_the_older_one(second_round) -> None:
-    run, words = second_round()
-    outcome = rloo(*words)
+    run, arguments = second_round()
+    outcome = rloo(*arguments)
     assert outcome.returncode == 0, outcome.stderr
     measured = metrics(run)
     assert measured["sampling/staleness"] == 1
@@ -43,16 +43,16 @@ def test_the_ratio_is_to_the_policy_before_and_the_weights_are_for_the_older_one
 
 
 def test_with_the_samplers_log_probs_the_ratio_is_to_the_older_policy(second_round) -> None:
-    run, words = second_round(old_logps="sampler")
-    outcome = rloo(*words)
+    run, arguments = second_round(old_logps="sampler")
+    outcome = rloo(*arguments)
     assert outcome.returncode == 0, outcome.stderr
     assert abs(metrics(run)["ratio/mean"] - 1) > 0.1
     assert metrics(run)["sampling/outside_thresholds"] is None
 
 
 def test_rollouts_of_another_policy_are_refused(second_round) -> None:
-    run, words = second_round()
-    outcome = rloo(*words[:-1], run.policy(1))
+    run, arguments = second_round()
+    outcome = rloo(*arguments[:-1], run.policy(1))
     assert outcome.returncode == 1
     assert "rollouts/000.parquet" in outcome.stderr
     assert "delete it and run again" in outcome.stderr

@@ -3,8 +3,8 @@
 import os
 
 import kinds_page
-import left_out
 import pytest
+import skipped_tests
 import two_rounds
 from two_rounds import KINDS
 
@@ -17,9 +17,9 @@ LARGEST, MEAN = 1e-3, 1e-4
 
 
 def cases() -> list:
-    here = "EVERY_KIND" in os.environ
-    rarely = pytest.mark.skipif(not here, reason=left_out.EVERY_KIND)
-    return [kind if kind in OFTEN else pytest.param(kind, marks=rarely) for kind in KINDS]
+    every_kind = "EVERY_KIND" in os.environ
+    only_on_request = pytest.mark.skipif(not every_kind, reason=skipped_tests.EVERY_KIND)
+    return [kind if kind in OFTEN else pytest.param(kind, marks=only_on_request) for kind in KINDS]
 
 
 @pytest.mark.parametrize("kind", cases())
@@ -28,14 +28,14 @@ def test_sampler_and_trainer_are_one_model_in_two_rounds(kind, tmp_path, monkeyp
     outcome, facts = two_rounds.run(kind, tmp_path), KINDS[kind]
     assert outcome.same, "a new engine samples the same, and so does one that is swapped to its own policy"
     assert outcome.warm is facts.warm
-    assert facts.warm or "so the policy gets a new engine" in outcome.said
+    assert facts.warm or "so the policy gets a new engine" in outcome.refusal
     assert min(outcome.gains) > 1, "weights that an update changes"
-    assert {apart.form for apart in outcome.distances} == {facts.form}
-    for apart in outcome.distances:
+    assert {distance.form for distance in outcome.distances} == {facts.form}
+    for distance in outcome.distances:
         if facts.dtype == "float32":
-            assert (apart.mean < MEAN, apart.largest < LARGEST) == (True, True), apart
+            assert (distance.mean < MEAN, distance.largest < LARGEST) == (True, True), distance
         else:
-            assert apart.mean < 2 * outcome.rounding, "no farther apart than two roundings"
+            assert distance.mean < 2 * outcome.rounding, "no farther apart than two roundings"
     assert outcome.greedy == 1 or facts.dtype != "float32"
 
 

@@ -54,16 +54,16 @@ def plain_optimizers(name: str, weights: dict[str, torch.nn.Parameter]) -> list[
     import bitsandbytes
     from transformers.optimization import Adafactor
 
-    everything, adam = list(weights.values()), {"lr": RATE, "betas": BETAS, "weight_decay": DECAY}
+    all_weights, adam = list(weights.values()), {"lr": RATE, "betas": BETAS, "weight_decay": DECAY}
     if name == "adamw":
-        return [torch.optim.AdamW(everything, **adam)]
+        return [torch.optim.AdamW(all_weights, **adam)]
     if name == "adamw_8bit":
-        return [bitsandbytes.optim.AdamW8bit(everything, **adam)]
+        return [bitsandbytes.optim.AdamW8bit(all_weights, **adam)]
     if name == "adafactor":
         options = {"scale_parameter": False, "relative_step": False}
-        return [Adafactor(everything, lr=RATE, weight_decay=DECAY, **options)]
+        return [Adafactor(all_weights, lr=RATE, weight_decay=DECAY, **options)]
     inner = [value for key, value in weights.items() if value.ndim == 2 and "embed" not in key and "lm_head" not in key]
-    others = [value for value in everything if all(value is not matrix for matrix in inner)]
+    others = [value for value in all_weights if all(value is not matrix for matrix in inner)]
     muon = torch.optim.Muon(inner, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
     return [muon, torch.optim.AdamW(others, **adam)]
 
@@ -120,16 +120,16 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
     engine = Engine(model, options, 0)
     steps(engine, STEPS)
     if dtype != "float16":  # whose loss is scaled: the plain loop would have to do the same
-        expected, distance, moved = plain_loop(model, name, dtype), 0.0, 0.0
+        expected, distance, length = plain_loop(model, name, dtype), 0.0, 0.0
         for (key, value), old in zip(
             engine.model.named_parameters(), policy_model.load(model, dtype, False).parameters(), strict=True
         ):
             copy = value if engine.zero_stage == 0 else safe_get_full_fp32_param(value).view(old.shape)
             distance += float((copy.detach() - expected[key]).norm() ** 2)
-            moved += float((expected[key] - old.float()).norm() ** 2)
+            length += float((expected[key] - old.float()).norm() ** 2)
         # Muon computes in bfloat16; ZeRO 3 rounds a gradient near 0 in another way, with or without offload
         tolerance = 3e-2 if name == "muon" else 2e-3 if dtype == "bfloat16" or zero_stage == 3 else 1e-4
-        assert (distance / moved) ** 0.5 < tolerance
+        assert (distance / length) ** 0.5 < tolerance
     engine.save_policy(tmp_path / "policy")
     trainer_state.save(engine, tmp_path / "state", {})
     engine.folder = tmp_path / "policy"  # as the next update sets it

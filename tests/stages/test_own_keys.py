@@ -35,8 +35,8 @@ def test_own_keys_are_merged_and_count_for_reruns(tmp_path) -> None:
 def test_every_key_that_is_set_here_is_refused_there() -> None:
     from rloo_pipeline.config.section import flatten, nest
 
-    ours = flatten(deepspeed_config.configuration(settings("adamw", "bfloat16", 3, ALL)))
+    our_keys = flatten(deepspeed_config.configuration(settings("adamw", "bfloat16", 3, ALL)))
     free = {"zero_optimization.reduce_bucket_size", "steps_per_print"}
-    for key in {*ours, *OWNED} - free:
+    for key in {*our_keys, *OWNED} - free:
         with pytest.raises(ValueError, match="cannot be set there; it follows from"):
             Config(**mini(deepspeed={"config": nest({key: 1})}))

@@ -113,10 +113,10 @@ def update(run: Path, model: Path, number: int) -> float:
     )
 
 
-def check(what: str, measured: float, terms: memory.Terms) -> None:
+def check(stage: str, measured: float, terms: memory.Terms) -> None:
     """Checks that the prediction is within `WITHIN` of the measurement."""
     predicted = memory.total(terms)
-    message = f"{what}: predicted {predicted / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB"
+    message = f"{stage}: predicted {predicted / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB"
     print(message, {name: round(size / 1e6) for name, size in terms.items()})
     assert abs(predicted - measured) <= WITHIN * measured, message
 

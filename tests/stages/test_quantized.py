@@ -1,6 +1,6 @@
 """QLoRA: policy 0 is the model rounded to NF4, and the trainer's 4-bit form has exactly its numbers."""
 
-import kinds
+import model_folders
 import pytest
 import torch
 from helpers import mini
@@ -72,7 +72,7 @@ def test_trainer_in_4_bits_and_policy_in_its_format_have_the_same_weights(tmp_pa
 
 
 def test_a_checkpoint_in_4_bits_keeps_its_codes_and_its_layers_in_16_bits(tmp_path) -> None:
-    base, zero = kinds.build_in_nf4(tmp_path / "model", 0), tmp_path / "zero"
+    base, zero = model_folders.build_in_nf4(tmp_path / "model", 0), tmp_path / "zero"
     zero.mkdir()
     quantized.write_rounded(base, zero, "float32", False)
     checkpoint = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).dequantize()

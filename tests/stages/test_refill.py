@@ -32,7 +32,7 @@ FIRST = {ROWS[row]["prompt_id"] for row in rows_of_round(len(ROWS), GROUPS, 1, d
 class Refilled(Round):
     """A round of which the first `taught` groups teach, with prompts that a refill can sample."""
 
-    def __init__(self, folder: Path, model: Path, taught: int, refill: int, **changes) -> None:
+    def __init__(self, folder: Path, model: Path, teaching: int, refill: int, **changes) -> None:
         reward = folder / "reward.py"
         folder.mkdir()
         reward.write_text(REWARD)
@@ -47,24 +47,24 @@ class Refilled(Round):
         write_prompts(self.prompts, ROWS)
         self.write(1)
         for place in range(2):
-            self._teach(place, max(0, min(GROUPS // 2, taught - place * GROUPS // 2)))
+            self._teach(place, max(0, min(GROUPS // 2, teaching - place * GROUPS // 2)))
 
-    def _teach(self, shard: int, taught: int) -> None:
+    def _teach(self, shard: int, teaching: int) -> None:
         file = self._table(1, "scores", shard)
         scores = tables.read(file, "scores")
         rows = scores.to_pylist()
         for place, row in enumerate(rows):
-            row["reward"] = row["scores/answer"] = float(place < taught * K and place % 2)
+            row["reward"] = row["scores/answer"] = float(place < teaching * K and place % 2)
         tables.save(file, pa.Table.from_pylist(rows, schema=scores.schema))
 
     def one_shard(self) -> "Refilled":
         """Puts the tables of both shards into one, which is then the only shard."""
         for kind in ("rollouts", "scores"):
-            both = [tables.read(self._table(1, kind, shard), kind) for shard in range(2)]
-            about = tables.footer(both[0])
+            shards = [tables.read(self._table(1, kind, shard), kind) for shard in range(2)]
+            about = tables.footer(shards[0])
             if kind == "scores":
                 about["rollouts"] = tables.footer(tables.read(self._table(1, "rollouts", 0), "rollouts"))["digest"]
-            tables.save(self._table(1, kind, 0), pa.concat_tables(both).replace_schema_metadata(about))
+            tables.save(self._table(1, kind, 0), pa.concat_tables(shards).replace_schema_metadata(about))
         return self
 
     def file(self, kind: str) -> Path:
@@ -86,12 +86,12 @@ class Refilled(Round):
         about = {key: value for key, value in tables.footer(reference).items() if key != "policy"}
         tables.save(self.file("reference"), reference.replace_schema_metadata(about))  # the made-up ones have none
 
-    def words(self, number: int = 1) -> tuple[object, ...]:
+    def update_arguments(self, number: int = 1) -> tuple[object, ...]:
         """Trains on the refill too, where there is one."""
-        words = list(super().words(number))
+        arguments = list(super().update_arguments(number))
         for kind in ("rollouts", "scores", "reference") if self.file("rollouts").exists() else ():
-            words.insert(words.index(f"--{kind}") + 3, self.file(kind))
-        return tuple(words)
+            arguments.insert(arguments.index(f"--{kind}") + 3, self.file(kind))
+        return tuple(arguments)
 
     def train(self) -> dict[str, float | None]:
         outcome = self.update()
@@ -106,10 +106,10 @@ class Refilled(Round):
         return int(tables.footer(tables.read(self.file("rollouts"), "rollouts"))["refills"])
 
 
-def expected(taught: int, refill: int, flags: Sequence[bool]) -> tuple[int, int]:
+def expected(teaching: int, refill: int, flags: Sequence[bool]) -> tuple[int, int]:
     """Prompts and times that a refill samples, where the prompts after one another teach or not."""
     sampled = times = 0
-    while times < refill and (now := taught + sum(flags[:sampled])) < GROUPS:
+    while times < refill and (now := teaching + sum(flags[:sampled])) < GROUPS:
         share = now / (GROUPS + sampled)
         sampled += min(GROUPS, math.ceil((GROUPS - now) / share)) if share else GROUPS
         times += 1
@@ -117,7 +117,7 @@ def expected(taught: int, refill: int, flags: Sequence[bool]) -> tuple[int, int]
 
 
 def test_it_samples_what_is_missing_and_the_update_trains_on_groups_that_teach(tmp_path, tiny_model) -> None:
-    run = Refilled(tmp_path / "two", tiny_model, taught=12, refill=3)
+    run = Refilled(tmp_path / "two", tiny_model, teaching=12, refill=3)
     run.refill()
     flags = [ROWS[int(name[1:])]["teaches"] for name in run.sampled()]
     assert any(flags), "else nothing is chosen"
@@ -125,30 +125,30 @@ def test_it_samples_what_is_missing_and_the_update_trains_on_groups_that_teach(t
     assert (len(flags), run.refills()) == expected(12, 3, flags)
     assert len(set(run.sampled())) == len(flags)
     assert not FIRST & set(run.sampled()), "what the round has sampled is not sampled again"
-    rolled = pq.read_table(run.file("rollouts")).to_pylist()
-    assert [row["seed"] for row in rolled[:K]] == [
-        derive(1, "round", 1, rolled[0]["prompt_id"], sample) for sample in range(K)
+    rollouts = pq.read_table(run.file("rollouts")).to_pylist()
+    assert [row["seed"] for row in rollouts[:K]] == [
+        derive(1, "round", 1, rollouts[0]["prompt_id"], sample) for sample in range(K)
     ]
     metrics = run.train()
-    taught = 12 + sum(flags)
+    teaching = 12 + sum(flags)
     assert (metrics["groups/sampled"], metrics["groups/refilled"]) == (GROUPS + len(flags), len(flags))
-    assert metrics["groups/teaching"] == taught
-    assert metrics["groups/tokens_per_teaching"] == metrics["num_completion_tokens"] / min(taught, GROUPS)
-    assert metrics["trained_completions"] == min(taught, GROUPS) * K
+    assert metrics["groups/teaching"] == teaching
+    assert metrics["groups/tokens_per_teaching"] == metrics["num_completion_tokens"] / min(teaching, GROUPS)
+    assert metrics["trained_completions"] == min(teaching, GROUPS) * K
     trained = pq.read_table(run.run / "rounds" / "00001" / "train.parquet").to_pylist()
     used = list(dict.fromkeys(row["prompt_id"] for row in trained if not row["masked"]))
     first = [f"{shard}-{group}" for shard in range(2) for group in range(8)][:12]
     assert used == [*first, *(name for name, flag in zip(run.sampled(), flags, strict=True) if flag)][:GROUPS]
     shown = read_round(run.run / "rounds" / "00001", Rollout(shards=2, refill=3))
-    taught_by = {row["prompt_id"] for row in shown.to_pylist() if row["advantage"]}
-    assert (len(shown), taught_by) == (metrics["groups/sampled"] * K, set(used))
-    whole = Refilled(tmp_path / "one", tiny_model, taught=12, refill=3).one_shard()
+    teaching_prompts = {row["prompt_id"] for row in shown.to_pylist() if row["advantage"]}
+    assert (len(shown), teaching_prompts) == (metrics["groups/sampled"] * K, set(used))
+    whole = Refilled(tmp_path / "one", tiny_model, teaching=12, refill=3).one_shard()
     whole.refill(shards=1)
     assert pq.read_table(whole.file("rollouts")).equals(pq.read_table(run.file("rollouts"))), "whatever the shards are"
 
 
 def test_it_ends_at_its_limit_where_no_group_teaches(tmp_path, tiny_model) -> None:
-    run = Refilled(tmp_path / "none", tiny_model, taught=0, refill=2, beta=0)
+    run = Refilled(tmp_path / "none", tiny_model, teaching=0, refill=2, beta=0)
     run.prompts = tmp_path / "dull"
     run.prompts.mkdir()
     write_prompts(run.prompts, [row | {"teaches": False} for row in ROWS])
@@ -160,7 +160,9 @@ def test_it_ends_at_its_limit_where_no_group_teaches(tmp_path, tiny_model) -> No
 
 
 def test_where_enough_groups_teach_nothing_changes(tmp_path, tiny_model) -> None:
-    plain, refilled = (Refilled(tmp_path / f"{name}", tiny_model, taught=16, refill=2) for name in ("plain", "refill"))
+    plain, refilled = (
+        Refilled(tmp_path / f"{name}", tiny_model, teaching=16, refill=2) for name in ("plain", "refill")
+    )
     refilled.refill()
     assert (refilled.sampled(), refilled.refills()) == ([], 0)
     assert not pq.read_table(refilled.file("reference")).num_rows
@@ -172,11 +174,11 @@ def test_where_enough_groups_teach_nothing_changes(tmp_path, tiny_model) -> None
 
 
 def test_scores_of_another_round_are_refused(tmp_path, tiny_model) -> None:
-    run = Refilled(tmp_path / "wrong", tiny_model, taught=16, refill=2)
+    run = Refilled(tmp_path / "wrong", tiny_model, teaching=16, refill=2)
     files = [run._table(1, kind, 0) for kind in ("rollouts", "scores")]
-    words = ("refill", "--prompts", run.prompts, "--policy", tiny_model, "--round", 2)
+    arguments = ("refill", "--prompts", run.prompts, "--policy", tiny_model, "--round", 2)
     outputs = ("--output", run.file("rollouts"), "--output-scores", run.file("scores"))
-    outcome = rloo(*words, "--rollouts", files[0], "--scores", files[1], *outputs)
+    outcome = rloo(*arguments, "--rollouts", files[0], "--scores", files[1], *outputs)
     assert outcome.returncode == 1
     assert "rollouts/000.parquet" in outcome.stderr
     assert "delete it and run again" in outcome.stderr

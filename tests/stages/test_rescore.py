@@ -67,9 +67,9 @@ def test_a_finished_run_is_scored_with_other_rewards(run, mine, tmp_path) -> Non
         for shard in range(2):
             place = f"rounds/{number:05d}/{{}}/{shard:03d}.parquet"
             table = pq.read_table(tmp_path / "out" / place.format("scores"))
-            rolled = pq.read_table(run.run / place.format("rollouts"))
-            assert table["prompt_id"] == rolled["prompt_id"]
-            assert table["reward"].to_pylist() == [float(len(ids)) for ids in rolled["completion_ids"].to_pylist()]
+            rollouts = pq.read_table(run.run / place.format("rollouts"))
+            assert table["prompt_id"] == rollouts["prompt_id"]
+            assert table["reward"].to_pylist() == [float(len(ids)) for ids in rollouts["completion_ids"].to_pylist()]
             assert set(table["scores/constant"].to_pylist()) == {1.0}
     summary = json.loads((tmp_path / "out" / "rescore.json").read_text())
     assert list(summary["rounds"]) == ["00001", "00002"]
@@ -96,7 +96,7 @@ def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, min
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "fragments"),
     [
         ({"rewards": []}, ["new.yaml", "rewards"]),
         ({"rewrds": []}, ["new.yaml", "rewrds", "did you mean 'rewards'"]),
@@ -104,13 +104,13 @@ def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, min
         ({"rewards": [{"function": "a:f"}, {"function": "b:f"}]}, ["two functions share a name"]),
     ],
 )
-def test_a_file_of_rewards_that_cannot_be_used_is_a_sentence(tmp_path, changes, words) -> None:
+def test_a_file_of_rewards_that_cannot_be_used_is_a_sentence(tmp_path, changes, fragments) -> None:
     file = tmp_path / "new.yaml"
     file.write_text(yaml.safe_dump(changes))
     with pytest.raises(UserError) as error:
         load_rewards(file, load(MINI))
-    for word in words:
-        assert word in str(error.value)
+    for fragment in fragments:
+        assert fragment in str(error.value)
 
 
 def test_changes_by_hand() -> None:
@@ -123,10 +123,10 @@ def test_changes_by_hand() -> None:
     assert changes.sign_changes == pytest.approx(2 / 6)
     assert changes.awakened == pytest.approx(3 / 6)
     assert changes.silenced == 0
-    both = combine([changes, changes])
-    assert (both.groups, both.ranked_groups, both.completions, both.unscorable) == (4, 2, 12, (2, 0))
-    assert both.reward == pytest.approx(changes.reward)
-    assert both.sign_changes == pytest.approx(changes.sign_changes)
+    twice = combine([changes, changes])
+    assert (twice.groups, twice.ranked_groups, twice.completions, twice.unscorable) == (4, 2, 12, (2, 0))
+    assert twice.reward == pytest.approx(changes.reward)
+    assert twice.sign_changes == pytest.approx(changes.sign_changes)
 
 
 def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
@@ -148,16 +148,17 @@ def test_a_trial_says_how_often_the_function_agrees_with_labels(tmp_path) -> Non
     cases = (("A: 4", True), ("it is 3", False), ("A: 5", False), ("nothing", False))
     rows = [{"completion": completion, "right": label} for completion, label in cases]
     completions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("reward-test", "rloo_pipeline.rewards.math:math_reward", "--data", data, "--completions", completions)
-    outcome = rloo(*words, "--labels", "right")
+    arguments = ("reward-test", "rloo_pipeline.rewards.math:math_reward", "--data", data, "--completions", completions)
+    outcome = rloo(*arguments, "--labels", "right")
     assert outcome.returncode == 0, outcome.stderr
     assert "agreement 75.00% of 4 rows (95% 30.06% to 95.44%)" in outcome.stdout
     assert "rows on which they differ, 1 of 1" in outcome.stdout
     assert outcome.stdout.rstrip().splitlines()[-2].split()[1] == "2", "the third row"
-    assert "agreement 25.00%" in rloo(*words, "--labels", "right", "--threshold", 0).stdout
-    assert "no column 'rihgt'; did you mean 'right'?" in rloo(*words, "--labels", "rihgt").stderr
+    assert "agreement 25.00%" in rloo(*arguments, "--labels", "right", "--threshold", 0).stdout
+    assert "no column 'rihgt'; did you mean 'right'?" in rloo(*arguments, "--labels", "rihgt").stderr
     assert (
-        "row 0 has 'A: 4' in 'completion'; labels are true and false" in rloo(*words, "--labels", "completion").stderr
+        "row 0 has 'A: 4' in 'completion'; labels are true and false"
+        in rloo(*arguments, "--labels", "completion").stderr
     )
 
 
@@ -165,11 +166,11 @@ def test_token_ids_of_a_trial_are_made_by_the_tokenizer_that_is_named(tmp_path, 
     data = tmp_path / "data.jsonl"
     texts = ("<think>1+1+1+1+1+1=6</think>6", "6")
     data.write_text("".join(json.dumps({"question": "q", "answer": text}) + "\n" for text in texts))
-    words = ("reward-test", "rloo_pipeline.rewards.thinking:thinking_reward", "--data", data)
-    outcome = rloo(*words)
+    arguments = ("reward-test", "rloo_pipeline.rewards.thinking:thinking_reward", "--data", data)
+    outcome = rloo(*arguments)
     assert outcome.returncode == 1
     assert "takes token ids and there are none; give a --tokenizer" in outcome.stderr
-    outcome = rloo(*words, "--tokenizer", tiny_model)
+    outcome = rloo(*arguments, "--tokenizer", tiny_model)
     assert outcome.returncode == 0, outcome.stderr
     assert "0.7" in outcome.stdout
     assert "-1" in outcome.stdout
@@ -182,11 +183,11 @@ def test_rows_that_fail_in_a_trial_are_shown(mine, tmp_path) -> None:
     assert outcome.returncode == 1
     assert "1 of 3 rows failed, row 1 first: odd raised ValueError: an odd one" in outcome.stderr
     assert "failed rows" in outcome.stdout
-    for words, message in (
+    for arguments, message in (
         (("--options", "{'a'"), "--options: not JSON"),
         (("--options", '{"factr": 1}'), "takes no option 'factr'"),
         (("--completions", tmp_path / "none.jsonl"), "no such file"),
     ):
-        outcome = rloo("reward-test", f"{mine}:length", "--data", data, *words)
+        outcome = rloo("reward-test", f"{mine}:length", "--data", data, *arguments)
         assert outcome.returncode == 1
         assert message in outcome.stderr

@@ -51,8 +51,10 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
         {"function": "rloo_pipeline.rewards.thinking:thinking_reward", "weight": 0},  # asks for the policy's tokenizer
     ]
     rollouts = tmp_path / "rollouts.parquet"
-    rolled = tables.read(run._table(1, "rollouts", 0), "rollouts")
-    tables.write(rollouts, rolled, tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=0, seed=1, policy="x")
+    completions = tables.read(run._table(1, "rollouts", 0), "rollouts")
+    tables.write(
+        rollouts, completions, tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=0, seed=1, policy="x"
+    )
     read = []
     for workers in (1, 3):
         config = mini(rewards=rewards, evaluation={"breakdown": []}, scoring={"workers": workers})
@@ -62,8 +64,8 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
             score(load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, rollouts, output)
         else:
             places = ("--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", rollouts)
-            words = ("--config", run.run / "config.yaml", *places)
-            outcome = rloo("score", *words, "--output", output)
+            arguments = ("--config", run.run / "config.yaml", *places)
+            outcome = rloo("score", *arguments, "--output", output)
             assert outcome.returncode == 0, outcome.stderr
             assert "reward stuck: mean 0.5000 over 28 of 32; 4 failed" in outcome.stderr
         read.append(tables.read(output, "scores"))
@@ -84,26 +86,26 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     (driver / "nvidia-smi").chmod(0o755)
     for name in ("stuck", "length"):
         parts.append(tmp_path / name / "000.parquet")
-        alone = (*words, "--only", name, "--output", parts[-1], f"--log={tmp_path / name}.log")
-        outcome = rloo("score", *alone, PATH=f"{driver}:{os.environ['PATH']}")
+        one_function = (*arguments, "--only", name, "--output", parts[-1], f"--log={tmp_path / name}.log")
+        outcome = rloo("score", *one_function, PATH=f"{driver}:{os.environ['PATH']}")
         assert outcome.returncode == 0, outcome.stderr
         used = "INFO rloo.time: used 1 x NVIDIA L4" in (tmp_path / f"{name}.log").read_text()
         assert used == (name == "length"), "the GPUs of a job are those of its function"
-    outcome = rloo("score", *words, "--parts", *parts, "--output", tmp_path / "joined.parquet")
+    outcome = rloo("score", *arguments, "--parts", *parts, "--output", tmp_path / "joined.parquet")
     assert outcome.returncode == 0, outcome.stderr
     assert "reward stuck" not in outcome.stderr, "it is not scored again"
     joined = tables.read(tmp_path / "joined.parquet", "scores")
     assert without_seconds(joined).equals(without_seconds(one), check_metadata=True)
     assert [s >= 0.4 for s in joined["seconds"].to_pylist()] == [s >= 0.4 for s in one["seconds"].to_pylist()]
-    outcome = rloo("score", *words, "--only", "stuk", "--output", tmp_path / "none.parquet")
+    outcome = rloo("score", *arguments, "--only", "stuk", "--output", tmp_path / "none.parquet")
     assert outcome.returncode == 1
     assert "--only stuk: no reward of the configuration has this name; did you mean 'stuck'?" in outcome.stderr
     other = tmp_path / "other.parquet"
     tables.write(
-        other, rolled.slice(4), tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=1, seed=1, policy="x"
+        other, completions.slice(4), tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=1, seed=1, policy="x"
     )
-    elsewhere = ("--config", run.run / "config.yaml", *places[:4], "--rollouts", other, "--parts", *parts)
-    outcome = rloo("score", *elsewhere, "--output", tmp_path / "none.parquet")
+    other_shard = ("--config", run.run / "config.yaml", *places[:4], "--rollouts", other, "--parts", *parts)
+    outcome = rloo("score", *other_shard, "--output", tmp_path / "none.parquet")
     assert outcome.returncode == 1
     assert f"{parts[0]}: its rollouts is" in outcome.stderr
     metrics = sample_metrics(pq.read_table(rollouts), one, 4)

@@ -33,15 +33,15 @@ def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_
     write_prompts(run.run / "prompts", prompts)
     held_out = [{**row, "prompt_id": f"held-out-{n}", "answer": f"{n}00"} for n, row in enumerate(prompts[:3])]
     write_prompts(run.run / "prompts", held_out, "eval")
-    rolled = tables.read(table, "rollouts")
-    first = rolled.filter([sample == 0 for sample in rolled["sample"].to_pylist()]).slice(0, 3)
+    rollouts = tables.read(table, "rollouts")
+    first = rollouts.filter([sample == 0 for sample in rollouts["sample"].to_pylist()]).slice(0, 3)
     first = first.set_column(0, first.schema.field(0), pa.array([row["prompt_id"] for row in held_out]))
     (tmp_path / "mine.py").write_text(MINE)
     rewards = [{"function": f"{tmp_path}/mine.py:{name}", **keys} for name, keys in REWARDS]
     config = mini(rewards=rewards, correct={"reward": "answered"}, evaluation={"breakdown": []})
     config["scoring"] = {"workers": 1}
     (run.run / "config.yaml").write_text(yaml.safe_dump(config))
-    about = {name: tables.footer(rolled)[name] for name in ("run", "round", "shard", "seed", "policy")}
+    about = {name: tables.footer(rollouts)[name] for name in ("run", "round", "shard", "seed", "policy")}
     tables.write(tmp_path / "held_out.parquet", first, tables.ROLLOUTS, "held_out", **about)
     files = HeldOutFiles(tmp_path / "held_out.parquet", tmp_path / "held_out_scores.parquet")
     inputs = (load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, table)

@@ -25,27 +25,27 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path) -> None:
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
     split_ranks.run(tmp_path / "model", tmp_path / "one", 2).close()
-    for done in forks.run_ranks(
+    for outcome in forks.run_ranks(
         split_ranks.__file__, [str(tmp_path / "model"), str(tmp_path / "two"), "2", "20000"], 2
     ):
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert outcome.returncode == 0, outcome.stderr[-2000:]
     policy.check(tmp_path / "two")
     assert len(list((tmp_path / "two").glob("*.safetensors"))) > 2
     expected, start = tensors(tmp_path / "one"), tensors(tmp_path / "model")
     written = tensors(tmp_path / "two")
     assert written.keys() == expected.keys()
     for name, value in expected.items():
-        moved = (value - start[name]).norm()
-        assert (written[name] - value).norm() < 1e-3 * moved, name
+        length = (value - start[name]).norm()
+        assert (written[name] - value).norm() < 1e-3 * length, name
     others = {file.name for file in (tmp_path / "one").iterdir() if file.suffix != ".safetensors"}
     assert {file.name for file in (tmp_path / "two").iterdir() if file.suffix != ".safetensors"} == others | {
         policy.INDEX
     }
     logps, entropies = torch.load(tmp_path / "two.logps")
     whole = split_ranks.logps(tmp_path / "two", split=False)
-    for computed, wanted in ((logps, whole.logps), (entropies, whole.entropies)):
+    for computed, reference in ((logps, whole.logps), (entropies, whole.entropies)):
         assert [len(row) for row in computed] == [split_ranks.LENGTH - 6] * 7
-        torch.testing.assert_close(torch.tensor(computed), torch.tensor(wanted), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
 
 
 def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path) -> None:

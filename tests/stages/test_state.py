@@ -33,10 +33,10 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
     import torch
 
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    straight = Engine(tmp_path / "model", settings(zero_stage, dtype), 0)
-    step(straight, 0)
-    straight.save_policy(tmp_path / "policy")
-    trainer_state.save(straight, tmp_path / "state", {"number": 1})
+    uninterrupted = Engine(tmp_path / "model", settings(zero_stage, dtype), 0)
+    step(uninterrupted, 0)
+    uninterrupted.save_policy(tmp_path / "policy")
+    trainer_state.save(uninterrupted, tmp_path / "state", {"number": 1})
     later = Engine(tmp_path / "policy", settings(zero_stage, dtype), 0)
     assert trainer_state.load(later, tmp_path / "state") == {"number": 1}
     weights = sum(file.stat().st_size for file in (tmp_path / "policy").glob("*.safetensors"))
@@ -45,10 +45,10 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
     copies = 2 if (zero_stage, dtype) == (0, "float32") else 3 if dtype == "float32" else 6
     assert state < copies * weights + 60_000
     for number in (1, 2):
-        for engine in (straight, later):
+        for engine in (uninterrupted, later):
             step(engine, number)
-    assert straight.step_count == later.step_count == 3
-    expected = dict(straight.weights())
+    assert uninterrupted.step_count == later.step_count == 3
+    expected = dict(uninterrupted.weights())
     for name, values in later.weights():
         assert torch.equal(values, expected[name]), name
 
@@ -62,23 +62,23 @@ def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stag
     import torch
 
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    stayed, left = (Engine(tmp_path / "model", settings(zero_stage, dtype), 0) for _ in range(2))
+    unmoved, moved = (Engine(tmp_path / "model", settings(zero_stage, dtype), 0) for _ in range(2))
     if (zero_stage, dtype) == (0, "float32"):
-        for weights in left.model.parameters():
+        for weights in moved.model.parameters():
             weights.data = weights.data.clone()  # out of the file that they are mapped from
     for number in range(3):
-        step(stayed, number)
-        step(left, number)
-        left.leave_gpu()
-        assert all(weights.untyped_storage().nbytes() for weights in left.model.parameters()), "it is on none"
-        left.offload()
-        held = [*left.model.parameters(), *left.engine.basic_optimizer.param_groups[0]["params"]]
-        assert not any(weights.untyped_storage().nbytes() for weights in held)
-        left.offload()
-        left.enter_gpu()
-        left.enter_gpu()
-    expected = dict(stayed.weights())
-    for name, values in left.weights():
+        step(unmoved, number)
+        step(moved, number)
+        moved.leave_gpu()
+        assert all(weights.untyped_storage().nbytes() for weights in moved.model.parameters()), "it is on none"
+        moved.offload()
+        tensors = [*moved.model.parameters(), *moved.engine.basic_optimizer.param_groups[0]["params"]]
+        assert not any(weights.untyped_storage().nbytes() for weights in tensors)
+        moved.offload()
+        moved.enter_gpu()
+        moved.enter_gpu()
+    expected = dict(unmoved.weights())
+    for name, values in moved.weights():
         assert torch.equal(values, expected[name]), name
 
 

@@ -85,12 +85,14 @@ def test_a_swap_of_large_weights_is_proven_once(engines, policies, monkeypatch) 
     *_, sampler = engines
     monkeypatch.setattr(swap_check, "ALWAYS_CHECKED_BYTES", 0)
     monkeypatch.setattr(sampler, "swap_checked", False)
-    asked = []
+    checked = []
     check = swap_check.check_weights
-    monkeypatch.setattr(swap_check, "check_weights", lambda *words: asked.append(words[1]) or check(*words))
+    monkeypatch.setattr(
+        swap_check, "check_weights", lambda *arguments: checked.append(arguments[1]) or check(*arguments)
+    )
     for folder in (policies[1], policies[0], policies[1]):
         sampler.swap(folder, 256)
-    assert len(asked) == 1
+    assert len(checked) == 1
 
 
 def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines, policies, monkeypatch) -> None:
@@ -101,7 +103,9 @@ def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines,
     monkeypatch.setattr(llm, "sleep", lambda level: messages.append(f"sleep {level}"))
     monkeypatch.setattr(llm, "wake_up", lambda: messages.append("wake"))
     load = llm.collective_rpc
-    monkeypatch.setattr(llm, "collective_rpc", lambda what, **how: messages.append(what) or load(what, **how))
+    monkeypatch.setattr(
+        llm, "collective_rpc", lambda method, **options: messages.append(method) or load(method, **options)
+    )
     sampler.swap(policies[0], 256)
     messages.clear()
     for _ in range(2):

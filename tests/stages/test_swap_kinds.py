@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import forks
-import kinds
+import model_folders
 import pytest
 
 from rloo_pipeline.errors import IncompatibleEngine
@@ -32,31 +32,31 @@ def policy(kind: str, folder: Path, seed: int) -> Path:
     """A model, or an adapter on one."""
     model_folder = folder / f"{kind}-{seed}"
     return (
-        kinds.adapter(folder / "untied-1", model_folder, seed)
+        model_folders.adapter(folder / "untied-1", model_folder, seed)
         if kind == "adapter"
-        else kinds.build(model_folder, seed, kind)
+        else model_folders.build(model_folder, seed, kind)
     )
 
 
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
     """The completions of two policies, each in a new engine and each after a swap."""
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
-    sampler = Sampler(first, ENGINE, kinds.CONTEXT, 0)
+    sampler = Sampler(first, ENGINE, model_folders.CONTEXT, 0)
     logps = {"fresh": [samples(sampler)], "swapped": []}
     sampler.leave_gpu()  # which ends this engine, and the next completion starts another
-    sampler.swap(second, kinds.CONTEXT)
+    sampler.swap(second, model_folders.CONTEXT)
     logps["fresh"].append(samples(sampler))
     for policy_folder in (first, second):
-        sampler.swap(policy_folder, kinds.CONTEXT)
+        sampler.swap(policy_folder, model_folders.CONTEXT)
         logps["swapped"].append(samples(sampler))
     differences: list[float] = []
     mean_difference = swap_check.mean_difference
-    swap_check.mean_difference = lambda *words: differences.append(mean_difference(*words)) or differences[-1]
-    sampler.swap(first, kinds.CONTEXT)
+    swap_check.mean_difference = lambda *arguments: differences.append(mean_difference(*arguments)) or differences[-1]
+    sampler.swap(first, model_folders.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
         reset, weight_reload._reset_packed_experts = weight_reload._reset_packed_experts, lambda _: None
         try:
-            sampler.swap(second, kinds.CONTEXT)
+            sampler.swap(second, model_folders.CONTEXT)
         except IncompatibleEngine as why:
             logps["refused"] = str(why)
         weight_reload._reset_packed_experts = reset

@@ -18,24 +18,24 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(model, tmp_path_factory):
+def results(model, tmp_path_factory):
     """Gradient norms and weights of two ranks, in one launch for all cases."""
     output = tmp_path_factory.mktemp("ranks") / "found.pt"
-    for done in forks.run_ranks(two_ranks.__file__, [str(model), str(output)], 2):
-        assert done.returncode == 0, done.stderr[-2000:]
+    for outcome in forks.run_ranks(two_ranks.__file__, [str(model), str(output)], 2):
+        assert outcome.returncode == 0, outcome.stderr[-2000:]
     return torch.load(output)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_two_processes_take_the_steps_of_one(model, both, stage) -> None:
+def test_two_processes_take_the_steps_of_one(model, results, stage) -> None:
     norms, weights = two_ranks.steps(model, stage, "float32")
-    assert both[stage, "float32"][0] == norms
-    for name, values in both[stage, "float32"][1].items():
+    assert results[stage, "float32"][0] == norms
+    for name, values in results[stage, "float32"][1].items():
         assert torch.equal(values, weights[name]), name
 
 
-def test_sums_in_the_models_format_are_others(both) -> None:
+def test_sums_in_the_models_format_are_others(results) -> None:
     """Otherwise the test above would show nothing."""
-    exact, rounded = (both[1, how] for how in ("float32", "model"))
+    exact, rounded = (results[1, dtype] for dtype in ("float32", "model"))
     assert exact[0] != rounded[0]
     assert any(not torch.equal(values, exact[1][name]) for name, values in rounded[1].items())

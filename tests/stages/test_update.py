@@ -38,7 +38,7 @@ TOGETHER = {
 }
 
 
-def made(tmp_path, tiny_model, name, **changes) -> Round:
+def updated_run(tmp_path, tiny_model, name, **changes) -> Round:
     run = Round(tmp_path / name, tiny_model, **CHANGES, **changes).write(1)
     outcome = run.update()
     assert outcome.returncode == 0, outcome.stderr
@@ -46,7 +46,7 @@ def made(tmp_path, tiny_model, name, **changes) -> Round:
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
+def two_ranks(tmp_path_factory, tiny_model) -> dict[str, Round]:
     """The same update on two ranks, as torchrun starts them."""
     folder = tmp_path_factory.mktemp("together")
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in TOGETHER.items()}
@@ -57,18 +57,18 @@ def together(tmp_path_factory, tiny_model) -> dict[str, Round]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, tiny_model) -> dict[str, Round]:
+def one_process(tmp_path_factory, tiny_model) -> dict[str, Round]:
     """The same update in one process, with its steps split in several ways."""
     folder = tmp_path_factory.mktemp("update")
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in ALONE.items()}
-    outcome = rloo_in_turn(*(run.write(1).words() for run in runs.values()))
+    outcome = rloo_in_turn(*(run.write(1).update_arguments() for run in runs.values()))
     assert outcome.returncode == 0, outcome.stderr
     return runs
 
 
 @pytest.fixture(scope="module")
-def plain(alone) -> Round:
-    return alone["plain"]
+def plain(one_process) -> Round:
+    return one_process["plain"]
 
 
 def copied(run: Round, folder: Path, **changes) -> Round:
@@ -77,22 +77,22 @@ def copied(run: Round, folder: Path, **changes) -> Round:
     return Round(folder, run.model, **CHANGES, **changes)
 
 
-def distance(left: Round, right: Round, start) -> float:
+def distance(first: Round, second: Round, start) -> float:
     """The difference between two policies, relative to the length of the update."""
     from safetensors.torch import load_file
 
     before = load_file(start / "model.safetensors")
-    a, b = left.weights(), right.weights()
+    a, b = first.weights(), second.weights()
     assert a.keys() == b.keys() == before.keys()
-    moved = sum(float((a[name] - before[name]).norm() ** 2) for name in a) ** 0.5
+    length = sum(float((a[name] - before[name]).norm() ** 2) for name in a) ** 0.5
     distance = sum(float((a[name] - b[name]).norm() ** 2) for name in a) ** 0.5
-    assert moved > 0
-    return distance / moved
+    assert length > 0
+    return distance / length
 
 
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER][1:])
-def test_how_a_step_is_cut_changes_nothing_but_rounding(tiny_model, plain, alone, together, name) -> None:
-    same_but_for_rounding(plain, {**alone, **together}[name], tiny_model)
+def test_how_a_step_is_cut_changes_nothing_but_rounding(tiny_model, plain, one_process, two_ranks, name) -> None:
+    same_but_for_rounding(plain, {**one_process, **two_ranks}[name], tiny_model)
 
 
 def same_but_for_rounding(one: Round, other: Round, start: Path) -> None:
@@ -104,7 +104,7 @@ def same_but_for_rounding(one: Round, other: Round, start: Path) -> None:
 
 
 def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain) -> None:
-    again = made(tmp_path, tiny_model, "again")
+    again = updated_run(tmp_path, tiny_model, "again")
     for file in ("policies/00001/model.safetensors", "policies/00001/config.json", "rounds/00001/train.parquet"):
         assert (plain.run / file).read_bytes() == (again.run / file).read_bytes()
 
@@ -129,7 +129,7 @@ def test_an_answer_of_a_tool_is_context_of_update_and_reference(tmp_path, tiny_m
     ]
     shard, written = runs[0].run / "rounds/00001/rollouts/000.parquet", runs[0].run / "reference.parquet"
     reference = ("reference", "--policy", tiny_model, "--rollouts", shard, "--output", written)
-    outcome = rloo_in_turn(*(run.words() for run in runs), (*reference, f"--log={tmp_path / 'log'}"))
+    outcome = rloo_in_turn(*(run.update_arguments() for run in runs), (*reference, f"--log={tmp_path / 'log'}"))
     assert outcome.returncode == 0, outcome.stderr
     same_but_for_rounding(*runs, tiny_model)
     assert distance(plain, runs[0], tiny_model) > 0.01
@@ -165,8 +165,8 @@ def test_an_update_killed_at_one_of_its_renames_gives_the_same_bytes_when_it_is_
 ) -> None:
     run = Round(tmp_path / "killed", tiny_model, **CHANGES).write(1)
     (tmp_path / "killed.py").write_text(KILLED)
-    words = [str(word) for word in run.words()]
-    assert forks.run(tmp_path / "killed.py", [str(renames), *words], os.environ).returncode == -signal.SIGKILL
+    arguments = [str(argument) for argument in run.update_arguments()]
+    assert forks.run(tmp_path / "killed.py", [str(renames), *arguments], os.environ).returncode == -signal.SIGKILL
     assert any(run.run.rglob(".*.tmp"))
     assert run.update().returncode == 0
     assert not any(run.run.rglob(".*.tmp"))
@@ -184,7 +184,7 @@ def test_an_update_of_any_number_of_processes_leaves_nothing_on_the_node(
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     before = set(Path("/dev/shm").glob("*deepspeed*"))
-    run = made(tmp_path, tiny_model, "node", deepspeed={"processes": processes})
+    run = updated_run(tmp_path, tiny_model, "node", deepspeed={"processes": processes})
     assert set(Path("/dev/shm").glob("*deepspeed*")) == before
     assert list(scratch.iterdir()) == []
     same_but_for_rounding(plain, run, tiny_model)
@@ -193,8 +193,8 @@ def test_an_update_of_any_number_of_processes_leaves_nothing_on_the_node(
 def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tiny_model, algorithm={"beta": 0}).write(1)
     code = "import sys\nfrom rloo_pipeline.cli import main\nmain.main(sys.argv[1:])\nprint('loaded:', *sys.modules)"
-    words = [str(word) for word in run.words() if not str(word).startswith("--log=")]
-    output = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    arguments = [str(argument) for argument in run.update_arguments() if not str(argument).startswith("--log=")]
+    output = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True).stdout
     loaded = {name.split(".")[0] for name in output.partition("loaded:")[2].split()}
     assert {"deepspeed", "transformers"} <= loaded
     heavy = {"mlflow", "sklearn", "scipy", "pandas", "vllm"}
@@ -204,9 +204,9 @@ def test_an_update_imports_nothing_that_it_has_no_use_for(tmp_path, tiny_model) 
 
 def test_the_table_says_what_the_update_used(plain) -> None:
     table = pq.read_table(plain.run / "rounds" / "00001" / "train.parquet").to_pylist()
-    rolled = [row for shard in range(2) for row in pq.read_table(plain._table(1, "rollouts", shard)).to_pylist()]
+    rollouts = [row for shard in range(2) for row in pq.read_table(plain._table(1, "rollouts", shard)).to_pylist()]
     scored = [row for shard in range(2) for row in pq.read_table(plain._table(1, "scores", shard)).to_pylist()]
-    for used, rollout, score in zip(table, rolled, scored, strict=True):
+    for used, rollout, score in zip(table, rollouts, scored, strict=True):
         assert used["masked"] == (rollout["finish_reason"] == "length")
         assert used["reward"] == (None if used["masked"] else score["reward"])
         assert used["advantage"] == 0 or used["reward"] is not None
@@ -227,7 +227,7 @@ def test_a_lora_policy_is_a_peft_adapter_and_goes_on(tmp_path, tiny_model) -> No
     from peft import AutoPeftModelForCausalLM
 
     run = Round(tmp_path / "lora", tiny_model, **CHANGES, update={"lora": {"r": 4}})
-    outcome = rloo_in_turn(*(partial(run.write(number).words, number) for number in (1, 2)))
+    outcome = rloo_in_turn(*(partial(run.write(number).update_arguments, number) for number in (1, 2)))
     assert outcome.returncode == 0, outcome.stderr
     model = AutoPeftModelForCausalLM.from_pretrained(run.policy(2))
     assert model.peft_config["default"].r == 4
@@ -249,11 +249,11 @@ def test_a_changed_trainer_state_is_refused(tmp_path, plain) -> None:
     run = copied(plain, tmp_path / "state").write(2)
     state = next((run.run / "trainer" / "00001").rglob("*.pt"))
     whole = state.read_bytes()
-    for damaged, word in ((whole[:-10], "truncated"), (whole[:-1] + bytes([whole[-1] ^ 1]), "blake3")):
+    for damaged, argument in ((whole[:-10], "truncated"), (whole[:-1] + bytes([whole[-1] ^ 1]), "blake3")):
         state.write_bytes(damaged)
         outcome = run.update(2)
         assert outcome.returncode == 1
-        assert word in outcome.stderr
+        assert argument in outcome.stderr
         assert str(state) in outcome.stderr
         assert not run.policy(2).exists()
     state.write_bytes(whole)

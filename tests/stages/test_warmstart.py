@@ -17,8 +17,8 @@ def test_without_demonstrations_the_model_is_taken_as_it_is(tmp_path, tiny_model
     run = Round(tmp_path / "run", tiny_model)
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini() | {"warmstart": {}}))
     staged(run.run / "assets", tiny_model)
-    words = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
-    outcome = rloo("warmstart", *words)
+    arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
+    outcome = rloo("warmstart", *arguments)
     assert outcome.returncode == 0, outcome.stderr
     for file in tiny_model.iterdir():
         assert (run.policy(0) / file.name).read_bytes() == file.read_bytes()
@@ -31,20 +31,20 @@ def test_a_model_that_is_rounded_to_4_bits_has_a_manifest_too(tmp_path) -> None:
     changes = mini(model={"quantization": "nf4"}, update={"lora": {}})
     (run.run / "config.yaml").write_text(yaml.safe_dump(changes | {"warmstart": {}}))
     staged(run.run / "assets", tmp_path / "model")
-    words = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
-    outcome = rloo("warmstart", *words)
+    arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
+    outcome = rloo("warmstart", *arguments)
     assert outcome.returncode == 0, outcome.stderr
     assert policy.digest(run.policy(0)) != policy.digest(tmp_path / "model")
 
 
 def prepared(run: Round) -> Round:
-    for words in (("stage-assets",), ("prompts", "--assets", run.run / "assets")):
-        output = run.run / ("assets" if words[0] == "stage-assets" else "prompts")
-        assert rloo(*words, "--output", output).returncode == 0
+    for stage in (("stage-assets",), ("prompts", "--assets", run.run / "assets")):
+        output = run.run / ("assets" if stage[0] == "stage-assets" else "prompts")
+        assert rloo(*stage, "--output", output).returncode == 0
     return run
 
 
-def checked(run: Round, folder_of_policy: object, *words: object):
+def checked(run: Round, folder_of_policy: object, *more_arguments: object):
     """Probes a policy and checks it."""
     folder = run.run / "warmstart"
     arguments = ("--prompts", run.run / "prompts", "--policy", folder_of_policy)
@@ -53,7 +53,7 @@ def checked(run: Round, folder_of_policy: object, *words: object):
         assert outcome.returncode == 0, outcome.stderr
     outputs = ("--probe", folder / "probe.parquet", "--output", folder / "checks.json")
     log = f"--log={run.run / 'logs' / 'checks.log'}"
-    return rloo("checks", "--assets", run.run / "assets", *arguments, *outputs, *words, log)
+    return rloo("checks", "--assets", run.run / "assets", *arguments, *outputs, *more_arguments, log)
 
 
 ANSWER_ALONE = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
@@ -85,17 +85,17 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
 def test_auto_trains_only_where_the_trial_asks_for_it(tmp_path, tiny_model) -> None:
     run = prepared(Round(tmp_path / "run", tiny_model, warmstart={"train": "auto", "sft": {"steps": 2}}))
     assert checked(run, run.run / "assets", "--trial").returncode == 0
-    trial = run.run / "warmstart" / "checks.json"
-    checks = read_json(trial)
+    trial_checks = run.run / "warmstart" / "checks.json"
+    checks = read_json(trial_checks)
     assert "pass_at_k" in checks["asks_for_sft"]
     model = (run.run / "assets" / "model" / "model.safetensors").read_bytes()
-    words = ("warmstart", "--assets", run.run / "assets", "--prompts", run.run / "prompts", "--trial", trial)
+    arguments = ("warmstart", "--assets", run.run / "assets", "--prompts", run.run / "prompts", "--trial", trial_checks)
     for name, changes in (("trained", {}), ("taken", {"asks_for_sft": []})):
-        write_json(trial, checks | changes)
-        outcome = rloo(*words, "--output", run.run / name)
+        write_json(trial_checks, checks | changes)
+        outcome = rloo(*arguments, "--output", run.run / name)
         assert outcome.returncode == 0, outcome.stderr
         assert ((run.run / name / "model.safetensors").read_bytes() == model) == (name == "taken")
-    write_json(trial, checks | {"asks_for_sft": [], "policy": "of another model"})
-    outcome = rloo(*words, "--output", run.run / "refused")
+    write_json(trial_checks, checks | {"asks_for_sft": [], "policy": "of another model"})
+    outcome = rloo(*arguments, "--output", run.run / "refused")
     assert outcome.returncode == 1
     assert "checks.json: its policy is of another mode" in outcome.stderr

@@ -33,6 +33,6 @@ def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float]
 
 if __name__ == "__main__":
     model, output = map(Path, sys.argv[1:])
-    results = {(stage, how): steps(model, stage, how) for stage, how in CASES}
+    results = {(stage, dtype): steps(model, stage, dtype) for stage, dtype in CASES}
     if torch.distributed.get_rank() == 0:
         torch.save(results, output)

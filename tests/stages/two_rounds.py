@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import forks
-import kinds
+import model_folders
 import one_model
 from one_model import Distance, Rollout, Rows
 
@@ -46,7 +46,7 @@ KINDS = {
     "qwen3_next": Kind("DeltaNet or attention, experts", form="padded", dtype="bfloat16"),
     "stablelm": Kind("attention that cannot be packed", form="padded", lora=()),
 }
-"""By type of model in transformers; the configurations are in tests/kinds.py."""
+"""By type of model in transformers; the configurations are in tests/model_folders.py."""
 
 
 class Outcome(NamedTuple):
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     same: bool
     """Whether a new engine samples what another engine of the same policy did."""
     warm: bool
-    said: str
+    refusal: str
     """Of a swap that was refused."""
     distances: list[Distance]
     """Of policy 0, of policy 1, and of the adapter."""
@@ -78,9 +78,9 @@ def compared(pairs: list[tuple[Path, Rows]], greedy: Rows, dtype: Dtype) -> tupl
     """Distances of the policies, what the number format changes, and the share of the greedy tokens of the second one
     that are the likeliest in plain transformers.
     """
-    apart = [one_model.distance(folder, sequences, rows, dtype) for folder, rows in pairs]
+    distances = [one_model.distance(folder, sequences, rows, dtype) for folder, rows in pairs]
     rounding = one_model.rounding(*pairs[0], sequences, dtype) if dtype != "float32" else 0.0
-    return apart, rounding, likeliest(pairs[1][0], greedy[0][0], dtype)
+    return distances, rounding, likeliest(pairs[1][0], greedy[0][0], dtype)
 
 
 def likeliest(folder: Path, ids: list[int], dtype: Dtype) -> float:
@@ -98,13 +98,13 @@ def likeliest(folder: Path, ids: list[int], dtype: Dtype) -> float:
 def run(kind: str, folder: Path) -> Outcome:
     """Two rounds of a model of a kind; files are written to `folder`."""
     facts = KINDS[kind]
-    sampled = Rollout(REQUESTS, HOW, kinds.CONTEXT, facts.dtype)
+    sampled = Rollout(REQUESTS, HOW, model_folders.CONTEXT, facts.dtype)
     greedy = sampled._replace(how=HOW._replace(temperature=0.0))
-    zero, one, adapter = kinds.build(folder / "0", 1, kind), folder / "1", folder / "adapter"
+    zero, one, adapter = model_folders.build(folder / "0", 1, kind), folder / "1", folder / "adapter"
     ((rows,), _) = forks.call(one_model.rollout, [(zero, sampled)])
     changes = {"dtype": facts.dtype, "rate": facts.rate, "gradient_checkpointing": True}
     gains = [forks.call(one_model.update, zero, sequences, rows, one, changes)]
-    again, said = forks.call(one_model.rollout, [(zero, sampled), (one, sampled), (one, greedy)])
+    again, refusal = forks.call(one_model.rollout, [(zero, sampled), (one, sampled), (one, greedy)])
     warm = len(again) > 1
     rows_of_one, evaluated = again[1:] if warm else forks.call(one_model.rollout, [(one, sampled), (one, greedy)])[0]
     pairs = [(zero, rows), (one, rows_of_one)]
@@ -112,4 +112,4 @@ def run(kind: str, folder: Path) -> Outcome:
         lora = {"dtype": facts.dtype, "rate": 1e-2, "lora": Lora(r=4, lora_alpha=8, target_modules=list(facts.lora))}
         gains.append(forks.call(one_model.update, one, sequences, rows_of_one, adapter, lora))
         pairs.append((adapter, forks.call(one_model.rollout, [(adapter, sampled)])[0][0]))
-    return Outcome(gains, again[0] == rows, warm, said, *forks.call(compared, pairs, evaluated, facts.dtype))
+    return Outcome(gains, again[0] == rows, warm, refusal, *forks.call(compared, pairs, evaluated, facts.dtype))

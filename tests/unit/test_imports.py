@@ -44,12 +44,14 @@ def test_no_module_leads_back_to_itself() -> None:
 
 
 def test_a_circle_would_be_seen() -> None:
-    def back() -> str:
+    def import_line() -> str:
         return "def late():\n    from rloo_pipeline.artifacts import files\n"
 
-    assert imports(back()) == {"rloo_pipeline.artifacts.files"}
+    assert imports(import_line()) == {"rloo_pipeline.artifacts.files"}
     with pytest.raises(CycleError):
-        order({"rloo_pipeline.artifacts.files": {"rloo_pipeline.errors"}, "rloo_pipeline.errors": imports(back())})
+        order(
+            {"rloo_pipeline.artifacts.files": {"rloo_pipeline.errors"}, "rloo_pipeline.errors": imports(import_line())}
+        )
 
 
 FLOORS = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from helpers import ROOT, Project
-from made_up import PROMPTS, ROUNDS, configuration, finish_run
 from nbclient import NotebookClient
+from synthetic_runs import PROMPTS, ROUNDS, configuration, finish_run
 
 import rloo_pipeline
 from rloo_pipeline.errors import UserError
@@ -62,8 +62,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     program = (
         "import sys, rloo_pipeline; print(sorted({'torch', 'pandas', 'datasets', 'snakemake'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert outcome.stdout.strip() == "[]"
 
 
 def test_a_dry_run_from_python_says_in_words_what_would_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

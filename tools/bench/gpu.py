@@ -108,8 +108,8 @@ def flops(size: Size, prompts: Sequence[int], completions: Sequence[int]) -> int
     """That a step needs, from the lengths of its prompts and of the completions, K neighbours a prompt."""
     tokens = sum(prompts) + sum(completions)
     groups = [(prompts[place // shapes.K], length) for place, length in enumerate(completions)]
-    seen = sum(map(_triangle, prompts)) + sum(_triangle(a + b) - _triangle(a) for a, b in groups)
-    layers = 6 * size.layer_weights * tokens + 12 * size.layers * size.heads * size.head_dim * seen
+    attended = sum(map(_triangle, prompts)) + sum(_triangle(a + b) - _triangle(a) for a, b in groups)
+    layers = 6 * size.layer_weights * tokens + 12 * size.layers * size.heads * size.head_dim * attended
     return layers + 6 * size.vocabulary * size.hidden * sum(completions)
 
 
@@ -159,7 +159,9 @@ def plain(task: Task, _: Path) -> list[float]:
     def step() -> None:
         for chosen in sequences.micro_batches(rows, most):
             pack = sequences.pick(chosen).to(torch.device(task.device))
-            module(pack, lambda places, *given, of=chosen: loss_of([of[place] for place in places], *given)).backward()
+            module(
+                pack, lambda places, *columns, of=chosen: loss_of([of[place] for place in places], *columns)
+            ).backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -235,9 +237,9 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
     import torch
 
     name = torch.cuda.get_device_name(0) if device == "cuda" else "CPU"
-    for part, known in PEAKS.items():
+    for part, peak in PEAKS.items():
         if part in name and dtype in ("bfloat16", "float16"):
-            return known, f"data sheet of {part}"
+            return peak, f"data sheet of {part}"
     width = 8192 if device == "cuda" else 512
     left, right = (torch.randn(width, width, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
 
@@ -276,22 +278,24 @@ def measured(task: Task, side: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures each side of each size and writes what it found, and what it left out and why."""
-    words = _words()
-    if words.task:
-        values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(words.task)]
+    arguments = _parse_arguments()
+    if arguments.task:
+        values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(arguments.task)]
         task = Task(*values)
-        print(json.dumps(measured(task, words.sides[0])), flush=True)
+        print(json.dumps(measured(task, arguments.sides[0])), flush=True)
         return
     figures: dict[str, dict[str, Any]] = {}
-    for size in words.sizes:
+    for size in arguments.sizes:
         tokens = ((8, 16), (4, 24)) if size == "tiny" else ((100, 200), (100, 500))
-        task = Task(size, words.device, words.dtype, words.prompts, *tokens, words.micro, words.steps)
-        for side in words.sides:
+        task = Task(
+            size, arguments.device, arguments.dtype, arguments.prompts, *tokens, arguments.micro, arguments.steps
+        )
+        for side in arguments.sides:
             figures.setdefault(size, {})[side] = row = _row(task, side)
             print(f"{size} {side}: " + json.dumps(row), flush=True)
         _compare(figures[size])
-    words.output.parent.mkdir(parents=True, exist_ok=True)
-    words.output.write_text(json.dumps(figures, indent=2) + "\n")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _row(task: Task, side: str) -> dict[str, Any]:
@@ -308,14 +312,14 @@ def _row(task: Task, side: str) -> dict[str, Any]:
 
 def _compare(rows: dict[str, Any]) -> None:
     """Ours by TRL's, where both are there."""
-    theirs = rows.get("trl", {})
+    trl = rows.get("trl", {})
     for side in ("plain", "deepspeed"):
-        if "tokens_per_s" in theirs and "tokens_per_s" in rows.get(side, {}):
-            rows[side]["tokens_per_s_vs_trl"] = rows[side]["tokens_per_s"]["value"] / theirs["tokens_per_s"]["value"]
-            rows[side]["peak_memory_vs_trl"] = rows[side]["peak_memory_gb"] / theirs["peak_memory_gb"]
+        if "tokens_per_s" in trl and "tokens_per_s" in rows.get(side, {}):
+            rows[side]["tokens_per_s_vs_trl"] = rows[side]["tokens_per_s"]["value"] / trl["tokens_per_s"]["value"]
+            rows[side]["peak_memory_vs_trl"] = rows[side]["peak_memory_gb"] / trl["peak_memory_gb"]
 
 
-def _words() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--dtype", default="bfloat16")

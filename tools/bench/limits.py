@@ -57,12 +57,12 @@ def _products() -> Iterator[Counter[Product]]:
     first = {torch.ops.aten.mm: 0, torch.ops.aten.bmm: 0, torch.ops.aten.addmm: 1, torch.ops.aten.baddbmm: 1}
 
     class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, words: Any = (), named: Any = None) -> Any:
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
             place = first.get(function.overloadpacket)
             if place is not None:
-                left, right = words[place : place + 2]
+                left, right = arguments[place : place + 2]
                 products[tuple(left.shape), left.stride(), tuple(right.shape), right.stride()] += 1
-            return function(*words, **(named or {}))
+            return function(*arguments, **(keywords or {}))
 
     with Mode():  # type: ignore[no-untyped-call]
         yield products

@@ -16,14 +16,14 @@ LARGE = str(Path(__file__).with_name("large.yaml").relative_to(whole.ROOT))
 Figures = dict[str, list[float]]
 
 
-def in_turns(repeats: int, folder: Path, words: argparse.Namespace) -> Figures:
+def in_turns(repeats: int, folder: Path, arguments: argparse.Namespace) -> Figures:
     """Rollouts beside updates (rollout.lag: 1) against one after the other, on two cores, in turns."""
-    started = _one_thread_each(folder, words, 0).start()
+    started = _one_thread_each(folder, arguments, 0).start()
     figures: Figures = {}
     for number in range(repeats):
         seconds = []
         for lag in (0, 1):
-            project = _one_thread_each(folder, words, lag, started.copy(folder / f"{number}-{lag}"))
+            project = _one_thread_each(folder, arguments, lag, started.copy(folder / f"{number}-{lag}"))
             seconds.append(project.rounds(ROUNDS).seconds)
             whole.add(figures, f"round_lag_{lag}_seconds", project.seconds(ROUNDS))
             whole.add(figures, f"round_idle_share_lag_{lag}", [project.idle_share(ROUNDS)])
@@ -32,26 +32,26 @@ def in_turns(repeats: int, folder: Path, words: argparse.Namespace) -> Figures:
     return figures
 
 
-def against_trl(_: int, folder: Path, words: argparse.Namespace) -> Figures:
+def against_trl(_: int, folder: Path, arguments: argparse.Namespace) -> Figures:
     """rollout.lag: 1 against TRL, which has both cores for each of its steps."""
     figures: Figures = {}
-    whole.against_trl(figures, "overlap", _one_thread_each(folder, words, 1).start(), ROUNDS, 2)
+    whole.against_trl(figures, "overlap", _one_thread_each(folder, arguments, 1).start(), ROUNDS, 2)
     return figures
 
 
-def on_slurm(repeats: int, folder: Path, words: argparse.Namespace) -> Figures:
+def on_slurm(repeats: int, folder: Path, arguments: argparse.Namespace) -> Figures:
     """rollout.lag: 1 against none in one SLURM job of two nodes (`rloo submit --nodes 2`), in turns, from the end of
     round 1 on. Needs a SLURM, such as that of `make cluster-up`.
     """
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         print("bench: overlap_slurm: left out, since there is no SLURM here", file=sys.stderr, flush=True)
         return {}
-    started = _one_thread_each(folder, words, 0).start()
+    started = _one_thread_each(folder, arguments, 0).start()
     figures: Figures = {}
     for number in range(repeats):
         seconds = []
         for lag in (0, 1):
-            project = _one_thread_each(folder, words, lag, started.copy(folder / f"{number}-{lag}"))
+            project = _one_thread_each(folder, arguments, lag, started.copy(folder / f"{number}-{lag}"))
             project.on_slurm(LARGE, ROUNDS)
             seconds.append(sum(project.seconds(ROUNDS)))
         whole.add(figures, "overlap_slurm_time_vs_in_turns", [seconds[0] / seconds[1]])
@@ -64,13 +64,13 @@ def _say(part: str, seconds: list[float]) -> None:
 
 
 def _one_thread_each(
-    folder: Path, words: argparse.Namespace, lag: int, project: whole.Project | None = None
+    folder: Path, arguments: argparse.Namespace, lag: int, project: whole.Project | None = None
 ) -> whole.Project:
     """The larger shape with a thread for each side and some lag; `project` if that is there already."""
     changes = folder / f"lag-{lag}.yaml"
     threads = {"vllm": {"threads": 1}, "deepspeed": {"threads": 1}}
     changes.write_text(json.dumps({**threads, "rounds": ROUNDS, "rollout": {"lag": lag}}))  # YAML, too
-    configuration = ("--configfile", LARGE, str(changes), *(("--config", *words.large) if words.large else ()))
+    configuration = ("--configfile", LARGE, str(changes), *(("--config", *arguments.large) if arguments.large else ()))
     if project is None:
         return whole.Project(folder / "overlap", "bench", *configuration)
     project.configuration = configuration

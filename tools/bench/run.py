@@ -52,15 +52,15 @@ def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
         maker = [sys.executable, str(Path(__file__).with_name("shapes.py")), name, str(folder / name)]
         subprocess.run(maker, check=True, capture_output=True)
         count = repeats * shapes.SHAPES[name].steps
-        ours, theirs = _in_turns(name, folder / name, count)
+        ours, trl = _in_turns(name, folder / name, count)
         suffix = "" if name == "large" else f"_{name}"
-        steps = list(zip(theirs["update"], ours["update"], strict=True))
-        whole = list(zip(theirs["passes"], ours["passes"], strict=True))
+        steps = list(zip(trl["update"], ours["update"], strict=True))
+        passes = list(zip(trl["passes"], ours["passes"], strict=True))
         figures[f"update_tokens_per_s_vs_trl{suffix}"] = [a / b for a, b in steps]
         figures[f"after_sampling_tokens_per_s_vs_trl{suffix}"] = [
-            (a + c) / (b + d) for (a, b), (c, d) in zip(steps, whole, strict=True)
+            (a + c) / (b + d) for (a, b), (c, d) in zip(steps, passes, strict=True)
         ]
-        figures[f"update_peak_memory_vs_trl{suffix}"] = [ours["peak_mb"] / theirs["peak_mb"]]
+        figures[f"update_peak_memory_vs_trl{suffix}"] = [ours["peak_mb"] / trl["peak_mb"]]
     return figures
 
 
@@ -87,7 +87,7 @@ class _Side:
             env={**os.environ, **threads, **(environment.JOBS if side == "ours" else {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
         )  # fmt: skip
-        self.said = ""
+        self.last_line = ""
         self._listen()
 
     def take_turn(self) -> None:
@@ -102,14 +102,14 @@ class _Side:
         for line in self.process.stdout:
             if line.strip() == step.TURN:
                 return
-            self.said = line
+            self.last_line = line
         if self.process.wait():
             self.errors.seek(0)
             raise SystemExit(self.errors.read()[-3000:])
 
     def result(self) -> dict[str, Any]:
         """What it printed last: lists of seconds, and its peak memory in MB."""
-        figures: dict[str, Any] = json.loads(self.said)
+        figures: dict[str, Any] = json.loads(self.last_line)
         return figures
 
 
@@ -161,10 +161,10 @@ def demo(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     }
 
 
-def large(_: int, folder: Path, words: argparse.Namespace) -> Numbers:
+def large(_: int, folder: Path, arguments: argparse.Namespace) -> Numbers:
     """The larger shape, whose rounds take a minute and more, against TRL; and what of a round is overhead."""
     configuration = ["--configfile", str(Path(__file__).with_name("large.yaml").relative_to(ROOT))]
-    changes = ["--config", *words.large] if words.large else []
+    changes = ["--config", *arguments.large] if arguments.large else []
     started = whole.Project(folder / "large", "bench", *configuration, *changes).start()
     figures: dict[str, list[float]] = {}
     whole.against_trl(figures, "large", started, LARGE_ROUNDS, 2)
@@ -185,27 +185,27 @@ def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     for count in (10, 100, 1000):
         for _repeat in range(repeats):
             began = time.monotonic()
-            words = [*command, "run=plan", f"rounds={count}", "rollout={shards: 8}"]
-            subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+            full_command = [*command, "run=plan", f"rounds={count}", "rollout={shards: 8}"]
+            subprocess.run(full_command, cwd=ROOT, check=True, capture_output=True)
             figures.setdefault(f"plan_seconds_{count}_rounds", []).append(time.monotonic() - began)
     return figures
 
 
-def scoring(repeats: int, _: Path, words: argparse.Namespace) -> Numbers:
+def scoring(repeats: int, _: Path, arguments: argparse.Namespace) -> Numbers:
     """Rows a second of math_reward in the pool against the bare function on as many cores."""
-    if words.data is None:
+    if arguments.data is None:
         return {}
     sys.path.insert(0, str(ROOT / "tools"))
     from bench_scoring import score_rows_per_s_vs_bare
 
-    figures = score_rows_per_s_vs_bare(words.data, repeats=5 * repeats)  # each takes a second
+    figures = score_rows_per_s_vs_bare(arguments.data, repeats=5 * repeats)  # each takes a second
     return {"score_rows_per_s_vs_bare": figures}
 
 
 def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     """Our optimizer step on a GPU against TRL's, and the share of the GPU's FLOPs that it makes use of."""
-    asked = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", asked], check=False).returncode:
+    program = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-c", program], check=False).returncode:
         print("bench: gpu: left out, since PyTorch sees none here", file=sys.stderr, flush=True)
         return {}
     output = RESULT.with_name("gpu.json")
@@ -244,17 +244,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="GSM8K's train.jsonl, for scoring; without it that is left out")
     parser.add_argument("--large", nargs="+", metavar="KEY=VALUE", help="changes to large.yaml, to try it with less")
     parser.add_argument("--check", action="store_true", help="fail where a ratio is worse than the stored one by 10%%")
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     figures = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    for name in words.only:
+    for name in arguments.only:
         print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
-            for number, values in PARTS[name](words.repeats, Path(folder), words).items():
+            for number, values in PARTS[name](arguments.repeats, Path(folder), arguments).items():
                 figures[number] = _summary(values) if isinstance(values, list) else values
         RESULT.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")  # the next part may take long
     _show(figures)
-    if words.check and (worse := _worse(figures)):
+    if arguments.check and (worse := _worse(figures)):
         raise SystemExit("bench: worse than stored: " + "; ".join(worse))
 
 
@@ -262,24 +262,24 @@ def _summary(values: list[float]) -> dict[str, float]:
     return {"value": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
-def _worse(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _worse(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Ratios that are worse than the stored ones by more than a tenth; seconds are another machine's and not looked
     at.
     """
     stored = json.loads(STORED.read_text())
     worse = []
-    for name in sorted(stored.keys() & found.keys()):
+    for name in sorted(stored.keys() & figures.keys()):
         if "seconds" in name or name.startswith(shapes.STEP):
             continue
-        small, now, then = any(word in name for word in SMALLER_IS_BETTER), found[name]["value"], stored[name]["value"]
-        if now > 1.1 * then if small else now < 0.9 * then:
-            worse.append(f"{name} {now:.3g}, was {then:.3g}")
+        small, now, was = any(word in name for word in SMALLER_IS_BETTER), figures[name]["value"], stored[name]["value"]
+        if now > 1.1 * was if small else now < 0.9 * was:
+            worse.append(f"{name} {now:.3g}, was {was:.3g}")
     return worse
 
 
-def _show(found: Mapping[str, Mapping[str, float]]) -> None:
+def _show(figures: Mapping[str, Mapping[str, float]]) -> None:
     table = Table("number", "median", "least", "most", "repeats")
-    for name, values in sorted(found.items()):
+    for name, values in sorted(figures.items()):
         table.add_row(name, *(f"{values[key]:.3g}" for key in ("value", "min", "max", "repeats")))
     Console().print(table)
 

@@ -183,14 +183,14 @@ def trl_steps(model: Any, batch: Batch, output: Path, steps: int, place: Place) 
             updates.append(place.clock() - trainer.scored)
 
     class Given(RLOOTrainer):
-        def _tokenize_prompts(self, given: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-            self.places = [int(text) * shapes.K + place % shapes.K for place, text in enumerate(given)]
-            return [prompts[int(text)] for text in given], None, {}
+        def _tokenize_prompts(self, texts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+            self.places = [int(text) * shapes.K + place % shapes.K for place, text in enumerate(texts)]
+            return [prompts[int(text)] for text in texts], None, {}
 
-        def _generate_and_score_completions(self, given: Any) -> Any:
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
             place.wait()
             began = place.clock()
-            batch = super()._generate_and_score_completions(given)
+            batch = super()._generate_and_score_completions(inputs)
             self.scored = place.clock()
             passes.append(self.scored - began)
             return batch

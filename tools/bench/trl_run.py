@@ -100,8 +100,8 @@ def reward(section: Reward) -> Callable[..., Any]:
     function = import_string.load(section.function)
     signature = signature_of(function)
 
-    def scored(**given: Any) -> Any:
-        return function(**{name: given[name] for name in signature.takes(given)}, **section.options)
+    def scored(**arguments: Any) -> Any:
+        return function(**{name: arguments[name] for name in signature.takes(arguments)}, **section.options)
 
     scored.__name__ = section.column
     return scored

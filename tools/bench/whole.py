@@ -47,13 +47,13 @@ done
 """
 
 
-class Taken(NamedTuple):
+class Measured(NamedTuple):
     """What a command took."""
 
     seconds: float
     cpu_seconds: float
     """Of all its processes."""
-    said: str
+    stdout: str
     """Its standard output."""
 
 
@@ -69,11 +69,11 @@ class Project:
         self.folder, self.configuration = folder, configuration
         self.run = folder / "results" / run
 
-    def snakemake(self, *targets: str, environment: Mapping[str, str] | None = None) -> Taken:
+    def snakemake(self, *targets: str, environment: Mapping[str, str] | None = None) -> Measured:
         """Makes these files of the run."""
         names = [str((self.run / target).relative_to(self.folder)) for target in targets]
         command = [sys.executable, "-m", "snakemake", "--cores", "2", *self.configuration, "--", *names]
-        return taken(command, self.folder, environment or {})
+        return run_measured(command, self.folder, environment or {})
 
     def start(self, environment: Mapping[str, str] | None = None) -> Project:
         """Makes all that comes before the first round."""
@@ -85,7 +85,7 @@ class Project:
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder, self.run.name, *self.configuration)
 
-    def rounds(self, last: int, environment: Mapping[str, str] | None = None) -> Taken:
+    def rounds(self, last: int, environment: Mapping[str, str] | None = None) -> Measured:
         """Runs up to the policy of this round."""
         return self.snakemake(f"policies/{last:05d}", environment=environment)
 
@@ -102,9 +102,9 @@ class Project:
         target = str((self.run / "policies" / f"{last:05d}").relative_to(self.folder))
         resources = ("--nodes=2", "--cpus-per-node=1", "--time=120", "--sbatch=mem=12000")
         command = [sys.executable, "-m", "rloo_pipeline", "submit", "--config", configuration, *resources, "--"]
-        taken([*command, *self.configuration, "--", target], self.folder, {})
+        run_measured([*command, *self.configuration, "--", target], self.folder, {})
         in_queue = ["squeue", "-h", "-n", f"rloo-{self.run.name}"]
-        while (asked := subprocess.run(in_queue, capture_output=True, check=False)).returncode or asked.stdout.strip():
+        while (queue := subprocess.run(in_queue, capture_output=True, check=False)).returncode or queue.stdout.strip():
             time.sleep(1)  # also while SLURM does not answer
         outcome = self.run / "logs" / "submit" / "outcome.json"
         if not outcome.exists() or json.loads(outcome.read_text())["outcome"] != "done":
@@ -163,8 +163,8 @@ def empty_rloo(folder: Path) -> dict[str, str]:
 
 def _work(log: str) -> tuple[datetime, datetime]:
     """Begin and end of what the engine of a stage did last, from the stage's log."""
-    words = r"^(\S+ \S+?),(\d+) .*(?:sampled|computed|trained) in ([\d.]+) s"
-    second, thousandths, seconds = re.findall(words, log, re.MULTILINE)[-1]
+    pattern = r"^(\S+ \S+?),(\d+) .*(?:sampled|computed|trained) in ([\d.]+) s"
+    second, thousandths, seconds = re.findall(pattern, log, re.MULTILINE)[-1]
     ended = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
     return ended - timedelta(seconds=float(seconds)), ended
 
@@ -174,15 +174,15 @@ def between(files: list[Path]) -> list[float]:
     return [(b.stat().st_mtime_ns - a.stat().st_mtime_ns) / 1e9 for a, b in pairwise(files)]
 
 
-def trl(project: Project, threads: int) -> Taken:
+def trl(project: Project, threads: int) -> Measured:
     """TRL through the rounds of the project's run."""
     environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     script = str(Path(__file__).with_name("trl_run.py"))
     run = str(project.run.relative_to(project.folder))
-    return taken([sys.executable, script, run, "trl"], project.folder, environment | {"HF_HUB_OFFLINE": "1"})
+    return run_measured([sys.executable, script, run, "trl"], project.folder, environment | {"HF_HUB_OFFLINE": "1"})
 
 
-def taken(command: list[str], folder: Path, environment: Mapping[str, str]) -> Taken:
+def run_measured(command: list[str], folder: Path, environment: Mapping[str, str]) -> Measured:
     """Runs a command and measures it.
 
     Raises:
@@ -192,17 +192,17 @@ def taken(command: list[str], folder: Path, environment: Mapping[str, str]) -> T
     variables = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
     _adopt_orphans()
     others, before, began = set(_children()), _cpu_seconds(), time.monotonic()
-    with (folder / "said.txt").open("w+") as words, (folder / "errors.txt").open("w+") as errors:
-        code = subprocess.Popen(command, cwd=folder, env=variables, stdout=words, stderr=errors).wait()
+    with (folder / "stdout.txt").open("w+") as stdout, (folder / "stderr.txt").open("w+") as errors:
+        code = subprocess.Popen(command, cwd=folder, env=variables, stdout=stdout, stderr=errors).wait()
         seconds = time.monotonic() - began
-        while left := set(_children()) - others:  # workers end soon after who started them
-            for child in left:
+        while workers := set(_children()) - others:  # workers end soon after who started them
+            for child in workers:
                 os.waitpid(child, 0)
-        words.seek(0)
+        stdout.seek(0)
         errors.seek(0)
         if code:
             raise SystemExit(f"{' '.join(command)}: {errors.read()[-3000:]}")
-        return Taken(seconds, _cpu_seconds() - before, words.read())
+        return Measured(seconds, _cpu_seconds() - before, stdout.read())
 
 
 def _adopt_orphans() -> None:
@@ -222,23 +222,23 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def against_trl(found: dict[str, list[float]], name: str, project: Project, rounds: int, threads: int) -> None:
+def against_trl(figures: dict[str, list[float]], name: str, project: Project, rounds: int, threads: int) -> None:
     """Runs both sides, ours first."""
-    ours, theirs = project.rounds(rounds), trl(project, threads)
-    add(found, f"{name}_time_vs_trl", [theirs.seconds / ours.seconds])
-    add(found, f"{name}_cpu_time_vs_trl", [theirs.cpu_seconds / ours.cpu_seconds])
-    add(found, f"{name}_tokens_vs_trl", [project.tokens(rounds) / last_line(theirs.said)["tokens"]])
+    our_run, trl_run = project.rounds(rounds), trl(project, threads)
+    add(figures, f"{name}_time_vs_trl", [trl_run.seconds / our_run.seconds])
+    add(figures, f"{name}_cpu_time_vs_trl", [trl_run.cpu_seconds / our_run.cpu_seconds])
+    add(figures, f"{name}_tokens_vs_trl", [project.tokens(rounds) / last_line(trl_run.stdout)["tokens"]])
     print(
-        f"bench: {name}: ours {ours.seconds:.1f} s ({ours.cpu_seconds:.1f} s of CPU), TRL {theirs.seconds:.1f} s "
-        f"({theirs.cpu_seconds:.1f} s of CPU)",
+        f"bench: {name}: ours {our_run.seconds:.1f} s ({our_run.cpu_seconds:.1f} s of CPU), "
+        f"TRL {trl_run.seconds:.1f} s ({trl_run.cpu_seconds:.1f} s of CPU)",
         file=sys.stderr,
         flush=True,
     )
 
 
-def add(found: dict[str, list[float]], name: str, values: list[float]) -> None:
+def add(figures: dict[str, list[float]], name: str, values: list[float]) -> None:
     """Adds values to those of a number."""
-    found.setdefault(name, []).extend(values)
+    figures.setdefault(name, []).extend(values)
 
 
 def last_line(text: str) -> dict[str, int]:

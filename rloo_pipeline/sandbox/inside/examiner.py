@@ -57,7 +57,7 @@ def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -
     for code, (_, is_test) in zip(codes, units, strict=True):
         try:
             exec(code, names)
-            passed = not program.gone
+            passed = not program.ended
         except BaseException as error:
             passed = False
             if isinstance(error, ImportError) and not program.caused(error):
@@ -67,7 +67,7 @@ def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -
             return
         if is_test:
             yield {"passed": passed}
-        if not passed and (program.gone or not is_test or not every):
+        if not passed and (program.ended or not is_test or not every):
             return
 
 

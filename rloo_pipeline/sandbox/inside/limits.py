@@ -77,7 +77,7 @@ def apply(limits: dict[str, int]) -> None:
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
     _call("prctl", PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
     _call("capset", struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
-    for what, most in (
+    for kind, most in (
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
         (resource.RLIMIT_AS, limits["memory"]),
         (resource.RLIMIT_FSIZE, limits["file_size"]),
@@ -88,9 +88,9 @@ def apply(limits: dict[str, int]) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 64),  # counts timers too
     ):
-        _, ceiling = resource.getrlimit(what)
+        _, ceiling = resource.getrlimit(kind)
         most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(kind, (most, most))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.uname().machine == "x86_64":
         _refuse_system_calls()

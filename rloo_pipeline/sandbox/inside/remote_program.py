@@ -35,7 +35,7 @@ class ProgramProxy:
     """The program, reached over the wire."""
 
     def __init__(self, wire: Wire, text: str) -> None:
-        self.gone = False
+        self.ended = False
         self.unsupported: str | None = None
         self._raised: list[BaseException] = []
         self._wire = wire
@@ -45,9 +45,9 @@ class ProgramProxy:
             wire.send({"ready": None})
             wire.receive()
             wire.send({"program": text})
-            self.gone = "value" not in wire.receive()
+            self.ended = "value" not in wire.receive()
         except (OSError, EOFError, ValueError, TypeError):
-            self.gone = True
+            self.ended = True
 
     def name(self, name: str) -> Any:
         """The object of this name in the program; raises KeyError where there is none."""
@@ -64,7 +64,7 @@ class ProgramProxy:
         return self._exchange(request, list(args))
 
     def _exchange(self, request: dict[str, Any], args: list[Any]) -> Any:
-        if self.gone:
+        if self.ended:
             raise ProgramGone
         try:
             self._wire.send(request)
@@ -78,7 +78,7 @@ class ProgramProxy:
         except UnsupportedValue:
             raise
         except Exception as error:  # an invalid message can raise anything
-            self.gone = True
+            self.ended = True
             raise ProgramGone from error
         self._raised.append(raised)
         raise raised

@@ -142,9 +142,9 @@ class _Projection:
 
     def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
-        held = min(len(self.hidden), self.limit)
-        self.probs = self.logits.new_empty(held, len(self.weight))
-        self.sums = self.logits.new_empty(held, 1)
+        rows = min(len(self.hidden), self.limit)
+        self.probs = self.logits.new_empty(rows, len(self.weight))
+        self.sums = self.logits.new_empty(rows, 1)
         if self.form.cap < inf:
             self.slopes = torch.empty_like(self.probs)
         self.d_hidden = torch.zeros_like(self.hidden)

@@ -139,11 +139,11 @@ def leave_one_out(row: list[float]) -> dict[str, list[float]]:
             for values in by_estimator.values():
                 values.append(0.0)
             continue
-        left = Fraction(own) - sum(others) / len(others)
+        difference = Fraction(own) - sum(others) / len(others)
         centred = Fraction(own) - (sum(others) + Fraction(own)) / (len(others) + 1)
         spread = deviation(others)
-        by_estimator["rloo"].append(float(left))
-        by_estimator["rloo_std"].append(float(left) / (spread + E if spread else 1.0))
+        by_estimator["rloo"].append(float(difference))
+        by_estimator["rloo_std"].append(float(difference) / (spread + E if spread else 1.0))
         by_estimator["dr_grpo"].append(float(centred))
         by_estimator["grpo"].append(float(centred) / (deviation([*others, Fraction(own)]) + E))
     return by_estimator
@@ -156,37 +156,37 @@ def deviation(values: list[Fraction]) -> float:
 
 
 sizes = st.tuples(st.sampled_from([-1.0, 1.0]), st.floats(1e-3, 1e6)).map(math.prod)
-of_dtypes = pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+of_dtypes = pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
 
 
 @of_dtypes
 @settings(deadline=None)
 @given(sizes, sizes, st.integers(1, 7), st.integers(0, 3), st.data())
 def test_a_sample_among_equal_siblings_of_any_size_has_the_advantage_of_exact_arithmetic(
-    dtype, near, own, sibling, siblings, unscorable, data
+    dtype, rtol, own, sibling, siblings, unscorable, data
 ) -> None:
     row = data.draw(st.permutations([own, *[sibling] * siblings, *[NAN] * unscorable]))
     rewards = torch.tensor([row], dtype=dtype)
     for name, expected in leave_one_out(rewards[0].tolist()).items():
-        torch.testing.assert_close(ALL[name](rewards), torch.tensor([expected], dtype=dtype), rtol=near, atol=0)
+        torch.testing.assert_close(ALL[name](rewards), torch.tensor([expected], dtype=dtype), rtol=rtol, atol=0)
 
 
 @of_dtypes
 @settings(deadline=None)
 @given(sizes, st.lists(st.one_of(st.integers(-9, 9), st.just(NAN)), min_size=2, max_size=8))
-def test_rewards_far_from_0_have_the_advantages_of_exact_arithmetic(dtype, near, offset, steps) -> None:
+def test_rewards_far_from_0_have_the_advantages_of_exact_arithmetic(dtype, rtol, offset, steps) -> None:
     """Steps of a size that float32 still tells apart at the offset."""
     rewards = torch.tensor([[offset + step * max(1.0, abs(offset) / 64) for step in steps]], dtype=dtype)
     for name, exact in leave_one_out(rewards[0].tolist()).items():
         expected = torch.tensor([exact], dtype=dtype)
-        small = near * 1e-2 * float(expected.abs().max())
-        torch.testing.assert_close(ALL[name](rewards), expected, rtol=near, atol=small)
+        small = rtol * 1e-2 * float(expected.abs().max())
+        torch.testing.assert_close(ALL[name](rewards), expected, rtol=rtol, atol=small)
 
 
 @of_dtypes
 @settings(deadline=None)
 @given(sizes, st.integers(2, 9))
-def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, near, reward, samples) -> None:
+def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, rtol, reward, samples) -> None:
     for function in ALL.values():
         assert (function(torch.full((3, samples), reward, dtype=dtype)) == 0).all(), function
     rewards = torch.full((samples,), reward, dtype=dtype)
@@ -242,8 +242,8 @@ def test_a_group_teaches_exactly_where_an_advantage_is_not_0(name, rewards) -> N
 @given(rewards_of)
 def test_the_whitened_batch_has_mean_0_and_deviation_1(rewards) -> None:
     whitened = nan_stats.whiten(rewards)
-    left = whitened[~whitened.isnan()]
+    scorable = whitened[~whitened.isnan()]
     assert torch.equal(whitened.isnan(), rewards.isnan())
-    assume(len(left) > 1 and rewards[~rewards.isnan()].std() > 0)
-    assert left.mean().item() == pytest.approx(0, abs=1e-9)
-    assert left.std().item() == pytest.approx(1, rel=1e-3)
+    assume(len(scorable) > 1 and rewards[~rewards.isnan()].std() > 0)
+    assert scorable.mean().item() == pytest.approx(0, abs=1e-9)
+    assert scorable.std().item() == pytest.approx(1, rel=1e-3)

@@ -192,12 +192,12 @@ def test_the_geometric_mean_judges_completions_of_all_lengths_alike() -> None:
 
 
 @pytest.mark.parametrize("correction", ["token_tis", "sequence_tis", "token_mis", "sequence_mis"])
-@pytest.mark.parametrize("apart", [100.0, -100.0])
-def test_a_weight_without_an_upper_threshold_is_bounded_as_ratios_are(correction, apart) -> None:
+@pytest.mark.parametrize("difference", [100.0, -100.0])
+def test_a_weight_without_an_upper_threshold_is_bounded_as_ratios_are(correction, difference) -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
-    result = mismatch.weights(torch.zeros(1, 2), torch.full((1, 2), -apart), mask, correction, 1e-12, None).weight
+    result = mismatch.weights(torch.zeros(1, 2), torch.full((1, 2), -difference), mask, correction, 1e-12, None).weight
     assert (result * 0.0 == 0).all(), "a loss of 0 stays 0"
-    assert result.flatten().tolist() == pytest.approx([torch.e ** (20 if apart > 0 else -20)] * result.numel())
+    assert result.flatten().tolist() == pytest.approx([torch.e ** (20 if difference > 0 else -20)] * result.numel())
 
 
 def test_the_gap_between_sampler_and_trainer() -> None:
@@ -210,8 +210,8 @@ def test_the_gap_between_sampler_and_trainer() -> None:
     weights = [torch.e**0.5, torch.e**-1]
     assert gap.weight.tolist() == pytest.approx([sum(weights), TOKENS[1].sum().item()])
     assert gap.weight_square.tolist() == pytest.approx([sum(w * w for w in weights), TOKENS[1].sum().item()])
-    far = mismatch.gap(torch.zeros(1, 1), torch.full((1, 1), -100.0), torch.ones(1, 1, dtype=torch.bool))
-    assert far.kl.isfinite().all()
+    large_gap = mismatch.gap(torch.zeros(1, 1), torch.full((1, 1), -100.0), torch.ones(1, 1, dtype=torch.bool))
+    assert large_gap.kl.isfinite().all()
 
 
 def test_the_effective_sample_size_is_the_share_that_the_weights_leave() -> None:

@@ -62,8 +62,8 @@ def test_its_variance_is_below_that_of_as_many_samples_without_a_baseline(sample
 def test_maxrl_is_the_gradient_of_the_log_of_success_to_the_order_of_its_siblings(samples, p) -> None:
     """Over all outcomes of a coin with success p = σ(logit): ∇p Σ_{k < K−1} (1 − p)^k, which tends to ∇p / p."""
     outcomes = torch.tensor(list(product([0.0, 1.0], repeat=samples)), dtype=torch.float64)
-    chance = torch.where(outcomes == 1, p, 1 - p).prod(-1)
-    estimate = (chance * (advantages.maxrl(outcomes) * (outcomes - p)).mean(-1)).sum()
+    probability = torch.where(outcomes == 1, p, 1 - p).prod(-1)
+    estimate = (probability * (advantages.maxrl(outcomes) * (outcomes - p)).mean(-1)).sum()
     assert estimate.item() == pytest.approx(p * (1 - p) * sum((1 - p) ** k for k in range(samples - 1)))
 
 
@@ -75,10 +75,10 @@ def gradient_on_older_samples(correction, low=None, high=None) -> torch.Tensor:
     arms = pairs.flatten().unsqueeze(-1)
     old, sampling, mask = LOGITS.log_softmax(0)[arms], older[arms], torch.ones_like(arms, dtype=torch.bool)
     weight, _ = mismatch.weights(old, sampling, mask, correction, low, high)
-    worth = advantages.rloo(VALUES[pairs]).flatten()
-    loss = losses(logits.log_softmax(0)[arms], old, worth, mask, "sequence", "ppo", Bounds(0.2, 0.2)).loss * weight
-    chance = older[pairs].sum(-1).exp().repeat_interleave(2).unsqueeze(-1)
-    (chance * loss / 2).sum().backward()
+    advantage = advantages.rloo(VALUES[pairs]).flatten()
+    loss = losses(logits.log_softmax(0)[arms], old, advantage, mask, "sequence", "ppo", Bounds(0.2, 0.2)).loss * weight
+    probability = older[pairs].sum(-1).exp().repeat_interleave(2).unsqueeze(-1)
+    (probability * loss / 2).sum().backward()
     return -logits.grad
 
 

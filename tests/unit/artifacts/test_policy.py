@@ -24,13 +24,13 @@ def folder(tmp_path) -> Path:
 
 
 def test_the_digest_of_a_policy_is_that_of_its_files_wherever_they_are(folder, tmp_path) -> None:
-    elsewhere = folder.rename(tmp_path / "model")
-    assert policy.digest(elsewhere) == policy.seal(elsewhere, "00003")
-    back = elsewhere.rename(folder)
-    assert policy.digest(back) == policy.seal(back, "00003")
-    (back / "tokenizer.json").write_text("[]")
+    renamed = folder.rename(tmp_path / "model")
+    assert policy.digest(renamed) == policy.seal(renamed, "00003")
+    renamed_back = renamed.rename(folder)
+    assert policy.digest(renamed_back) == policy.seal(renamed_back, "00003")
+    (renamed_back / "tokenizer.json").write_text("[]")
     with pytest.raises(UserError, match=r"tokenizer\.json was changed"):
-        policy.verify_text(back)
+        policy.verify_text(renamed_back)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def write_round(folder: Path, **changes: list) -> RoundFiles:
     about = {"run": "test", "round": 3, "shard": 0, "seed": 1, "policy": "abc"}
     schemas = {"rollouts": tables.ROLLOUTS, "scores": tables.scores_schema(["answer"]), "reference": tables.REFERENCE}
     for (kind, schema), (path,) in zip(schemas.items(), places, strict=True):
-        kept = [{field.name: row[field.name] for field in schema} for row in rows]
-        tables.write(path, kept, schema, kind, **about)
+        rows_of_schema = [{field.name: row[field.name] for field in schema} for row in rows]
+        tables.write(path, rows_of_schema, schema, kind, **about)
         if kind == "rollouts":
             about = tables.facts_about(tables.read(path, kind))
     return places
@@ -163,11 +163,11 @@ def test_what_does_not_belong_together_is_a_sentence(changes, belongs, sentence,
 
 
 def test_scores_of_other_rollouts_are_refused(tmp_path) -> None:
-    ours, others = write_round(tmp_path / "a"), write_round(tmp_path / "b", seed=[1, 2, 3, 4])
+    first, others = write_round(tmp_path / "a"), write_round(tmp_path / "b", seed=[1, 2, 3, 4])
     with pytest.raises(UserError, match=r"b/scores\.parquet: its rollouts is .* belongs here"):
-        round_tables.read(ours._replace(scores=others.scores))
+        round_tables.read(first._replace(scores=others.scores))
     with pytest.raises(UserError, match="--scores: 2 tables for 1 of rollouts"):
-        round_tables.read(ours._replace(scores=[*ours.scores, *others.scores]))
+        round_tables.read(first._replace(scores=[*first.scores, *others.scores]))
 
 
 def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
@@ -181,15 +181,15 @@ def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
 
     rewrite(second, "rollouts", shard=1)
     digests = [tables.footer(tables.read(path, "rollouts"))[tables.DIGEST] for path in (first, second)]
-    both = RoundFiles(*([*ours, *theirs] for ours, theirs in zip(*shards, strict=True)))
+    both_shards = RoundFiles(*([*paths, *more] for paths, more in zip(*shards, strict=True)))
     for kind in ("scores", "reference"):
         rewrite(getattr(shards[1], kind)[0], kind, shard=1, rollouts=digests[1])
-    for path in both.reference:
+    for path in both_shards.reference:
         rewrite(path, "reference", policy="of policy 0")
-    assert len(round_tables.read(both).rollouts) == 8
-    rewrite(both.reference[1], "reference", policy="another")
+    assert len(round_tables.read(both_shards).rollouts) == 8
+    rewrite(both_shards.reference[1], "reference", policy="another")
     with pytest.raises(UserError, match=r"b/reference\.parquet: its policy is another, and of policy 0 belongs here"):
-        round_tables.read(both)
+        round_tables.read(both_shards)
     assert len(tables.read_all([first, second], "rollouts")) == 8
     rewrite(second, "rollouts", policy="another")
     with pytest.raises(UserError, match=r"b/rollouts\.parquet: its policy is another, and abc belongs here"):

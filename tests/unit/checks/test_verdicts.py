@@ -165,6 +165,6 @@ def test_in_16_bits_a_wrong_mask_is_distinguished_from_rounding(dtype) -> None:
         results = {
             result["name"]: result for result in judge(healthy(dtype=dtype, differences=differences), limits, ())
         }
-        both = [results[name]["verdict"] for name in ("logprob_difference", "logprob_difference_q95")]
-        assert max(both, key=["pass", "warn", "fail"].index) == verdict
+        verdicts = [results[name]["verdict"] for name in ("logprob_difference", "logprob_difference_q95")]
+        assert max(verdicts, key=["pass", "warn", "fail"].index) == verdict
         assert results["logprob_difference"]["value"] == pytest.approx(mean)

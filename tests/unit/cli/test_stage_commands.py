@@ -24,51 +24,53 @@ WORDS = {
 
 
 @pytest.fixture
-def taken(tmp_path, monkeypatch):
+def run_stage(tmp_path, monkeypatch):
     """A function that runs a stage whose work is left out, and gives its claims of GPUs and launches of ranks."""
 
     def run(stage: str, **changes) -> list[object]:
-        did: list[object] = []
+        claims: list[object] = []
         work = ModuleType(stage)
         setattr(work, stage, lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, f"rloo_pipeline.stages.{stage}", work)
-        monkeypatch.setattr(gpu_claims, "claim", lambda needed, from_the_end=False: did.append((needed, from_the_end)))
-        monkeypatch.setattr(torchrun, "launch", lambda count, _: did.append(f"{count} ranks"))
+        monkeypatch.setattr(
+            gpu_claims, "claim", lambda needed, from_the_end=False: claims.append((needed, from_the_end))
+        )
+        monkeypatch.setattr(torchrun, "launch", lambda count, _: claims.append(f"{count} ranks"))
         config = tmp_path / "config.yaml"
         config.write_text(yaml.safe_dump(mini(**changes)))
         argv = [stage, "--config", str(config), "--output", str(tmp_path / "output"), *WORDS[stage]]
         arguments = main.parser().parse(argv)
         arguments.argv = argv
         arguments.command(arguments)
-        return did
+        return claims
 
     return run
 
 
 @pytest.mark.parametrize("stage", ["rollout", "refill"])
-def test_samplers_take_the_first_gpus_and_as_many_as_a_reward_function_beside_them(taken, stage) -> None:
-    assert taken(stage, vllm={"tensor_parallel_size": 2}) == [(2, False)]
+def test_samplers_take_the_first_gpus_and_as_many_as_a_reward_function_beside_them(run_stage, stage) -> None:
+    assert run_stage(stage, vllm={"tensor_parallel_size": 2}) == [(2, False)]
     rewards = [reward | {"gpus": 4} for reward in mini()["rewards"]]
-    assert taken(stage, rewards=rewards) == [(4, False)]
+    assert run_stage(stage, rewards=rewards) == [(4, False)]
 
 
-def test_samplers_take_gpus_for_environments_too_and_hide_them_from_the_engine(taken, monkeypatch) -> None:
+def test_samplers_take_gpus_for_environments_too_and_hide_them_from_the_engine(run_stage, monkeypatch) -> None:
     monkeypatch.setattr(gpu_claims, "_set_aside", ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5")
     tools = ["rloo_pipeline.environments.tools:calculator"]
-    assert taken("rollout", rollout={"tools": tools, "environment_gpus": 2}) == [(3, False)]
+    assert run_stage("rollout", rollout={"tools": tools, "environment_gpus": 2}) == [(3, False)]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     assert gpu_claims.names_set_aside(2) == ("4", "5")
 
 
 @pytest.mark.parametrize("stage", ["checks", "reference", "distance"])
-def test_log_probs_take_the_last_gpu(taken, stage) -> None:
-    assert taken(stage) == [(1, True)]
+def test_log_probs_take_the_last_gpu(run_stage, stage) -> None:
+    assert run_stage(stage) == [(1, True)]
 
 
 @pytest.mark.parametrize("stage", ["reference", "distance"])
-def test_ranks_of_a_split_model_take_no_gpu_from_their_launcher(taken, stage, monkeypatch) -> None:
+def test_ranks_of_a_split_model_take_no_gpu_from_their_launcher(run_stage, stage, monkeypatch) -> None:
     split = {"processes": 2, "zero_stage": 3}
-    assert taken(stage, deepspeed=split) == [(2, True), "2 ranks"]
+    assert run_stage(stage, deepspeed=split) == [(2, True), "2 ranks"]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    assert taken(stage, deepspeed=split) == []
+    assert run_stage(stage, deepspeed=split) == []

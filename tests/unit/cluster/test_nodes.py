@@ -10,10 +10,10 @@ from rloo_pipeline.errors import UserError
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, "no sign of rank 1"), (1, "rank 0 did not say where it listens")])
 def test_the_error_of_a_lone_rank_names_the_missing_ranks_and_the_nodes(tmp_path, monkeypatch, rank, missing) -> None:
-    meeting = tmp_path / "meeting"
-    meeting.touch()
+    rendezvous = tmp_path / "meeting"
+    rendezvous.touch()
     variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "SLURM_JOB_NODELIST": "gpu[3-4]"}
-    for name, value in {**variables, "RLOO_MEETING": meeting, "MASTER_PORT": 1}.items():
+    for name, value in {**variables, "RLOO_MEETING": rendezvous, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError) as raised:
         nodes.join(patience=2)

@@ -119,10 +119,10 @@ def test_every_command_finds_the_same_problems_by_files_alone(name, case, tmp_pa
     assert results.keys() == expected.keys() | {subject for subject in results if subject.startswith("reward")}
     by_files = {one.subject: one.message for one in inputs.findings(config) if not one.ok}
     by_doctor = [*places.model(config, ""), *places.datasets(config, "")]
-    doctors = {one.subject: one.message for one in by_doctor if not one.ok}
+    doctor_messages = {one.subject: one.message for one in by_doctor if not one.ok}
     for subject, message in expected.items():
         assert message in results[subject]
-        assert by_files[subject] == doctors[subject] == results[subject]
+        assert by_files[subject] == doctor_messages[subject] == results[subject]
     with pytest.raises(UserError) as error:
         inputs.require(config)
     assert str(error.value).startswith(next(iter(by_files.values())))

@@ -50,7 +50,7 @@ def config(tmp_path, model, **changes) -> Config:
     return Config(**merged(base, changes))
 
 
-def tried(settings: Config, model) -> Finding:
+def finding_of_trial(settings: Config, model) -> Finding:
     """The finding about the first row's episode."""
     with ExitStack() as stack:
         trial = episode_trial.prepare(stack, settings, model)
@@ -107,7 +107,7 @@ def test_tools_environment_and_rewards_are_tried_together(tmp_path, model) -> No
 def test_what_a_tool_does_in_the_trial_is_said(tmp_path, model, text, ok, message) -> None:
     (tmp_path / "room.py").write_text(f"{text}\n")
     rollout = {"environment": f"{tmp_path}/room.py:Room", "environment_timeout": 1.0}
-    finding = tried(config(tmp_path, model, rollout=rollout), model)
+    finding = finding_of_trial(config(tmp_path, model, rollout=rollout), model)
     assert finding.ok is ok
     assert message in finding.message
 
@@ -122,6 +122,6 @@ def test_a_tokenizer_that_cannot_write_a_call_is_a_sentence(tmp_path) -> None:
     model = tmp_path / "model"
     tool_qwen3(model, 0, **SIZE)
     rollout = {"environment": "rloo_pipeline.environments.games:GuessNumber"}
-    finding = tried(config(tmp_path, model, rollout=rollout), model)
+    finding = finding_of_trial(config(tmp_path, model, rollout=rollout), model)
     assert not finding.ok
     assert finding.message.startswith("the model cannot call guess: the chat template writes ")

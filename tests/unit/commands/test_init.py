@@ -31,7 +31,7 @@ def write(file: Path, rows: list[dict]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def made(folder: str, choices: ProjectChoices, force: bool = False) -> tuple[dict, str]:
+def new_project(folder: str, choices: ProjectChoices, force: bool = False) -> tuple[dict, str]:
     """The configuration of a new project, and what is printed."""
     printed = io.StringIO()
     init(Path(folder), choices, force, Terminal(file=printed, width=200))
@@ -39,7 +39,7 @@ def made(folder: str, choices: ProjectChoices, force: bool = False) -> tuple[dic
 
 
 def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choices, monkeypatch) -> None:
-    config, printed = made("Größe 1", choices)
+    config, printed = new_project("Größe 1", choices)
     assert config["run"] == "Groesse-1"
     assert config["dataset"]["user_prompt"] == "{question}", "the model has a chat template"
     assert "16 rows in data/train.jsonl, 4 rows in data/eval.jsonl" in printed
@@ -70,20 +70,20 @@ def test_what_is_not_given_is_asked_for(choices, monkeypatch) -> None:
     monkeypatch.setattr("builtins.input", typed)
     for stream in ("stdin", "stdout"):
         monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
-    asked = made("asked", ProjectChoices(None, None, None))[0]
-    assert asked == {**made("given", choices)[0], "run": "asked"}
+    config = new_project("asked", ProjectChoices(None, None, None))[0]
+    assert config == {**new_project("given", choices)[0], "run": "asked"}
     with pytest.raises(UserError, match="--data missing: the input ended"):
-        made("half", ProjectChoices(choices.model, None, None))
+        new_project("half", ProjectChoices(choices.model, None, None))
     assert not Path("half").exists()
 
 
 def test_a_file_that_is_there_is_replaced_only_with_force(choices) -> None:
-    made("mine", choices)
+    new_project("mine", choices)
     Path("mine/rewards.py").write_text("mine")
     with pytest.raises(UserError, match=r"mine: config/config\.yaml, .*rewards\.py, .*exist already; .*--force"):
-        made("mine", choices)
+        new_project("mine", choices)
     assert Path("mine/rewards.py").read_text() == "mine"
-    assert "replaced mine/rewards.py" in made("mine", choices, force=True)[1]
+    assert "replaced mine/rewards.py" in new_project("mine", choices, force=True)[1]
     assert "def right" in Path("mine/rewards.py").read_text()
 
 
@@ -93,7 +93,7 @@ def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monke
     own_file = Path("own.py").resolve()
     own_file.write_text("async def mine(completions, wert):\n    return [0.0] * len(completions)\n")
     own = choices._replace(data="rows.jsonl", held_out="held.jsonl", prompt="frage", reward="own.py:mine")
-    config, _ = made("project", own)
+    config, _ = new_project("project", own)
     assert config["rewards"] == [{"function": f"{Path('own.py').resolve()}:mine"}]
     assert config["dataset"]["eval"] == {"path": str(Path("held.jsonl").resolve())}
     assert not Path("project/rewards.py").exists()
@@ -109,7 +109,7 @@ def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monke
 
 def test_a_column_whose_name_is_no_word_of_python(choices, monkeypatch) -> None:
     write(Path("rows.jsonl"), [{"prompt": row["question"], "right one": row["answer"]} for row in ROWS])
-    made("project", choices._replace(data="rows.jsonl", answer="right one"))
+    new_project("project", choices._replace(data="rows.jsonl", answer="right one"))
     monkeypatch.chdir("project")
     subprocess.run([sys.executable, "test_rewards.py"], capture_output=True, check=True)
 
@@ -117,7 +117,7 @@ def test_a_column_whose_name_is_no_word_of_python(choices, monkeypatch) -> None:
 @pytest.mark.parametrize("gpu", [True, False])
 def test_without_a_gpu_weights_are_float32(gpu, choices, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "GPU", tmp_path if gpu else tmp_path / "none")
-    config, _ = made("project", choices)
+    config, _ = new_project("project", choices)
     assert config["model"].get("dtype") == (None if gpu else "float32")
 
 
@@ -125,7 +125,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
-    config, _ = made("project", choices._replace(model="bare"))
+    config, _ = new_project("project", choices._replace(model="bare"))
     assert config["dataset"]["prompt_column"] == "question"
     assert config["model"]["name_or_path"] == str(bare.resolve())
     assert config["rollout"]["max_completion_length"] + config["dataset"]["max_prompt_length"] <= 100
@@ -150,5 +150,5 @@ def test_what_is_missing_is_said_and_nothing_is_written(change, message, choices
     write(Path("x.jsonl"), [{"x": "1", "answer": "1"}] * 4)
     Path("mine.py").touch()
     with pytest.raises(UserError, match=message):
-        made("project", choices._replace(**change))
+        new_project("project", choices._replace(**change))
     assert not Path("project").exists()

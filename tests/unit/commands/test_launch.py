@@ -14,7 +14,7 @@ def configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("arguments", "options"),
     [
         ([], ["--cores", "all"]),
         (["a.yaml", "-n"], ["--cores", "all", "--configfile", "a.yaml", "-n"]),
@@ -22,12 +22,14 @@ def configuration() -> None:
         (["a.yaml", "--profile", "mine"], ["--configfile", "a.yaml", "--profile", "mine"]),
     ],
 )
-def test_a_configuration_may_come_first_and_all_cores_are_the_default(words, options, tmp_path, monkeypatch) -> None:
+def test_a_configuration_may_come_first_and_all_cores_are_the_default(
+    arguments, options, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     configuration()
-    assert command_line(words)[3:] == ["--snakefile", str(installation.root() / "Snakefile"), *options]
+    assert command_line(arguments)[3:] == ["--snakefile", str(installation.root() / "Snakefile"), *options]
     (tmp_path / "Snakefile").touch()
-    assert command_line(words)[3:] == options
+    assert command_line(arguments)[3:] == options
 
 
 def test_a_profile_is_that_of_the_folder_or_of_the_package(tmp_path, monkeypatch) -> None:

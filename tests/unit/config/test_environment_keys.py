@@ -42,13 +42,13 @@ def test_what_an_environment_may_see_decides_and_how_many_gpus_it_has_does_not()
 
 
 def test_the_processes_run_where_the_configuration_says(monkeypatch) -> None:
-    kept: list[Confinement] = []
-    monkeypatch.setattr(resets, "EnvironmentPool", lambda *keys: kept.append(keys[-1]))
+    confinements: list[Confinement] = []
+    monkeypatch.setattr(resets, "EnvironmentPool", lambda *keys: confinements.append(keys[-1]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     resets.pool_of(config_of().rollout)
     resets.pool_of(config_of(environment_image="a.sif", environment_gpus=1, environment_read_only=["b"]).rollout)
     resets.pool_of(config_of(environment_sandbox=True, environment_memory_mb=300).rollout)
-    assert kept == [
+    assert confinements == [
         Confinement(),
         Confinement(image="a.sif", read_only=("b",), gpus=("4",)),
         Confinement(sandbox=True, memory_mb=300),

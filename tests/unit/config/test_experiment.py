@@ -83,10 +83,10 @@ def test_files_of_round_2_are_the_runs_own(runs) -> None:
 
 def test_shared_files_name_the_runs_that_use_them(runs) -> None:
     run_set = runs(arms={"a": None, "b": {"update.learning_rate": 1e-6}, "c": {"rollout.temperature": 0.9}}, seeds=[0])
-    of_a, of_c = run_set.homes["lr/a/0"], run_set.homes["lr/c/0"]
-    assert run_set.users[of_a["warmstart"]] == "lr/a/0 and 2 more"
-    assert run_set.users[of_a["rollout"]] == "lr/a/0 and 1 more"
-    assert run_set.users[of_c["rollout"]] == "lr/c/0"
+    homes_of_a, homes_of_c = run_set.homes["lr/a/0"], run_set.homes["lr/c/0"]
+    assert run_set.users[homes_of_a["warmstart"]] == "lr/a/0 and 2 more"
+    assert run_set.users[homes_of_a["rollout"]] == "lr/a/0 and 1 more"
+    assert run_set.users[homes_of_c["rollout"]] == "lr/c/0"
 
 
 def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
@@ -99,7 +99,7 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "message"),
     [
         ({"arms": {"a": {}}, "vary": {"seed": [1]}}, "leave one of the two out"),
         ({"vary": {"seed": [1]}}, "list the seeds under `seeds`"),
@@ -119,10 +119,10 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"vary": {"update.learning_rate": [1.0, 1.0]}}, "'learning_rate-1"),
     ],
 )
-def test_a_wrong_key_is_one_sentence(runs, keys, words) -> None:
+def test_a_wrong_key_is_one_sentence(runs, keys, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         runs(**keys)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 DEV = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev"}}
@@ -135,7 +135,7 @@ def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arms", "select", "words"),
+    ("arms", "select", "message"),
     [
         ({"a": {}, "b": {"rounds": 3}}, {}, "select: dev.pass@1 needs rows to choose by"),
         ({"a": {"dataset.dev": DEV}}, {}, "there is one arm with one evaluated round"),
@@ -153,10 +153,10 @@ def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
         ),
     ],
 )
-def test_a_choice_that_cannot_be_made_is_one_sentence(runs, arms, select, words) -> None:
+def test_a_choice_that_cannot_be_made_is_one_sentence(runs, arms, select, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         runs(arms=arms, select=select, seeds=[0])
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_where_one_run_is_needed_an_experiment_is_refused(tmp_path) -> None:

@@ -88,17 +88,17 @@ def test_filling_leaves_the_presets_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("opnrlhf", "test.yaml: algorithm: no preset 'opnrlhf'; did you mean 'openrlhf'?"),
         ("ppo2000", f"test.yaml: algorithm: no preset 'ppo2000'; there are {', '.join(PRESETS)}"),
         (["trl"], "test.yaml: algorithm: no preset '['trl']'; did you mean 'trl'?"),
     ],
 )
-def test_an_unknown_preset_is_one_sentence_that_helps(name, says) -> None:
+def test_an_unknown_preset_is_one_sentence_that_helps(name, message) -> None:
     with pytest.raises(UserError) as error:
         config(preset=name)
-    assert str(error.value) == says
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -13,7 +13,7 @@ def with_select(**select) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("select", "correct", "words"),
+    ("select", "correct", "message"),
     [
         ({}, "answer", "selects nothing; set pass_rate or weights"),
         ({"pass_rate": [0.9, 0.1]}, "answer", "[0.9, 0.1] is no range of shares"),
@@ -24,10 +24,10 @@ def with_select(**select) -> Config:
         ({"weights": "on"}, "answer", "dataset.select.weights: Input should be 'none', 'static' or 'online'"),
     ],
 )
-def test_what_selects_nothing_is_one_sentence(select, correct, words) -> None:
+def test_what_selects_nothing_is_one_sentence(select, correct, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         validate(mini(dataset={"select": select}, correct={"reward": correct}), "test.yaml")
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_run_that_selects_nothing_has_the_parameters_that_it_had() -> None:

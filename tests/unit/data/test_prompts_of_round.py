@@ -53,10 +53,10 @@ def test_without_a_selection_each_prompt_comes_once_an_epoch(train) -> None:
 
 def test_a_range_of_pass_rates_is_a_filter_with_both_ends(train, shards) -> None:
     config = config_of({"pass_rate": [0.125, 0.5]})
-    kept = [name for name in NAMES if 1 <= RIGHT[name] <= 4]
-    count = len(kept) // 8 + 1
+    in_range = [name for name in NAMES if 1 <= RIGHT[name] <= 4]
+    count = len(in_range) // 8 + 1
     drawn = [name for number in range(1, count + 1) for name in names(config, train, number, PassRateFiles(shards))]
-    assert set(drawn) == set(kept)
+    assert set(drawn) == set(in_range)
     assert max(Counter(drawn).values()) <= 2, "each is used once before any is used again"
 
 
@@ -138,9 +138,9 @@ def test_a_draw_has_no_prompt_twice_and_does_not_depend_on_order_or_on_other_pro
 def test_a_refill_takes_the_prompts_that_may_be_trained_on_and_were_not_sampled(train, shards, weights) -> None:
     config = config_of({"pass_rate": [0.1, 0.9], "weights": weights})
     chosen = prompts_of_round(config, train, 2, PassRateFiles(shards))
-    kept = [row for row, name in enumerate(NAMES) if 1 <= RIGHT[name] <= 7]
+    in_range = [row for row, name in enumerate(NAMES) if 1 <= RIGHT[name] <= 7]
     assert len(chosen.sampled) == 8
-    assert sorted(chosen.sampled + chosen.spare) == kept
+    assert sorted(chosen.sampled + chosen.spare) == in_range
     assert chosen.spare != sorted(chosen.spare)
 
 
@@ -163,8 +163,8 @@ def test_filtered_epochs_are_those_of_the_kept_prompts(train, shards) -> None:
     """The same order as a dataset of the kept rows alone would have, whatever the shards."""
     from rloo_pipeline.seeds import derive
 
-    kept = [name for name in NAMES if RIGHT[name] in (2, 3, 4, 5)]
+    in_range = [name for name in NAMES if RIGHT[name] in (2, 3, 4, 5)]
     for number in (1, 2, 3):
-        rows = rows_of_round(len(kept), 8, number, derive(1, "prompts"))
+        rows = rows_of_round(len(in_range), 8, number, derive(1, "prompts"))
         config = config_of({"pass_rate": [0.25, 0.7]})
-        assert names(config, train, number, PassRateFiles(shards)) == [kept[row] for row in rows]
+        assert names(config, train, number, PassRateFiles(shards)) == [in_range[row] for row in rows]

@@ -61,11 +61,11 @@ def test_worked_demonstrations_follow_from_their_columns() -> None:
         a, sign, b = re.split("([+-])", problem["prompt"][0]["content"])
         carry, read = 0, ""
         for column, x, y in zip(columns.split(";"), reversed(a), reversed(b), strict=True):
-            left, right = column.split("=")
-            assert left == f"{x}{sign}{y}{sign}{carry}"
-            total, carry = eval(left), int(right[0])
-            assert total == (int(right) if sign == "+" else int(right[1]) - 10 * carry)
-            read = right[1] + read
+            terms, result = column.split("=")
+            assert terms == f"{x}{sign}{y}{sign}{carry}"
+            total, carry = eval(terms), int(result[0])
+            assert total == (int(result) if sign == "+" else int(result[1]) - 10 * carry)
+            read = result[1] + read
         assert row["prompt"] == problem["prompt"]
         assert int(f"{carry}{read}") == int(answer) == int(problem["answer"])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import mini
-from made_up import metrics_of
+from synthetic_runs import metrics_of
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.diagnose import diagnose as print_table
@@ -39,10 +39,10 @@ HEALTHY = {
 }
 
 
-def run_of(**courses: list[float | None]) -> list[dict[str, float | None]]:
+def run_of(**last_values: list[float | None]) -> list[dict[str, float | None]]:
     """A healthy run in which the last rounds have other values of some metrics."""
     rounds: list[dict[str, float | None]] = [{"round": number, **HEALTHY} for number in range(1, ROUNDS + 1)]
-    for name, values in courses.items():
+    for name, values in last_values.items():
         for metrics, value in zip(rounds[-len(values) :], values, strict=True):
             metrics[name] = value
     return rounds
@@ -123,13 +123,15 @@ def test_every_symptom_has_a_case() -> None:
     assert CASES.keys() | {"memory"} == REGISTRY.keys() == Gates.model_fields.keys()
 
 
-@pytest.mark.parametrize(("name", "shows", "near"), [(name, *pair) for name, pairs in CASES.items() for pair in pairs])
-def test_a_symptom_shows_and_a_similar_healthy_run_does_not_show_it(name, shows, near) -> None:
-    symptoms = diagnose(run_of(**shows), monitors=["worked"])
+@pytest.mark.parametrize(
+    ("name", "sick", "healthy"), [(name, *pair) for name, pairs in CASES.items() for pair in pairs]
+)
+def test_a_symptom_shows_and_a_similar_healthy_run_does_not_show_it(name, sick, healthy) -> None:
+    symptoms = diagnose(run_of(**sick), monitors=["worked"])
     assert named(symptoms) == {name}
     assert symptoms[0].last == ROUNDS
     assert symptoms[0].action == "warn"
-    assert name not in named(diagnose(run_of(**near), monitors=["worked"]))
+    assert name not in named(diagnose(run_of(**healthy), monitors=["worked"]))
 
 
 def test_a_rising_reward_with_falling_held_out_accuracy_is_reward_hacking() -> None:
@@ -147,17 +149,17 @@ def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:
     for metrics in rounds:
         metrics["kl"] = None
 
-    def ended(kl: float, planned: int = 2) -> list[Symptom]:
+    def symptoms_at_end(kl: float, planned: int = 2) -> list[Symptom]:
         last = {"accuracy": 0.4, "ci95": [0.35, 0.45], "distance": {"kl": kl}}
         return diagnose(rounds, evaluations={0: last, 2: last}, planned=planned)
 
-    (symptom,) = ended(1e-4)
+    (symptom,) = symptoms_at_end(1e-4)
     assert symptom.name == "no_movement"
     assert "KL from policy 0 is 0.0001 nats per token" in symptom.evidence
     assert "held-out accuracy by +0.0 points" in symptom.evidence
     assert "update.learning_rate" in symptom.cure
-    assert ended(0.01) == []
-    assert ended(1e-4, planned=50) == [], "the run has hardly begun"
+    assert symptoms_at_end(0.01) == []
+    assert symptoms_at_end(1e-4, planned=50) == [], "the run has hardly begun"
 
 
 @pytest.mark.parametrize(
@@ -286,9 +288,9 @@ def test_the_table_shows_a_run_in_flight(tmp_path) -> None:
 
 
 def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds() -> None:
-    words = ["/bin/snakemake", "--profile", "slurm", "--config", "run=x", "rounds=50"]
-    again = early_stop.command(7, ["run=x", "rounds=50"], words)
+    argv = ["/bin/snakemake", "--profile", "slurm", "--config", "run=x", "rounds=50"]
+    again = early_stop.command(7, ["run=x", "rounds=50"], argv)
     assert again is not None
-    assert again[1:] == ["-m", "snakemake", *words[1:], "--nolock", "--config", "run=x", "rounds=7"]
+    assert again[1:] == ["-m", "snakemake", *argv[1:], "--nolock", "--config", "run=x", "rounds=7"]
     assert early_stop.command(7, [], ["/lib/snakemake/__main__.py"]) is not None
     assert early_stop.command(7, [], ["/bin/jupyter"]) is None, "called from Python, the caller decides"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import has_ended, until
+from helpers import has_ended, wait_until
 
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer
@@ -69,10 +69,10 @@ answer = attempt({})
 @pytest.fixture(scope="module", autouse=True)
 def box() -> sandbox.Sandbox:
     """The sandbox of this machine. In .ci/run a machine without one is a failure."""
-    found = sandbox.search()
-    if isinstance(found, str):
-        (pytest.fail if os.environ.get("RLOO_REQUIRE_SANDBOX") else pytest.skip)(found)
-    return found
+    sandbox_or_reason = sandbox.search()
+    if isinstance(sandbox_or_reason, str):
+        (pytest.fail if os.environ.get("RLOO_REQUIRE_SANDBOX") else pytest.skip)(sandbox_or_reason)
+    return sandbox_or_reason
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +99,11 @@ def room(mine) -> Iterator[EnvironmentPool]:
 
 
 def answers(pool: EnvironmentPool, count: int = 1) -> list[Answer]:
-    got: list[Answer] = []
-    while len(got) < count:
+    received: list[Answer] = []
+    while len(received) < count:
         assert pool.waiting
-        got += pool.ready(120)
-    return sorted(got)
+        received += pool.ready(120)
+    return sorted(received)
 
 
 def begun(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
@@ -200,7 +200,7 @@ def test_memory_is_limited_and_the_error_is_an_answer(mine) -> None:
 
 
 def test_a_tool_that_starts_processes_without_end_stops_no_other_episode(mine) -> None:
-    bomb = """
+    fork_bomb = """
 while True:
     try:
         if not os.fork():
@@ -213,7 +213,7 @@ while True:
 """
     with pool_of(mine, timeout=3.0) as pool:
         begun(pool, 1, 2)
-        pool.call(1, [("act", {"code": bomb})])
+        pool.call(1, [("act", {"code": fork_bomb})])
         [late] = answers(pool)
         assert late.texts == (str({"error": "act took over 3 s"}),)
         start = """
@@ -271,11 +271,11 @@ def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to
             print("own")
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout == "own\n"
-    assert done.stderr.startswith("printed")
-    assert "\x1b" not in done.stderr
-    assert len(done.stderr) <= MOST_BYTES
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert outcome.stdout == "own\n"
+    assert outcome.stderr.startswith("printed")
+    assert "\x1b" not in outcome.stderr
+    assert len(outcome.stderr) <= MOST_BYTES
 
 
 def test_it_ends_with_a_process_that_is_killed(mine) -> None:
@@ -297,7 +297,7 @@ def test_it_ends_with_a_process_that_is_killed(mine) -> None:
         inner = [int(pid) for pid in Path(f"/proc/{outer}/task/{outer}/children").read_text().split()]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    until(lambda: all(map(has_ended, [outer, *inner])))
+    wait_until(lambda: all(map(has_ended, [outer, *inner])))
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_no_sandbox_is_a_sentence(mine, monkeypatch, tmp_path) -> None:
 
 def test_environments_see_the_gpus_that_are_theirs(mine, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # those of the engine
-    for gpus, seen in (((), ""), (("2", "3"), "2,3")):
+    for gpus, visible in (((), ""), (("2", "3"), "2,3")):
         with pool_of(mine, sandbox=False, gpus=gpus) as pool:
-            assert attempt(pool, "repr(os.environ['CUDA_VISIBLE_DEVICES'])") == repr(seen)
+            assert attempt(pool, "repr(os.environ['CUDA_VISIBLE_DEVICES'])") == repr(visible)
 
 
 @pytest.fixture(scope="module")

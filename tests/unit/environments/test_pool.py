@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from helpers import has_ended, until
+from helpers import has_ended, wait_until
 
 from rloo_pipeline.environments.connection import Answer
 from rloo_pipeline.environments.episode import ANSWER_CHARACTERS
@@ -103,11 +103,11 @@ def room(mine):
 
 def answers(pool: EnvironmentPool, count: int = 1) -> list[Answer]:
     """The next answers, by episode."""
-    got: list[Answer] = []
-    while len(got) < count:
+    received: list[Answer] = []
+    while len(received) < count:
         assert pool.waiting
-        got += pool.ready(120)
-    return sorted(got)
+        received += pool.ready(120)
+    return sorted(received)
 
 
 def begun(pool: EnvironmentPool, *episodes: int, kind: str = "", seed: int = 0) -> list[Answer]:
@@ -194,7 +194,7 @@ def test_a_killed_episode_leaves_no_process(room, tmp_path) -> None:
     assert answers(room)[0].lost == "act took over 3 s"
     finished(room, 1)
     pid = int(file.read_text())
-    until(lambda: has_ended(pid))
+    wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_what_a_tool_prints_goes_to_stderr(mine) -> None:
             print("own")
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout == "own\n"
-    assert "printed\n" in done.stderr
-    assert "echoed\n" in done.stderr
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert outcome.stdout == "own\n"
+    assert "printed\n" in outcome.stderr
+    assert "echoed\n" in outcome.stderr
 
 
 def test_a_reset_that_raises_or_says_nothing(room) -> None:
@@ -354,4 +354,4 @@ def test_processes_end_with_a_pool_that_is_killed(mine) -> None:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    until(lambda: all(map(has_ended, pids)))
+    wait_until(lambda: all(map(has_ended, pids)))

@@ -51,12 +51,12 @@ DRAWS, MIN_COVERAGE = 400, 0.915
 @pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
 def test_the_intervals_of_shares_have_their_coverage(prompts: int) -> None:
     """For samples of a prompt that are independent (0), correlated (0.5) or identical (1)."""
-    for chance, samples, alike in product([0, 0.01, 0.5, 0.99], [1, 4, 16], [0, 0.5, 1]):
+    for rate, samples, correlation in product([0, 0.01, 0.5, 0.99], [1, 4, 16], [0, 0.5, 1]):
         draw = np.random.default_rng([prompts, samples])
-        values = shares(draw, chance, (DRAWS, prompts), samples, alike)
+        values = shares(draw, rate, (DRAWS, prompts), samples, correlation)
         intervals = np.array([estimate_share(row, samples).ci95 for row in values])
-        held = ((intervals[:, 0] <= chance) & (chance <= intervals[:, 1])).mean()
-        assert held >= MIN_COVERAGE, (chance, samples, alike)
+        coverage = ((intervals[:, 0] <= rate) & (rate <= intervals[:, 1])).mean()
+        assert coverage >= MIN_COVERAGE, (rate, samples, correlation)
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200, 1000])
@@ -64,14 +64,16 @@ def test_the_intervals_of_gains_in_shares_have_their_coverage(prompts: int) -> N
     for samples in (1, 4):
         draw = np.random.default_rng([prompts, samples])
         before, after = (
-            {chance: shares(draw, chance, (DRAWS, prompts), samples, 0.5) for chance in chances}
-            for chances in ((0, 0.01, 0.5, 0.99), (0.01, 0.5, 0.95))
+            {rate: shares(draw, rate, (DRAWS, prompts), samples, 0.5) for rate in rates}
+            for rates in ((0, 0.01, 0.5, 0.99), (0.01, 0.5, 0.95))
         )
-        for was, now in product(before, after):
-            rows = after[now] - before[was]
+        for before_rate, after_rate in product(before, after):
+            rows = after[after_rate] - before[before_rate]
             intervals = np.array([share_difference(row, samples).ci95 for row in rows])
-            held = ((intervals[:, 0] <= now - was) & (now - was <= intervals[:, 1])).mean()
-            assert held >= MIN_COVERAGE, (was, now, samples)
+            coverage = (
+                (intervals[:, 0] <= after_rate - before_rate) & (after_rate - before_rate <= intervals[:, 1])
+            ).mean()
+            assert coverage >= MIN_COVERAGE, (before_rate, after_rate, samples)
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200])
@@ -80,8 +82,8 @@ def test_the_intervals_of_means_have_their_coverage(prompts: int, name: str) -> 
     values = getattr(np.random.default_rng(prompts), name)(size=(DRAWS, prompts))
     intervals = np.array([estimate_mean(row, 400, place).ci95 for place, row in enumerate(values)])
     true = float(name == "exponential")
-    held = ((intervals[:, 0] <= true) & (true <= intervals[:, 1])).mean()
-    assert held >= MIN_COVERAGE
+    coverage = ((intervals[:, 0] <= true) & (true <= intervals[:, 1])).mean()
+    assert coverage >= MIN_COVERAGE
 
 
 @pytest.mark.parametrize("prompts", [5, 10, 20, 100])
@@ -97,15 +99,17 @@ def test_a_true_null_is_rejected_in_at_most_5_percent_of_cases(prompts: int, kin
     assert rejected <= 0.05 + 3.1 * (0.05 * 0.95 / DRAWS) ** 0.5
 
 
-def shares(draw: np.random.Generator, chance: float, size: tuple[int, int], samples: int, alike: float) -> np.ndarray:
+def shares(
+    draw: np.random.Generator, rate: float, size: tuple[int, int], samples: int, correlation: float
+) -> np.ndarray:
     """Shares of right samples per prompt; two samples of a prompt have the correlation `alike`."""
-    if chance in (0, 1) or alike == 0:
-        own = np.full(size, float(chance))
-    elif alike == 1:
-        own = (draw.random(size) < chance).astype(float)
+    if rate in (0, 1) or correlation == 0:
+        own = np.full(size, float(rate))
+    elif correlation == 1:
+        own = (draw.random(size) < rate).astype(float)
     else:
-        spread = 1 / alike - 1
-        own = draw.beta(chance * spread, (1 - chance) * spread, size)
+        spread = 1 / correlation - 1
+        own = draw.beta(rate * spread, (1 - rate) * spread, size)
     return draw.binomial(samples, own) / samples
 
 

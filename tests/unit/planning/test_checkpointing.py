@@ -20,9 +20,9 @@ def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft) -> None:
     without = advice.override(config, {"deepspeed.gradient_checkpointing": False})
     batch = memory.MicroBatch(65536, 65536, several=True) if sft else None
     edge = memory.total(memory.update(without, SHAPE, "cuda", batch)) / memory.ROOM
-    for room, wanted in ((edge * 0.999, True), (edge * 1.001, False)):
+    for room, expected in ((edge * 0.999, True), (edge * 1.001, False)):
         resolved = checkpointing.resolve_for(config, SHAPE, "cuda", room, sft)
-        assert resolved.deepspeed.gradient_checkpointing is wanted
+        assert resolved.deepspeed.gradient_checkpointing is expected
         assert resolved.update == config.update
 
 
@@ -36,9 +36,9 @@ def test_a_stage_decides_by_the_memory_of_its_process_and_its_own_sections(tmp_p
     facts = {"hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32000}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     stage = Config(**mini()).only("update")
-    for room, wanted in ((1e6, True), (1e15, False)):
+    for room, expected in ((1e6, True), (1e15, False)):
         monkeypatch.setattr(devices, "memory_bytes", lambda room=room: room)
-        assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is wanted
+        assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is expected
     (tmp_path / "config.json").write_text("{}")
     assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is False, "sizes are not known"
 

@@ -100,8 +100,8 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
     update = next(estimate.fits(config, qwen, card))
     more, offload = update.advice.split("; or, without more GPUs, with ")
     assert "deepspeed.processes: 2" in more
-    kept = Offload(optimizer="cpu")
-    changed = advice.override(config, {"deepspeed.offload": kept, "deepspeed.zero_stage": 2})
+    on_cpu = Offload(optimizer="cpu")
+    changed = advice.override(config, {"deepspeed.offload": on_cpu, "deepspeed.zero_stage": 2})
     assert next(estimate.fits(changed, qwen, card)).fits
     host = memory.total(memory.offloaded(changed, qwen)) / 1e9
     assert host == pytest.approx(16 * qwen.parameters / 1e9)

@@ -47,18 +47,21 @@ def test_wall_clock_is_gpu_time_over_the_gpus_of_each_stage() -> None:
 
 def test_gpus_of_environments_are_held_as_long_as_the_engine_works() -> None:
     tools = ["rloo_pipeline.environments.tools:calculator"]
-    alone, beside = (
+    without_environments, with_environments = (
         Config(
             **mini(rollout={"shards": 2, "tools": tools, "environment_gpus": count}, vllm={"tensor_parallel_size": 2})
         )
         for count in (0, 1)
     )
     card, shape = estimate.Card("H100", 80, 990, 3.35), ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000)
-    hours = [estimate.hours(config, shape, card)["rollout"] for config in (alone, beside)]
+    hours = [estimate.hours(config, shape, card)["rollout"] for config in (without_environments, with_environments)]
     assert hours[1] == pytest.approx(hours[0] * 3 / 2)
-    walls = [queueing.wall_seconds(c, {"rollout": h})["rollout"] for c, h in zip((alone, beside), hours, strict=True)]
+    walls = [
+        queueing.wall_seconds(c, {"rollout": h})["rollout"]
+        for c, h in zip((without_environments, with_environments), hours, strict=True)
+    ]
     assert walls[1] == pytest.approx(walls[0])
-    assert [mode.gpus for mode in queueing.modes(beside, 0)] == [6, 6]
+    assert [mode.gpus for mode in queueing.modes(with_environments, 0)] == [6, 6]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +73,10 @@ def test_one_job_is_advised_where_the_queue_would_be_much_of_the_time(wait: floa
 
 def test_the_command_shows_both_modes_and_refuses_what_is_not_slurm(tmp_path) -> None:
     config = ROOT / ".test" / "config" / "config.yaml"
-    done = rloo("plan", config, "--profile", ROOT / "profiles" / "slurm", "--wait", 5)
-    assert done.returncode == 0, done.stderr
-    assert "SLURM, 5 min in the queue for each job" in done.stdout
-    assert "advice: rloo submit" in done.stdout
+    outcome = rloo("plan", config, "--profile", ROOT / "profiles" / "slurm", "--wait", 5)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "SLURM, 5 min in the queue for each job" in outcome.stdout
+    assert "advice: rloo submit" in outcome.stdout
     refused = rloo("plan", config, "--profile", ROOT / "profiles" / "local")
     assert "does not run on SLURM; name one that does" in refused.stderr
     assert "--wait is for SLURM: name the profile too" in rloo("plan", config, "--wait", 5).stderr

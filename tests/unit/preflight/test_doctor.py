@@ -140,17 +140,19 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
     }
-    alone = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
-    assert {rule for rule, by in used.items() if by is None} == alone
+    without_gpus = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
+    assert {rule for rule, by in used.items() if by is None} == without_gpus
     refills = Config(**mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True}))
     request = slurm_checks.requests(settings, rules, refills)["refill"]
     assert request.engine_gpus == ("vllm.tensor_parallel_size", 1), "where it is used"
     tools = ["rloo_pipeline.environments.tools:calculator"]
-    beside = slurm_checks.requests(settings, rules, Config(**mini(rollout={"tools": tools, "environment_gpus": 1})))
-    message, fix = slurm_checks.judge({}, beside["rollout"])
+    with_environments = slurm_checks.requests(
+        settings, rules, Config(**mini(rollout={"tools": tools, "environment_gpus": 1}))
+    )
+    message, fix = slurm_checks.judge({}, with_environments["rollout"])
     assert message == ("requests gpu:1, but vllm.tensor_parallel_size + rollout.environment_gpus uses 2 GPUs per node")
     assert fix.startswith("set gres to that number in the profile")
-    assert beside["harness"].engine_gpus == ("vllm.tensor_parallel_size", 1)
+    assert with_environments["harness"].engine_gpus == ("vllm.tensor_parallel_size", 1)
     assert set(used.values()) <= {None, ("deepspeed.processes", 4), ("vllm.tensor_parallel_size", 1)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import configuration, make_run
+from synthetic_runs import configuration, make_run
 
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
@@ -79,11 +79,11 @@ def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=30000"),
         *(f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"),
     )
-    done = subprocess.run(
+    outcome = subprocess.run(
         [str(BROWSER), *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=240, check=True
     )
-    [result] = re.findall(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    [result] = re.findall(r'<pre id="result">(.*?)</pre>', outcome.stdout, re.DOTALL)
+    console = "\n".join(line for line in outcome.stderr.splitlines() if "CONSOLE" in line)
     return json.loads(unescape(result)), console
 
 

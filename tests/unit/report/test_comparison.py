@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from helpers import rloo
-from made_up import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, finish_run, metrics_of
+from synthetic_runs import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, finish_run, metrics_of
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -168,7 +168,7 @@ def test_differences_between_runs_are_named_at_the_top(pair, tmp_path, change, e
     change(pair[1])
     page, content = page_of(pair, tmp_path)
     text = text_of(page)
-    assert [what for what, fact in content["shared"].items() if not fact["same"]] == [expected.split(":")[0][13:]]
+    assert [name for name, fact in content["shared"].items() if not fact["same"]] == [expected.split(":")[0][13:]]
     assert "do not share everything" in text
     assert text.index(expected) < text.index("Reward by round")
     assert content["runs"][1]["difference"]["value"] is not None
@@ -219,8 +219,8 @@ def test_every_run_has_its_line_in_every_figure() -> None:
         assert drawn is not None
         go.Figure(drawn)
         assert [line["name"] for line in drawn["data"]] == list(runs)
-        looks = {(line["line"]["color"], line["line"]["dash"]) for line in drawn["data"]}
-        assert len(looks) == len(runs)
+        styles = {(line["line"]["color"], line["line"]["dash"]) for line in drawn["data"]}
+        assert len(styles) == len(runs)
 
 
 def test_a_metric_that_one_run_lacks_is_drawn_for_the_others() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from made_up import Reader, configuration, finish_run, write_completions
+from synthetic_runs import Reader, configuration, finish_run, write_completions
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.show_experiment import experiment

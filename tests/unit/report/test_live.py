@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import mini, rloo
-from made_up import write_prompts
+from synthetic_runs import write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
@@ -110,8 +110,8 @@ def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
 
 def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path) -> None:
     run = run_files.read(write_run(tmp_path / "run", 3))
-    left = [progress_of(run, STARTED + 3 * PACE + passed).seconds_left for passed in (0, 40, 99, 5000)]
-    assert left == [500, 460, 401, 400]
+    seconds_left = [progress_of(run, STARTED + 3 * PACE + passed).seconds_left for passed in (0, 40, 99, 5000)]
+    assert seconds_left == [500, 460, 401, 400]
     first = write_run(tmp_path / "first", 1)
     assert progress_of(run_files.read(first)).seconds_left is None
     (first / "policies" / "00000").mkdir(parents=True)
@@ -130,13 +130,13 @@ def test_a_pause_between_two_calls_is_not_the_time_of_a_round(tmp_path) -> None:
 
 def test_the_time_left_beside_the_bar_falls_too(tmp_path, monkeypatch) -> None:
     run = write_run(tmp_path / "run", 3)
-    measured, left = None, []
+    measured, seconds_left = None, []
     for passed in (0, 60, 5000):
         monkeypatch.setattr(terminal_table.time, "time", lambda passed=passed: STARTED + passed)
         measured = measured or terminal_table.Measurements(run_files.read(run).config, run)
         measured.read()  # an evaluation: no new round
-        left.append(measured.seconds_left)
-    assert left == [500, 440, 400]
+        seconds_left.append(measured.seconds_left)
+    assert seconds_left == [500, 440, 400]
 
 
 def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Project
-from made_up import Reader, configuration, make_run
+from synthetic_runs import Reader, configuration, make_run
 
 from rloo_pipeline.report import origin
 from rloo_pipeline.report.page import render
@@ -36,9 +36,9 @@ def test_the_page_names_the_image_and_its_digest(tmp_path, monkeypatch) -> None:
     assert "none: the stages ran in the local environment" in page_text(tmp_path / "c")
 
 
-@pytest.mark.parametrize(("noted", "differs"), [("c0ffee", False), ("c0ffee changed", True)])
-def test_the_commit_comes_from_the_controller(noted, differs, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv(origin.COMMIT, noted)
+@pytest.mark.parametrize(("commit", "differs"), [("c0ffee", False), ("c0ffee changed", True)])
+def test_the_commit_comes_from_the_controller(commit, differs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(origin.COMMIT, commit)
     clone = tmp_path if differs else tmp_path / "elsewhere"
     monkeypatch.setattr(installation, "clone", lambda: clone)
     text = page_text(tmp_path / "run")
@@ -57,17 +57,17 @@ def test_the_controller_passes_on_the_commit_of_its_sources(tmp_path) -> None:
     git(project.folder, "init", "-q")
     code = "import os; from rloo_pipeline.report import origin; origin.note_commit(); print(os.environ[origin.COMMIT])"
 
-    def noted() -> str:
+    def commit_in_environment() -> str:
         command = [sys.executable, "-c", code]
-        done = subprocess.run(
+        outcome = subprocess.run(
             command, cwd=project.folder, env=project.environment, check=True, capture_output=True, text=True
         )
-        return done.stdout.rstrip("\n")
+        return outcome.stdout.rstrip("\n")
 
-    assert noted() == ""
+    assert commit_in_environment() == ""
     git(project.folder, "add", "Snakefile", "rloo_pipeline")
     git(project.folder, "commit", "-qm", "all")
     commit = git(project.folder, "rev-parse", "HEAD")
-    assert noted() == commit
+    assert commit_in_environment() == commit
     (project.folder / "Snakefile").write_text("# another\n")
-    assert noted() == f"{commit} changed"
+    assert commit_in_environment() == f"{commit} changed"

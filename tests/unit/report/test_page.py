@@ -7,7 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from made_up import (
+from synthetic_runs import (
     CHECKED,
     NASTY,
     ROUNDS,
@@ -322,13 +322,13 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     assert "No symptom" in Reader(page).text
     config = configuration(rounds=6).only("report")
     run = make_run(tmp_path / "run", config)
-    alike = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
+    equal_rewards = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
     for number in range(1, 7):
-        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number) | alike)
+        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number) | equal_rewards)
     text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
     assert "No symptom" not in text
     assert "warmstart.sft" in text
-    symptoms = diagnose([metrics_of(n) | alike for n in range(1, 7)], config.gates, monitors=["worked"])
+    symptoms = diagnose([metrics_of(n) | equal_rewards for n in range(1, 7)], config.gates, monitors=["worked"])
     assert symptoms
     assert all(symptom.title in text and symptom.cure in text for symptom in symptoms)
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from helpers import mini
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from made_up import completions_schema
+from synthetic_runs import completions_schema
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json

@@ -158,9 +158,9 @@ def answering(answer: bytes, drip: bytes = b"") -> Iterator[str]:
         def serve() -> None:
             with suppress(OSError):  # the test has ended
                 while True:
-                    threading.Thread(target=talk, args=[listener.accept()[0]], daemon=True).start()
+                    threading.Thread(target=serve_connection, args=[listener.accept()[0]], daemon=True).start()
 
-        def talk(connection: socket.socket) -> None:
+        def serve_connection(connection: socket.socket) -> None:
             with connection, suppress(OSError):  # the client has had enough
                 connection.recv(1 << 16)
                 connection.sendall(answer)

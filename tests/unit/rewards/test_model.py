@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def conversations(count: int) -> tuple[list[Any], list[Any]]:
-    chance = random.Random(0)
-    text = ["".join(chance.choices("0123456789+=", k=chance.randrange(1, 60))) for _ in range(count)]
-    work = ["".join(chance.choices("0123456789+=", k=chance.randrange(0, 90))) for _ in range(count)]
+    rng = random.Random(0)
+    text = ["".join(rng.choices("0123456789+=", k=rng.randrange(1, 60))) for _ in range(count)]
+    work = ["".join(rng.choices("0123456789+=", k=rng.randrange(0, 90))) for _ in range(count)]
     prompts = [[{"role": "user", "content": t}] for t in text]
     return prompts, [[{"role": "assistant", "content": f"<think>{w}</think>{len(w)}"}] for w in work]
 

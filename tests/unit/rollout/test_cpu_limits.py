@@ -13,7 +13,7 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
 
 
 @pytest.mark.parametrize(
-    ("hf_config", "dtype", "words"),
+    ("hf_config", "dtype", "reason"),
     [
         (DELTA, "float32", "in bfloat16 only, not float32; set model.dtype: bfloat16"),
         ({"text_config": DELTA}, "float16", "in bfloat16 only, not float16"),
@@ -30,8 +30,8 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
         ),
     ],
 )
-def test_a_model_is_refused_by_its_config_json(hf_config, dtype, words) -> None:
-    with pytest.raises(UserError, match=f"^model/config.json: vLLM on CPUs .*{words}"):
+def test_a_model_is_refused_by_its_config_json(hf_config, dtype, reason) -> None:
+    with pytest.raises(UserError, match=f"^model/config.json: vLLM on CPUs .*{reason}"):
         cpu_limits.check(FILE, hf_config, dtype)
 
 

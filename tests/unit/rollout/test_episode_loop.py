@@ -52,11 +52,11 @@ def turn(template, text, ended=True) -> Completion:
 
 def write(template, request) -> Completion:
     """A model whose turn depends on the ids before it and on the seed alone: it calls, or writes what it was told."""
-    chance = random.Random(str(request))
-    if chance.random() < 0.6:
-        expression = "+".join(str(chance.randint(1, 99)) for _ in range(chance.randint(2, 4)))
+    rng = random.Random(str(request))
+    if rng.random() < 0.6:
+        expression = "+".join(str(rng.randint(1, 99)) for _ in range(rng.randint(2, 4)))
         return turn(template, template.turn_text(call_message([("calculator", {"expression": expression})])))
-    return turn(template, str(chance.randint(0, 99)))
+    return turn(template, str(rng.randint(0, 99)))
 
 
 def rows_of(count, observation="") -> list[dict]:
@@ -65,7 +65,7 @@ def rows_of(count, observation="") -> list[dict]:
     return [{"prompt_id": f"{place}", "prompt": prompt, OBSERVATION: observation} for place in range(count)]
 
 
-def play(template, reader, model, count=12, observation="", **settings) -> list[dict]:
+def sample_episodes(template, reader, model, count=12, observation="", **settings) -> list[dict]:
     """The columns of episodes with a model, of which one turn at a time is sampled, the last that came first."""
     rollout = Rollout(**settings)
     rows = rows_of(count, observation)
@@ -88,7 +88,9 @@ def test_neither_slow_tools_nor_workers_change_an_episode(template, reader, tmp_
     for number, (seconds, workers) in enumerate([(0, 4), (0.02, 4), (0, 1)]):
         file = tmp_path / f"tools_{number}.py"
         file.write_text(TOOLS.format(seconds=seconds))
-        results.append(play(template, reader, write, tools=[f"{file}:calculator"], environment_workers=workers))
+        results.append(
+            sample_episodes(template, reader, write, tools=[f"{file}:calculator"], environment_workers=workers)
+        )
     assert results[0] == results[1] == results[2]
     assert max(len(row["turns"]) for row in results[0]) >= 5, "with several calls"
 
@@ -97,7 +99,7 @@ def test_ids_mask_turns_and_messages_say_the_same(template, reader, tmp_path) ->
     file = tmp_path / "tools.py"
     file.write_text(TOOLS.format(seconds=0))
     decode = template.tokenizer.decode
-    for row in play(template, reader, write, tools=[f"{file}:calculator"]):
+    for row in sample_episodes(template, reader, write, tools=[f"{file}:calculator"]):
         messages = json.loads(row["messages"])
         assert [turn["role"] for turn in row["turns"]] == [message["role"] for message in messages]
         assert messages[-1]["role"] == "assistant"
@@ -118,7 +120,9 @@ def test_an_episode_ends_with_the_model_at_a_limit(template, reader, tmp_path, k
     file = tmp_path / "tools.py"
     file.write_text(TOOLS.format(seconds=0))
     call = template.turn_text(call_message([("calculator", {"expression": "1+1" + "+10" * (0 if key else 7)})]))
-    [row] = play(template, reader, lambda template, _: turn(template, call), 1, tools=[f"{file}:calculator"], **key)
+    [row] = sample_episodes(
+        template, reader, lambda template, _: turn(template, call), 1, tools=[f"{file}:calculator"], **key
+    )
     roles = [turn["role"] for turn in row["turns"]]
     assert roles.count("assistant") == turns
     assert roles[-1] == "assistant"
@@ -133,7 +137,7 @@ def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, t
     def model(template, request):
         return turn(template, "<tool_call>{1+</tool_call>" if len(request.prompt_ids) == 3 else "2")
 
-    [row] = play(template, reader, model, 1, tools=[f"{file}:calculator"])
+    [row] = sample_episodes(template, reader, model, 1, tools=[f"{file}:calculator"])
     assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
 
 
@@ -147,7 +151,7 @@ def test_several_calls_at_once_may_be_too_many(template, reader, tmp_path, monke
 
     for several, answers in ((True, ["2", "2", "2"]), (False, [TOO_MANY, "2"])):
         monkeypatch.setitem(template.__dict__, "several_calls", several)
-        [row] = play(template, reader, model, 1, tools=[f"{file}:calculator"])
+        [row] = sample_episodes(template, reader, model, 1, tools=[f"{file}:calculator"])
         assert [message["content"] for message in json.loads(row["messages"])][1:] == answers
         assert (row["tool_calls"], row["tool_failures"]) == (2, 0 if several else 2)
 
@@ -159,9 +163,14 @@ def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, tmp_p
     right, wrong = (template.turn_text(call_message([("calculator", {"expression": text})])) for text in ("1+1", "1+"))
 
     def counts(*texts: str, **limits) -> tuple[int, int]:
-        left = list(texts)
-        [row] = play(
-            template, reader, lambda template, _: turn(template, left.pop(0)), 1, tools=[f"{file}:calculator"], **limits
+        remaining = list(texts)
+        [row] = sample_episodes(
+            template,
+            reader,
+            lambda template, _: turn(template, remaining.pop(0)),
+            1,
+            tools=[f"{file}:calculator"],
+            **limits,
         )
         return row["tool_calls"], row["tool_failures"]
 
@@ -169,7 +178,9 @@ def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, tmp_p
     assert counts("<tool_call>{1+</tool_call>", "2") == (0, 0)
     assert counts(right, wrong, "2") == (2, 1)
     assert counts(right, right, max_turns=2) == (1, 0)
-    [row] = play(template, reader, lambda template, _: turn(template, right), 1, tools=[f"{file}:calculator"])
+    [row] = sample_episodes(
+        template, reader, lambda template, _: turn(template, right), 1, tools=[f"{file}:calculator"]
+    )
     answers = sum(turn["role"] == "tool" for turn in row["turns"])
     assert row["tool_calls"] == answers + 1, "the last answer had no room"
 
@@ -183,7 +194,7 @@ def test_each_turn_has_a_seed_of_its_own(template, reader, tmp_path) -> None:
         seeds.append(request.seed)
         return write(template, request)
 
-    play(template, reader, model, tools=[f"{file}:calculator"])
+    sample_episodes(template, reader, model, tools=[f"{file}:calculator"])
     assert set(range(12)) < set(seeds)
     assert len(seeds) == len(set(seeds)) > 20
 
@@ -244,10 +255,10 @@ class Counter:
 
 def count(template, request) -> Completion:
     """A model that adds numbers, once in a way that cannot be read, until it ends or has no room for an answer."""
-    chance = random.Random(str(request))
-    if chance.random() < 0.8:
-        text = template.turn_text(call_message([("calculator", {"expression": str(chance.randint(1, 99))})]))
-        return turn(template, text if chance.random() < 0.9 else text.replace('"}}', ""))
+    rng = random.Random(str(request))
+    if rng.random() < 0.8:
+        text = template.turn_text(call_message([("calculator", {"expression": str(rng.randint(1, 99))})]))
+        return turn(template, text if rng.random() < 0.9 else text.replace('"}}', ""))
     return turn(template, "1")
 
 
@@ -260,7 +271,7 @@ def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_pat
     for name, start in (("same", 3), ("other", 4)):
         (tmp_path / f"{name}.py").write_text(COUNTER.format(start=start))
     file = f"{tmp_path}/same.py:Counter"
-    episodes = play(template, reader, count, 40, observation=" from 3", environment=file, max_turns=6)
+    episodes = sample_episodes(template, reader, count, 40, observation=" from 3", environment=file, max_turns=6)
     kinds = {(one["finish_reason"], "tool_calls" in json.loads(one["messages"])[-1]) for one in episodes}
     assert kinds >= {("stop", False), ("stop", True), ("length", True)}, "the model ended, or a limit did"
     assert any(MALFORMED in one["messages"] for one in episodes)
@@ -278,7 +289,7 @@ def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_pat
 def test_a_replay_names_the_answer_that_differs(template, reader, tmp_path) -> None:
     file = tmp_path / "tools.py"
     file.write_text(TOOLS.format(seconds=0))
-    episodes = play(template, reader, write, tools=[f"{file}:calculator"])
+    episodes = sample_episodes(template, reader, write, tools=[f"{file}:calculator"])
     assert replayed(rows_of(12), episodes, tools=[f"{file}:calculator"]).differences == []
     other = tmp_path / "other.py"
     other.write_text(TOOLS.format(seconds=0).replace("eval(expression)", "eval(expression) + (expression[0] == '1')"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import mini, until
+from helpers import mini, wait_until
 
 from rloo_pipeline.runtime import controller_watch
 
@@ -25,7 +25,7 @@ def start(folder: Path, variable: str) -> subprocess.Popen:
     (folder / "config.yaml").write_text(yaml.safe_dump(mini()))
     command = [sys.executable, "-m", "rloo_pipeline", "watch", folder, "--every", "0.1", "--log", folder / "log"]
     process = subprocess.Popen(command, env=os.environ | {controller_watch.VARIABLE: variable})
-    until((folder / "log").exists)
+    wait_until((folder / "log").exists)
     return process
 
 

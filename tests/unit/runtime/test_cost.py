@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_up import Reader, configuration, make_run
+from synthetic_runs import Reader, configuration, make_run
 
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.page import render
@@ -63,10 +63,10 @@ def test_the_cost_of_a_stage_on_a_worker_is_that_of_the_worker(tmp_path) -> None
     assert [(job.cpu_seconds, job.memory_mb) for job in jobs_of(run, 1)] == [(70, 5000)]
 
 
-def driver(folder: Path, says: str) -> dict[str, str]:
+def driver(folder: Path, output: str) -> dict[str, str]:
     """An environment whose nvidia-smi prints this."""
     folder.mkdir()
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{output}'\n")
     (folder / "nvidia-smi").chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 

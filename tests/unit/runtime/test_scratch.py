@@ -40,14 +40,16 @@ def test_the_folder_ends_with_its_process(folder) -> None:
 
 def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(folder) -> None:
     (folder / "snakemakeforeign").mkdir()
-    living, used = start("time.sleep(600)")
-    killed, left = start("open(os.environ['TMPDIR'] + '/vllm_dist_1', 'w'); print(flush=True); time.sleep(600)")
+    living, folder_of_living = start("time.sleep(600)")
+    killed, folder_of_killed = start(
+        "open(os.environ['TMPDIR'] + '/vllm_dist_1', 'w'); print(flush=True); time.sleep(600)"
+    )
     killed.stdout.readline()
     killed.kill()
     killed.wait()
-    assert {*folders(folder)} == {used, left, folder / "snakemakeforeign"}
+    assert {*folders(folder)} == {folder_of_living, folder_of_killed, folder / "snakemakeforeign"}
     assert start("")[0].wait() == 0
-    assert {*folders(folder)} == {used, folder / "snakemakeforeign"}
+    assert {*folders(folder)} == {folder_of_living, folder / "snakemakeforeign"}
     living.kill()
     living.wait()
 
@@ -76,13 +78,13 @@ def test_a_claimed_folder_is_removed_after_a_kill_and_tmpdir_stays_as_it_was(fol
 
 def test_a_folder_that_cannot_be_removed_yet_is_removed_later(folder, monkeypatch) -> None:
     """A process that outlives the owner for a moment writes into the folder while others remove it."""
-    killed, left = start("time.sleep(600)")
+    killed, folder_of_killed = start("time.sleep(600)")
     killed.kill()
     killed.wait()
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda path, ignore_errors: (path / "late").write_text(""))
         scratch.remove_abandoned(folder)
-    assert left.exists()
+    assert folder_of_killed.exists()
     scratch.remove_abandoned(folder)
     assert list(folder.iterdir()) == []
 

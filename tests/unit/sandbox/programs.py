@@ -9,7 +9,7 @@ IMAGE = os.environ.get("RLOO_TEST_IMAGE", "")  # with no bwrap on PATH, the same
 LIMITS = SandboxLimits(20, 512, 8, 8)
 
 
-def alive(marker: str) -> list[str]:
+def processes_with(marker: str) -> list[str]:
     """Processes of this machine with the marker in their command line."""
     lines = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):

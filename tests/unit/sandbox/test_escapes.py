@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers import until
-from programs import ADD, IMAGE, LIMITS, alive
+from helpers import wait_until
+from programs import ADD, IMAGE, LIMITS, processes_with
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.code import code_reward
@@ -156,7 +156,7 @@ print(1)
     marker = {"": 509, "while True: pass": 508, "os._exit(0)": 507}[ending]
     reward(program, [{"input": "", "output": "1"}], timeout=1.5, memory_mb=marker)
     reward(program, "assert f() == 1", timeout=1.5, memory_mb=marker)
-    until(lambda: alive(str(marker << 20)) == [])
+    wait_until(lambda: processes_with(str(marker << 20)) == [])
 
 
 def test_a_program_dies_with_the_process_that_scores_it(confinement):
@@ -168,10 +168,10 @@ def test_a_program_dies_with_the_process_that_scores_it(confinement):
     )
     marker = str(506 << 20)
     with subprocess.Popen([sys.executable, "-c", call]) as scorer:
-        until(lambda: len(alive(marker)) >= 3)
+        wait_until(lambda: len(processes_with(marker)) >= 3)
         time.sleep(1.5)  # so that the programs usually run by then; they must also die if they do not
         scorer.kill()
-    until(lambda: alive(marker) == [])
+    wait_until(lambda: processes_with(marker) == [])
 
 
 def test_the_filter_denies_new_namespaces_keyrings_and_unusual_sockets(run_confined):
@@ -221,7 +221,7 @@ def test_no_process_of_the_sandbox_outlives_the_program(confinement):
     """The process that serves Apptainer's image has a process group of its own."""
     with sandbox.confined(script, confinement, LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.read(len(READY)) == READY
-    until(lambda: not [stat for stat in stats() if stat.rpartition(") ")[2].split()[3] == str(process.pid)])
+    wait_until(lambda: not [stat for stat in stats() if stat.rpartition(") ")[2].split()[3] == str(process.pid)])
 
 
 def stats() -> Iterator[str]:

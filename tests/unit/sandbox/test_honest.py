@@ -68,14 +68,14 @@ def test_a_right_program_passes(reward, program, tests):
     assert reward(program, tests) == 1
 
 
-@pytest.mark.parametrize("way", ["return True", "raise KeyError", "raise SystemExit"])
-def test_no_context_manager_of_a_program_hides_a_failed_test(reward, way):
+@pytest.mark.parametrize("body", ["return True", "raise KeyError", "raise SystemExit"])
+def test_no_context_manager_of_a_program_hides_a_failed_test(reward, body):
     program = f"""
 class C:
     def __enter__(self): return self
-    def __exit__(self, *_): {way}
+    def __exit__(self, *_): {body}
     async def __aenter__(self): return self
-    async def __aexit__(self, *_): {way}
+    async def __aexit__(self, *_): {body}
 def f(x):
     if x: raise ValueError
     return 1
@@ -141,13 +141,13 @@ def test_an_expression_that_python_cannot_compile_is_a_reason_for_none(expressio
 
 def test_what_the_compiler_takes_the_examiner_takes_too(reward):
     """Not the tests but the program would get a 0."""
-    long = None
+    most_terms = None
     for terms in range(100, sys.getrecursionlimit() * 4, 100):
         try:
             read_tests(f"assert {'+'.join(['1'] * terms)} == add({terms - 1}, 1)", None, "row 0")
         except UnusableTestsError:
             break
-        long = terms
-    assert long
-    assert reward(ADD, f"assert {'+'.join(['1'] * long)} == add({long - 1}, 1)") == 1
+        most_terms = terms
+    assert most_terms
+    assert reward(ADD, f"assert {'+'.join(['1'] * most_terms)} == add({most_terms - 1}, 1)") == 1
     assert code_reward([ADD], tests=["assert " + "+".join(["add(0, 1)"] * 100_000)]) == [None]

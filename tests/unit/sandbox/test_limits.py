@@ -5,8 +5,8 @@ import os
 import time
 
 import pytest
-from helpers import until
-from programs import IMAGE, LIMITS, alive
+from helpers import wait_until
+from programs import IMAGE, LIMITS, processes_with
 
 from rloo_pipeline.sandbox import sandbox
 from rloo_pipeline.sandbox.command_line import FILES_PER_MB, OWN_PROCESSES
@@ -30,7 +30,7 @@ except OSError:
         limits,
     )
     assert 1 <= int(output) <= LIMITS.processes + OWN_PROCESSES[confinement.kind]
-    until(lambda: alive(str(511 << 20)) == [])
+    wait_until(lambda: processes_with(str(511 << 20)) == [])
 
 
 @pytest.mark.parametrize(

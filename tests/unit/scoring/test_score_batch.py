@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import ROOT, has_ended, until
+from helpers import ROOT, has_ended, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
@@ -191,8 +191,8 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
     before = set(psutil.Process().children())
     scored(file, "starts_a_child", groups=(1,), timeout=3)
     child = int(Path(f"{file}.child").read_text())
-    until(lambda: has_ended(child))
-    until(lambda: set(psutil.Process().children()) <= before)
+    wait_until(lambda: has_ended(child))
+    wait_until(lambda: set(psutil.Process().children()) <= before)
 
 
 @pytest.mark.parametrize("ending", ["return [1.0] * len(completions)", "os._exit(3)"])
@@ -290,7 +290,7 @@ def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     for name in ("sleeps", "backtracks", "never_awaits"):
         command = [sys.executable, str(script), f"{file}:{name}"]
         parent = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        until(lambda parent=parent: psutil.Process(parent.pid).children())
+        wait_until(lambda parent=parent: psutil.Process(parent.pid).children())
         workers = psutil.Process(parent.pid).children()
         time.sleep(0.5)  # so that they usually run by then; they must also die if they do not
         parent.send_signal(signal.SIGKILL)

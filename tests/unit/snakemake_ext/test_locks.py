@@ -14,26 +14,26 @@ HOLD += "print(hold(Path(sys.argv[1]), sys.argv[2]).alone, flush=True); time.sle
 
 def process(folder: Path, run: str, seconds: int) -> tuple[subprocess.Popen, bool]:
     """A process that takes a run's lock and lives for a while, and whether it got it."""
-    words = [sys.executable, "-c", HOLD, folder, run, str(seconds)]
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", HOLD, folder, run, str(seconds)]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return started, started.stdout.readline() == "True\n"
 
 
 @pytest.mark.parametrize("run", ["a", "b"])
 def test_marks_stay_while_any_run_of_the_folder_lives_and_go_when_it_was_killed(tmp_path, run) -> None:
-    living, got = process(tmp_path, run, 600)
-    assert got
+    living, acquired = process(tmp_path, run, 600)
+    assert acquired
     mark = tmp_path / ".snakemake" / "locks" / "0.output.lock"
     mark.parent.mkdir()
     mark.write_text("results/a/summary.json\n")
-    other, got = process(tmp_path, "a", 0)
-    assert got == (run != "a")
+    other, acquired = process(tmp_path, "a", 0)
+    assert acquired == (run != "a")
     other.wait()
     assert mark.exists()
     living.kill()
     living.wait()
-    _, got = process(tmp_path, "a", 0)
-    assert got
+    _, acquired = process(tmp_path, "a", 0)
+    assert acquired
     assert not mark.exists()
 
 
@@ -55,8 +55,8 @@ def test_marks_of_another_host_are_left_to_a_person(tmp_path) -> None:
     mark.parent.mkdir(parents=True)
     mark.touch()
     (tmp_path / ".snakemake" / "rloo-a.lock").write_text("elsewhere process 1")
-    held = locks.hold(tmp_path, "a")
-    assert not held.alone
-    assert "elsewhere" in held.message
-    assert "--unlock" in held.message
+    lock = locks.hold(tmp_path, "a")
+    assert not lock.alone
+    assert "elsewhere" in lock.message
+    assert "--unlock" in lock.message
     assert mark.exists()

@@ -222,7 +222,7 @@ def params(before: object, now: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
+    ("reason", "text"),
     [
         (params(BEFORE, BEFORE | {"report": {"title": "C"}}), "report.title: A; now: B → C"),
         (params(BEFORE, BEFORE | {"rewards": [{"weight": 2.0}]}), "rewards[0].weight: 1.0 → 2.0"),
@@ -236,8 +236,8 @@ def params(before: object, now: object) -> str:
         ("Forced execution", "asked for by --force, --forceall or --forcerun"),
     ],
 )
-def test_a_reason_in_words(reason, words) -> None:
-    assert reasons.explain([PlannedJob("report", reason)]) == [f"{words}: 1 job (report)"]
+def test_a_reason_in_words(reason, text) -> None:
+    assert reasons.explain([PlannedJob("report", reason)]) == [f"{text}: 1 job (report)"]
 
 
 def test_jobs_are_counted_by_their_reason() -> None:
@@ -308,11 +308,11 @@ def test_lines_of_jobs_are_taken_while_a_display_is_on(capfd, monkeypatch) -> No
     """Also those of a job that writes to the terminal by itself."""
     monkeypatch.setattr(os, "isatty", lambda number: True)
     lines = list[str]()
-    taken = StageLines(lines.append)
+    stage_lines = StageLines(lines.append)
     os.write(2, b"a bar 1%\ra bar 99%\nhalf")
     os.system("echo of a child >&2")
     os.write(1, b"the end")
-    taken.stop()
+    stage_lines.stop()
     os.write(2, b"afterwards")
     assert lines == ["a bar 99%", "halfof a child", "the end"]
     assert capfd.readouterr() == ("", "afterwards")

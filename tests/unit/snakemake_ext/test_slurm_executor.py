@@ -18,11 +18,11 @@ class Jobs(Executor):
         self.workflow = SimpleNamespace(executor_settings=settings)
         self.logger = SimpleNamespace(error=self.note, warning=self.note, debug=self.note)
         self._states, self._last_end = JobStates(), slurm_executor.time.monotonic()
-        self._answers, self.noted = answers, []
+        self._answers, self.calls = answers, []
         self.array_jobs, self._main_event_loop = {"rollout"}, None
 
-    def note(self, *what: object) -> None:
-        self.noted.append(what)
+    def note(self, *call: object) -> None:
+        self.calls.append(call)
 
     async def _ask(self) -> dict[str, str] | None:
         return self._answers.pop(0)
@@ -61,8 +61,8 @@ def active(executor: Executor, *jobs: SimpleNamespace) -> list[str]:
 
 
 def test_the_next_question_comes_after_a_tenth_of_the_time_since_a_job_ended(clock) -> None:
-    running, ended = {"1": "RUNNING", "2": "RUNNING"}, {"1": "RUNNING", "2": "COMPLETED"}
-    executor = Jobs([running, running, running, ended])
+    running, completed = {"1": "RUNNING", "2": "RUNNING"}, {"1": "RUNNING", "2": "COMPLETED"}
+    executor = Jobs([running, running, running, completed])
     waits = []
     for later in (0, 300, 3000, 0):
         clock.now += later
@@ -74,20 +74,20 @@ def test_the_next_question_comes_after_a_tenth_of_the_time_since_a_job_ended(clo
 def test_jobs_that_ended_are_reported_and_the_others_kept(clock) -> None:
     executor = Jobs([{"1": "COMPLETED", "2": "TIMEOUT", "3": "RUNNING"}])
     assert active(executor, *map(job_info, "123")) == ["3"]
-    assert executor.noted == [("success", "1"), ("error", "2")]
+    assert executor.calls == [("success", "1"), ("error", "2")]
 
 
 def test_a_cancelled_job_is_not_submitted_again(clock) -> None:
     executor, job = Jobs([{"1": "CANCELLED by 1000"}]), job_info("1")
     assert active(executor, job) == []
     assert job.job.rule.restart_times == 0
-    assert "SLURM job 1 (score) was cancelled" in executor.noted[0][0]
+    assert "SLURM job 1 (score) was cancelled" in executor.calls[0][0]
 
 
 def test_without_an_answer_no_job_has_ended(clock) -> None:
     executor = Jobs([None])
     assert active(executor, job_info("1"), job_info("2")) == ["1", "2"]
-    assert len(executor.noted) == 1
+    assert len(executor.calls) == 1
 
 
 def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
@@ -102,7 +102,7 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
 
     executor.run_jobs([ready("rollout", "a"), ready("update", "b"), ready("rollout", "c")])
     executor.run_jobs([ready("rollout", "d")])
-    assert executor.noted == [("job", "b"), ("array", "a", "c"), ("job", "d")]
+    assert executor.calls == [("job", "b"), ("array", "a", "c"), ("job", "d")]
 
 
 def test_each_task_of_an_array_runs_its_own_command() -> None:

@@ -34,10 +34,10 @@ def test_a_state_says_how_a_job_is(state, outcome) -> None:
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
 def test_a_job_that_slurm_puts_back_goes_on_and_one_that_it_does_not_has_failed(state) -> None:
-    back = outcomes("7", (0, {"7": state}), (100, {"7": "PENDING"}), (200, {"7": state}), (201, {"7": "COMPLETED"}))
-    assert back == [Outcome.ACTIVE] * 3 + [Outcome.SUCCEEDED]
-    gone = outcomes("7", (0, {"7": state}), (PUT_BACK_WITHIN, {"7": state}))
-    assert gone == [Outcome.ACTIVE, Outcome.FAILED]
+    requeued = outcomes("7", (0, {"7": state}), (100, {"7": "PENDING"}), (200, {"7": state}), (201, {"7": "COMPLETED"}))
+    assert requeued == [Outcome.ACTIVE] * 3 + [Outcome.SUCCEEDED]
+    not_requeued = outcomes("7", (0, {"7": state}), (PUT_BACK_WITHIN, {"7": state}))
+    assert not_requeued == [Outcome.ACTIVE, Outcome.FAILED]
 
 
 def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:
@@ -46,8 +46,8 @@ def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:
         "7", (0, other), (FORGOTTEN_AFTER - 1, other), (FORGOTTEN_AFTER, listed), (FORGOTTEN_AFTER + 1, other)
     )
     assert late == [Outcome.ACTIVE] * 4, "an accounting database lags"
-    gone = outcomes("7", (0, listed), (10, other), (10 + FORGOTTEN_AFTER, other))
-    assert gone == [Outcome.ACTIVE, Outcome.ACTIVE, Outcome.FAILED]
+    unlisted = outcomes("7", (0, listed), (10, other), (10 + FORGOTTEN_AFTER, other))
+    assert unlisted == [Outcome.ACTIVE, Outcome.ACTIVE, Outcome.FAILED]
 
 
 def test_tasks_of_an_array_have_their_own_states() -> None:

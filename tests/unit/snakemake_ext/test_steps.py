@@ -29,7 +29,7 @@ def shells(tmp_path, monkeypatch) -> dict[str, str | None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", "/node's disk/hf")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    rules = [SimpleNamespace(name=name, resources=Resources.from_mapping(asked)) for name, asked in RULES.items()]
+    rules = [SimpleNamespace(name=name, resources=Resources.from_mapping(requests)) for name, requests in RULES.items()]
     limits = Resources.from_mapping({"gpu_stages": 2})
     steps.spread(rules, limits)
     assert limits["gpu_stages"].value == 6
@@ -39,10 +39,10 @@ def shells(tmp_path, monkeypatch) -> dict[str, str | None]:
 def test_stages_ask_for_their_gpus_and_no_others(shells) -> None:
     assert shells["update"] is None, "it calls srun by itself"
     assert shells["gate"] is None, "it is done in a moment"
-    asked = {name: Path(path).read_text() for name, path in shells.items() if path}
-    assert "--gres=none" in asked["score"]
-    assert "--gres=gpu:1" in asked["reference"]
-    assert "--gres" not in asked["rollout"], "all of a node's"
+    scripts = {name: Path(path).read_text() for name, path in shells.items() if path}
+    assert "--gres=none" in scripts["score"]
+    assert "--gres=gpu:1" in scripts["reference"]
+    assert "--gres" not in scripts["rollout"], "all of a node's"
 
 
 def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
@@ -58,11 +58,11 @@ def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
     assert outcome.stdout.splitlines()[-2:] == ["/node's disk/hf", "it's 1"]
 
 
-@pytest.mark.parametrize("given", [{}, {"SLURM_JOB_NUM_NODES": "1"}, {"SLURM_STEP_ID": "0"}])
-def test_one_node_and_steps_are_left_alone(given, monkeypatch) -> None:
+@pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_NUM_NODES": "1"}, {"SLURM_STEP_ID": "0"}])
+def test_one_node_and_steps_are_left_alone(variables, monkeypatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
-    if given:
-        for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", **given}.items():
+    if variables:
+        for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", **variables}.items():
             monkeypatch.setenv(name, value)
     assert steps.nodes() == 1

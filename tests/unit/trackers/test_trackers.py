@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import mini, rloo
-from made_up import metrics_of
+from synthetic_runs import metrics_of
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
@@ -217,9 +217,9 @@ def test_a_job_sends_new_rounds_and_an_unreachable_tracker_ends_no_run(tmp_path,
     run, outputs = tmp_path / "run", [tmp_path / f"run/tracking/0000{number}.json" for number in (1, 2, 3)]
     write_run(run, 2, report_to="mlflow", evaluation={"each_round": 0})
     unreachable = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    done = rloo("track", run, "--round", 1, "--output", outputs[0], **unreachable)
-    assert done.returncode == 0, done.stderr
-    assert "warn: mlflow did not take the metrics: unexpected MlflowException" in done.stderr
+    outcome = rloo("track", run, "--round", 1, "--output", outputs[0], **unreachable)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "warn: mlflow did not take the metrics: unexpected MlflowException" in outcome.stderr
     assert read_json(outputs[0]) == {"rounds": 2, "sent": {}}
     track(run, None, 2, outputs[0], outputs[1])
     assert mlflow_curves(run) == numbers_of(run)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 import torch
-from made_up import configuration
 from models import VOCABULARY, gradient, qwen3
+from synthetic_runs import configuration
 from torch import Tensor
 
 from rloo_pipeline import import_string
@@ -180,7 +180,7 @@ def weight_of(algorithm: Algorithm, differences: list[float]) -> list[float]:
     if section.correction.endswith("tis"):
         return [float(clamped(torch.tensor(w).double(), section.min, section.max)) for w in weights]
     inside = [(section.min or 0.0) <= w <= (section.max or float("inf")) for w in weights]
-    return [(1.0 if "mean" in section.correction else w) * kept for w, kept in zip(weights, inside, strict=True)]
+    return [(1.0 if "mean" in section.correction else w) * within for w, within in zip(weights, inside, strict=True)]
 
 
 def total(algorithm: Algorithm, terms: list[list[Tensor]], lengths: list[int], batch: Batch) -> Tensor:
@@ -382,15 +382,15 @@ def test_together_is_one_sequence_at_a_time(form) -> None:
     module.form = form
     every = sequences()
     with torch.no_grad():
-        alone = torch.cat([module(every.pick([row])) for row in range(len(ROWS))])
+        one_by_one = torch.cat([module(every.pick([row])) for row in range(len(ROWS))])
     expected = torch.tensor([logp for row in values(model()) for logp in row], dtype=torch.float32)
-    torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one_by_one, expected, rtol=1e-5, atol=1e-5)
     batches = form.micro_batches(every, range(len(ROWS)), 60)
     assert sorted(row for part in batches for row in part) == list(range(len(ROWS)))
     scored = forward_only.score(module, every, 60, "log-probs", entropies=True)
     assert [len(row) for row in scored.logps] == [len(row) for row in scored.entropies] == every.sampled()
-    together = torch.tensor([logp for row in scored.logps for logp in row])
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    packed = torch.tensor([logp for row in scored.logps for logp in row])
+    torch.testing.assert_close(packed, one_by_one, rtol=1e-5, atol=1e-5)
 
 
 def test_a_pack_without_a_mask_is_made_without_one(monkeypatch) -> None:

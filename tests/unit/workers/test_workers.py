@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers import until
+from helpers import wait_until
 
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
@@ -41,7 +41,7 @@ def worker(tmp_path, monkeypatch, controller):
     socket = folder / "sampler-0.sock"
     command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", socket, "--controller", str(controller.pid)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        until(socket.exists)
+        wait_until(socket.exists)
         yield process
         process.kill()
 
@@ -49,14 +49,14 @@ def worker(tmp_path, monkeypatch, controller):
 def test_a_trainer_imports_its_libraries_before_its_first_stage(tmp_path, controller) -> None:
     argv = ["worker", "--socket", tmp_path / "trainer-0.sock", "--controller", str(controller.pid), "--preload", "1"]
     with subprocess.Popen([sys.executable, "-m", "rloo_pipeline", *argv], stderr=subprocess.DEVNULL) as process:
-        until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text())
+        wait_until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text())
         process.kill()
 
 
 def run_when_ready(argv: list[str]) -> int | None:
     """Runs a stage as soon as the worker listens, which may be restarting."""
     codes: list[int | None] = []
-    until(lambda: codes.append(client.run_stage(argv)) or codes[-1] is not None)
+    wait_until(lambda: codes.append(client.run_stage(argv)) or codes[-1] is not None)
     return codes[-1]
 
 
@@ -70,12 +70,12 @@ def test_a_worker_returns_the_exit_status_and_restarts_after_a_failure(worker) -
 def test_an_answer_arrives_at_once(worker) -> None:
     """And not only when the worker next polls whether its client still exists."""
     assert run_when_ready(HELP) == 0
-    took = []
+    seconds = []
     for _ in range(4):
         began = time.monotonic()
         assert client.run_stage(HELP) == 0
-        took.append(time.monotonic() - began)
-    assert min(took) < 0.4, "it looks every half second"
+        seconds.append(time.monotonic() - began)
+    assert min(seconds) < 0.4, "it looks every half second"
 
 
 def test_a_long_request_arrives_in_pieces(worker) -> None:
@@ -277,23 +277,23 @@ def test_an_engine_with_another_key_is_refused(monkeypatch) -> None:
 class Holder:
     """An object on a GPU that can leave it or not."""
 
-    def __init__(self, able: bool) -> None:
-        self.able, self.left = able, False
+    def __init__(self, can_leave: bool) -> None:
+        self.can_leave, self.has_left = can_leave, False
         devices.hold_gpu(self)
 
     def leave_gpu(self) -> None:
-        if not self.able:
+        if not self.can_leave:
             raise IncompatibleEngine("an engine")
-        self.left = True
+        self.has_left = True
 
 
-@pytest.mark.parametrize("able", [True, False])
-def test_an_engine_that_cannot_leave_the_gpu_is_dropped(monkeypatch, able) -> None:
+@pytest.mark.parametrize("can_leave", [True, False])
+def test_an_engine_that_cannot_leave_the_gpu_is_dropped(monkeypatch, can_leave) -> None:
     monkeypatch.setattr(engine_cache, "_enabled", True)
-    holder = Holder(able)
+    holder = Holder(can_leave)
     engine_cache.keep("thing", 1, holder)
-    assert engine_cache.leave_gpu() == holder.left == able
-    assert ("thing" in engine_cache._engines) == able
+    assert engine_cache.leave_gpu() == holder.has_left == can_leave
+    assert ("thing" in engine_cache._engines) == can_leave
     engine_cache._engines.clear()
 
 

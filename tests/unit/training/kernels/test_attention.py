@@ -58,11 +58,11 @@ def one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, atte
     """The same, one sequence at a time; the output of a shared token is that of its first sequence."""
     out: dict[int, torch.Tensor] = {}
     for places in SEQUENCES:
-        alone = attend(*(tensor[:, :, places] for tensor in (query, key, value)))
+        output = attend(*(tensor[:, :, places] for tensor in (query, key, value)))
         for number, place in enumerate(places):
-            out.setdefault(place, alone[0, :, number])
-    all_of_it = torch.stack([out[place] for place in range(TOKENS)]).unsqueeze(0)
-    return all_of_it, *torch.autograd.grad(weighted(all_of_it), (query, key, value))
+            out.setdefault(place, output[0, :, number])
+    outputs = torch.stack([out[place] for place in range(TOKENS)]).unsqueeze(0)
+    return outputs, *torch.autograd.grad(weighted(outputs), (query, key, value))
 
 
 def equal(actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:

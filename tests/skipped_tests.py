@@ -19,7 +19,7 @@ COMMANDS = {
 def lines(skipped: Mapping[str, int]) -> list[str]:
     """The lines for the numbers of skipped tests by reason."""
     lines = [f"{count} skipped: {reason}" for reason, count in skipped.items()]
-    missing = [package for words, package in PACKAGES.items() if any(words in reason for reason in skipped)]
+    missing = [package for text, package in PACKAGES.items() if any(text in reason for reason in skipped)]
     commands = [f"apt-get install {' '.join(missing)}"] if missing else []
-    commands += [command for words, command in COMMANDS.items() if any(words in reason for reason in skipped)]
+    commands += [command for text, command in COMMANDS.items() if any(text in reason for reason in skipped)]
     return lines + [f"to run them: {command}" for command in commands]

@@ -66,8 +66,8 @@ def build_in_nf4(folder: Path, seed: int, in_16_bits: str = "up_proj", **_: Any)
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     build(folder / "plain", seed, "wide")
-    how: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    options = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=["lm_head", in_16_bits], **how)
+    quantization: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    options = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=["lm_head", in_16_bits], **quantization)
     model = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype="bfloat16", quantization_config=options)
     model.save_pretrained(folder)
     for file in (folder / "plain").iterdir():
@@ -87,10 +87,10 @@ def adapter(base: Path, folder: Path, seed: int) -> Path:
     adapter = peft.get_peft_model(
         model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "o_proj", "up_proj"])
     )
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for name, weights in adapter.named_parameters():
         if "lora_" in name:
-            weights.data = torch.randn(weights.shape, generator=chance) / 4
+            weights.data = torch.randn(weights.shape, generator=generator) / 4
     adapter.peft_config["default"].base_model_name_or_path = str(base)
     adapter.save_pretrained(folder)
     return folder

@@ -14,9 +14,9 @@ import pytest
 from helpers import PLAIN, ROOT, Project, mini
 
 
-def missing(what: str) -> None:
+def missing(requirement: str) -> None:
     """Skips a test whose requirement is missing; fails it in CI."""
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(what, pytrace=False)
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(requirement, pytrace=False)
 
 
 def ask(*command: str) -> str:
@@ -24,11 +24,11 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_until(true: Callable[[], Any], seconds: float, event: str) -> Any:
     """Waits until `true()` returns a true value, and returns it."""
     deadline = time.monotonic() + seconds
     while not (answer := true()):
-        assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not in {seconds} s: {event}"
         time.sleep(0.3)
     return answer
 
@@ -63,19 +63,19 @@ class Cluster(Project):
         shutil.copytree(ROOT / "profiles" / "slurm", home / "snakemake" / "slurm")
         self.environment["XDG_CONFIG_HOME"] = str(home)
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *arguments: str) -> list[str]:
         """The documented arguments of snakemake, with waiting times for a small cluster."""
         quick = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
-        return ["--profile", "slurm", "--sdm", "apptainer", PLAIN, *quick, *words]
+        return ["--profile", "slurm", "--sdm", "apptainer", PLAIN, *quick, *arguments]
 
-    def start(self, *words: str, end: bool = True, **changes) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, end: bool = True, **changes) -> subprocess.Popen[str]:
         """Starts the command without waiting for it; ends the previous command first, unless `end` is false."""
         self.configure(**changes)
         if end:
             self.end()
         with (self.folder / "snakemake.log").open("w") as log:
             self.started = subprocess.Popen(
-                [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *self.command(*words)],
+                [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *self.command(*arguments)],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -93,25 +93,25 @@ class Cluster(Project):
             shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
         return self
 
-    def start_slow_score(self, finished: Project, *words: str) -> subprocess.Popen[str]:
+    def start_slow_score(self, finished: Project, *arguments: str) -> subprocess.Popen[str]:
         """Starts to score a shard with a reward that takes too long in its first call, and waits for that call."""
         self.at_round_1(finished, "rounds/00001/scores")
         mark = self.folder / "mark"
         (self.folder / "slow.py").write_text(SLOW_ONCE.format(mark=str(mark)))
         rewards = [*mini()["rewards"], {"function": "slow.py:slow_once", "weight": 0, "timeout": 600}]
-        started = self.start(*GO_ON, *words, "--", SCORES, rewards=rewards)
+        started = self.start(*GO_ON, *arguments, "--", SCORES, rewards=rewards)
 
         def at_work() -> bool:
-            assert started.poll() is None, self.said()
+            assert started.poll() is None, self.output()
             return mark.exists()
 
         wait_until(at_work, 300, "the first row is scored")
         return started
 
-    def rloo(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def rloo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs `rloo WORDS` in this project's folder."""
         return subprocess.run(
-            [sys.executable, "-m", "rloo_pipeline", *words],
+            [sys.executable, "-m", "rloo_pipeline", *arguments],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -119,10 +119,10 @@ class Cluster(Project):
             check=False,
         )
 
-    def submit(self, *words: str, **changes) -> str:
+    def submit(self, *arguments: str, **changes) -> str:
         """Runs `rloo submit` with the configuration. Returns the id of its job."""
         self.configure(**changes)
-        outcome = self.rloo("submit", "--config", "config/test.yaml", "--sbatch=mem=12000", *words)
+        outcome = self.rloo("submit", "--config", "config/test.yaml", "--sbatch=mem=12000", *arguments)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         return outcome.stdout.split()[1].rstrip(";")
 
@@ -130,14 +130,14 @@ class Cluster(Project):
         """Waits until a submitted run has ended, and returns its outcome."""
         folder = self.folder / "results" / "mini" / "logs" / "submit"
 
-        def ended() -> dict[str, Any] | None:
+        def read_outcome() -> dict[str, Any] | None:
             path = folder / "outcome.json"
             record = json.loads(path.read_text()) if path.exists() else {"outcome": "requeued"}
             assert record["outcome"] != "requeued" or job in ask("squeue", "-h", "-o", "%A").split(), "the job is gone"
             return None if record["outcome"] == "requeued" else record
 
         try:
-            return wait_until(ended, seconds, "the submitted run ends")
+            return wait_until(read_outcome, seconds, "the submitted run ends")
         finally:
             print("".join(file.read_text() for file in folder.glob("*log.out")))
 
@@ -156,9 +156,9 @@ class Cluster(Project):
 
     def finish(self, started: subprocess.Popen[str], seconds: float = 1200) -> None:
         """Waits for the command, which must succeed."""
-        assert started.wait(seconds) == 0, self.said()
+        assert started.wait(seconds) == 0, self.output()
 
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of the command that was started."""
         return (self.folder / "snakemake.log").read_text()
 
@@ -166,27 +166,27 @@ class Cluster(Project):
         """Cancels a job, which must end the run with a line that names it, and without a retry."""
         ask("scancel", job)
         assert started.wait(300) == 1
-        assert f"SLURM job {named} was cancelled" in self.said()
-        assert "Trying to restart" not in self.said()
+        assert f"SLURM job {named} was cancelled" in self.output()
+        assert "Trying to restart" not in self.output()
 
     def wait_for(self, started: subprocess.Popen[str], rule: str, seconds: float = 1200) -> tuple[str, str]:
         """Waits until a job of a rule runs. Returns its id and node."""
 
-        def found() -> tuple[str, str] | None:
-            assert started.poll() is None, self.said()
+        def running_job() -> tuple[str, str] | None:
+            assert started.poll() is None, self.output()
             return self.running(rule)
 
-        return wait_until(found, seconds, f"a job of {rule} runs")
+        return wait_until(running_job, seconds, f"a job of {rule} runs")
 
     def waiting_array(self, started: subprocess.Popen[str], seconds: float = 1200) -> str:
         """Waits until an array job of this folder is pending. Returns its id."""
 
-        def found() -> str | None:
-            assert started.poll() is None, self.said()
+        def pending_array() -> str | None:
+            assert started.poll() is None, self.output()
             waiting = (line.split() for line in ask("squeue", "-h", "-t", "pending", "-o", "%A %F %K").splitlines())
             return next((array for job, array, task in waiting if task != "N/A" and self.holds(job)), None)
 
-        return wait_until(found, seconds, "an array job waits")
+        return wait_until(pending_array, seconds, "an array job waits")
 
     def running(self, rule: str) -> tuple[str, str] | None:
         """Id and node of a running job of a rule; None where none runs."""

@@ -68,12 +68,12 @@ def configuration(**changes: Any) -> Config:
     return validate(plain | changes, "test")
 
 
-def write_completions(config: Config, run: Path, name: str, worked: float, chance: float) -> None:
+def write_completions(config: Config, run: Path, name: str, worked_share: float, right_share: float) -> None:
     """Writes an evaluation; that of the warm start is the same for every run."""
     draw = random.Random(f"{name} {config.run if name == 'final' else ''}")
     rows = []
     for place in range(PROMPTS * SAMPLES):
-        works, right = draw.random() < worked, draw.random() < chance
+        works, right = draw.random() < worked_share, draw.random() < right_share
         text = f"<think>{'1+2+0=03; ' * 12 if works else ''}</think>{place if right else NASTY}"
         length = draw.randint(3, 40)
         row = {
@@ -101,35 +101,35 @@ def write_completions(config: Config, run: Path, name: str, worked: float, chanc
     summary = summarize_evaluation(config, table) | {"greedy": greedy}
     write_json(folder / "summary.json", {"policy": name * 8, "evaluated": name, **summary})
     if name != "warmstart":
-        far = {"policy": name * 8, "temperature": 1.0, "kl/sequence_mean": 3.25, "ci95": [2.5, 4.0], "kl": 0.1}
-        write_json(folder / "distance.json", far | {"reference": "warmstart" * 8})
+        distance = {"policy": name * 8, "temperature": 1.0, "kl/sequence_mean": 3.25, "ci95": [2.5, 4.0], "kl": 0.1}
+        write_json(folder / "distance.json", distance | {"reference": "warmstart" * 8})
 
 
 def write_round(run: Path, number: int) -> None:
     """Writes rollouts, scores and train.parquet of a round, with one group of 4 per prompt."""
     draw, names = random.Random(f"round {number}"), ("prompt_id", "sample")
-    rolled, scored, trained = [], [], []
+    rollouts, score_rows, train_rows = [], [], []
     for place in range(PROMPTS * 4):
         key = dict(zip(names, (f"p{place // 4}", place % 4), strict=True))
         right = draw.random() < 0.5
         text = f"<think>round {number}</think>{'yes' if right else NASTY}"
-        rolled.append(
+        rollouts.append(
             {**key, "prompt_ids": [1], "completion_ids": [2, 3], "completion": text, "sampling_logps": [-0.5, -0.1]}
             | {"finish_reason": "stop", "seed": place}
         )
         scores = {"scores/answer": float(right), "scores/worked": 1.0, "reward": float(right)}
-        scored.append({**key, **scores, "seconds": 0.0, "error": None})
-        trained.append(
+        score_rows.append({**key, **scores, "seconds": 0.0, "error": None})
+        train_rows.append(
             {**key, "reward": float(right), "kl": 0.0, "advantage": right - 0.5, "ratio": 1.0, "clipped": False}
             | {"masked": False}
         )
     folder = run / "rounds" / f"{number:05d}"
     about = {"run": "synthetic", "round": number, "shard": 0, "seed": 3}
-    tables.write(folder / "rollouts" / "000.parquet", rolled, tables.ROLLOUTS, "rollouts", **about)
+    tables.write(folder / "rollouts" / "000.parquet", rollouts, tables.ROLLOUTS, "rollouts", **about)
     about = tables.facts_about(tables.read(folder / "rollouts" / "000.parquet", "rollouts"))
     schema = tables.scores_schema(["answer", "worked"])
-    tables.write(folder / "scores" / "000.parquet", scored, schema, "scores", **about)
-    tables.write(folder / "train.parquet", trained, tables.TRAIN, "train", round=number)
+    tables.write(folder / "scores" / "000.parquet", score_rows, schema, "scores", **about)
+    tables.write(folder / "train.parquet", train_rows, tables.TRAIN, "train", round=number)
 
 
 def write_prompts(folder: Path) -> None:
@@ -145,13 +145,13 @@ def write_prompts(folder: Path) -> None:
 def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, float | None]:
     """metrics.json of a round; in two rounds no completion could be scored."""
     draw, t = random.Random(f"{number} {run}"), number / ROUNDS
-    gone = number in (12, 13)
+    unscored = number in (12, 13)
     return {
         "round": number,
         "step": number,
-        "reward": None if gone else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
-        "reward_std": None if gone else 0.45 - 0.2 * t,
-        "rewards/answer/mean": None if gone else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
+        "reward": None if unscored else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
+        "reward_std": None if unscored else 0.45 - 0.2 * t,
+        "rewards/answer/mean": None if unscored else 0.2 + learned * t * (2 - t) + draw.gauss(0, 0.02),
         "rewards/worked/mean": 0.5 + 0.4 * t + draw.gauss(0, 0.02),
         "frac_reward_zero_std": 0.2 + 0.4 * t,
         "kl": 0.4 * t**2,
@@ -190,8 +190,8 @@ def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     for stage, seconds in {"rollout/00001-000": 4000, "update/00001": 700, "prompts": 1.5}.items():
         log = run / "logs" / f"{stage}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        ended = BEGAN + timedelta(seconds=seconds)
-        log.write_text(f"{ended},123 INFO rloo.time: took {seconds:.1f} s\n")
+        end = BEGAN + timedelta(seconds=seconds)
+        log.write_text(f"{end},123 INFO rloo.time: took {seconds:.1f} s\n")
     return run
 
 

@@ -1,6 +1,6 @@
 """The end of the tests says what was skipped and which command runs it."""
 
-from left_out import GSM8K, LONG, lines
+from skipped_tests import GSM8K, LONG, lines
 
 
 def test_what_is_missing_is_counted_by_its_reason_and_one_command_installs_it() -> None:
