@@ -51,7 +51,7 @@ def _run(config: Any) -> None:
 
 
 def outcomes(kinds: list[str]) -> Iterator[tuple[str, Outcome]]:
-    """Each case, and what became of it."""
+    """Each case and its result."""
     for kind in kinds:
         for window, config in configurations(kind):
             name = f"`{kind}`" + (f" with a window of {window}" if window else "")
@@ -78,7 +78,7 @@ def text(outcomes: dict[str, Outcome]) -> str:
 
 
 def main(kinds: list[str]) -> None:
-    """Tries the cases out; without `kinds` all of them, and writes the page."""
+    """Tries the cases; without `kinds`, tries all cases and writes the page."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
