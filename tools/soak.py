@@ -144,7 +144,7 @@ class Soak:
         """The kills by victim and signal, in Markdown."""
         names = [number.name for number in SIGNALS]
         lines = [f"| killed | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
-        lines += [f"| {who} | {' | '.join(str(self.kills[who, name]) for name in names)} |" for who in VICTIMS]
+        lines += [f"| {victim} | {' | '.join(str(self.kills[victim, name]) for name in names)} |" for victim in VICTIMS]
         return "\n".join(lines)
 
 

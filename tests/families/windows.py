@@ -82,14 +82,14 @@ def main(kinds: list[str]) -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    tried = {}
+    results = {}
     for name, outcome in outcomes(kinds or KINDS):
-        tried[name] = outcome
+        results[name] = outcome
         print(name, outcome.verdict, outcome.form, outcome.why[:200], flush=True)
-    print(text(tried))
+    print(text(results))
     if not kinds:
         before, _, rest = page.PAGE.read_text().partition(BEGIN)
-        page.PAGE.write_text(before + BEGIN + text(tried) + END + rest.partition(END)[2])
+        page.PAGE.write_text(before + BEGIN + text(results) + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":

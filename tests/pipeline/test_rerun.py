@@ -313,14 +313,14 @@ def edited(path: Path) -> Iterator[Path]:
 
 def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
-    mine = project.folder / "mine.py"
-    mine.write_text("import beside\n\ndef my_reward(completions):\n    return [beside.ONE] * len(completions)\n")
+    reward_file = project.folder / "mine.py"
+    reward_file.write_text("import beside\n\ndef my_reward(completions):\n    return [beside.ONE] * len(completions)\n")
     (project.folder / "beside.py").write_text("ONE = 1.0\n")
     changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}], "evaluation": {"breakdown": []}}
     scores = "results/mini/rounds/00001/scores/000.parquet"
     assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
     assert project.planned("--", scores, **changes) == set()
-    mine.write_text("# a comment\n" + mine.read_text())
+    reward_file.write_text("# a comment\n" + reward_file.read_text())
     assert project.planned("--", scores, **changes) == set()
     (project.folder / "beside.py").write_text("ONE = 2.0\n")
     held_out = "rounds/00001/scores/held_out/000.parquet"
