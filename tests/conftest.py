@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints how many tests were skipped, why, and how to run them."""
     reports = terminalreporter.stats.get("skipped", [])
     if reports:
-        terminalreporter.section("left out")
+        terminalreporter.section("skipped tests")
     for line in skipped_tests.lines(Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)):
         terminalreporter.line(line)
 

@@ -1,8 +1,8 @@
 """Runs commands without the cost of their imports, as forks of one process that has imported the libraries.
 
 A stage spends 5 to 10 s of CPU on imports, and in a test a tenth of that on its work. `run` replaces
-`subprocess.run([sys.executable, "-m", MODULE, *words])`: the same code from the same folder and PYTHONPATH, with its
-own environment, outputs and exit status. The libraries are imported already, the modules of this package are not.
+`subprocess.run([sys.executable, "-m", MODULE, *arguments])`: the same code from the same folder and PYTHONPATH, with
+its own environment, output and exit status. The libraries are imported already, the modules of this package are not.
 """
 
 import atexit
@@ -34,7 +34,7 @@ _server: subprocess.Popen[str] | None = None
 
 
 class Command(NamedTuple):
-    """`python -m MODULE WORDS`, or `python MODULE WORDS` if MODULE is a file."""
+    """`python -m MODULE ARGUMENTS`, or `python MODULE ARGUMENTS` if MODULE is a file."""
 
     module: str
     arguments: Sequence[str]
@@ -62,7 +62,7 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
             server.stdin.write(json.dumps(request) + "\n")
             server.stdin.flush()
             codes = json.loads(server.stdout.readline())
-        except BaseException:  # such as a test's timeout: its commands must not answer the next test
+        except BaseException:  # such as a test's timeout: the next test must not read the answers to these commands
             os.killpg(server.pid, signal.SIGKILL)
             close()
             raise

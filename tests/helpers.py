@@ -29,12 +29,12 @@ def gsm8k_rows(name: str) -> list[dict[str, str]]:
 
 
 def rloo(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `rloo WORDS` as a user would."""
+    """Runs `rloo ARGUMENTS` as a user would."""
     return forks.run("rloo_pipeline", [str(argument) for argument in arguments], {**os.environ, **environment})
 
 
 def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> subprocess.CompletedProcess[str]:
-    """Runs stages one after the other until one fails; a function gives the words when it is their turn.
+    """Runs stages one after the other until one fails. A function is called for the arguments when its stage starts.
 
     Returns:
         The last exit status and the output of all of them.
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Waits until `condition()` is true; long enough for a busy machine."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it has not come"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 
@@ -193,7 +193,7 @@ class Round:
 
 
 def with_answer(row: dict, answer: int) -> dict:
-    """A row of rollouts as an episode, with an answer of so many tokens behind its first token."""
+    """A row of rollouts as an episode, with a tool's answer of `answer` tokens after its first token."""
     first, *rest = row["completion_ids"]
     places = [0, 1, 1 + answer, 1 + answer + len(rest)]
     turns = [

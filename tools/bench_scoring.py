@@ -41,7 +41,7 @@ SAMPLES = 8
 
 
 class Time(NamedTuple):
-    """What something took."""
+    """Wall and CPU seconds of a measurement."""
 
     wall: float
     cpu: float
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def of(turns: list[Turn], rows: int) -> dict[str, Any]:
-    """What the repetitions come to."""
+    """The figures of all repetitions."""
     return {
         "rows/s scored": spread([rows / turn.scored.wall for turn in turns]),
         "rows/s bare": spread([rows / turn.bare.wall for turn in turns]),
@@ -129,7 +129,7 @@ def of(turns: list[Turn], rows: int) -> dict[str, Any]:
 
 
 def rounded(figures: Any) -> Any:
-    """The same with four digits."""
+    """The figures with four digits."""
     if isinstance(figures, dict):
         return {name: rounded(value) for name, value in figures.items()}
     return float(f"{figures:.4g}") if isinstance(figures, float) else figures
@@ -152,7 +152,7 @@ def completions_of(file: Path, rows: int) -> RewardBatch:
 
 
 def measured(reference: str, batch: RewardBatch, workers: int, repeats: int) -> list[Turn]:
-    """Both ways in turn."""
+    """Measures scoring and the bare function in turn."""
     function = import_string.load(reference)
     turns = []
     for _ in range(repeats):

@@ -71,8 +71,8 @@ def readme_row(summary: Mapping[str, Any]) -> str:
     row = summary["arms"][0]
     accuracies = ", ".join(f"{100 * value:.0f}" for value in row["accuracies"])
     mean = f"{100 * row['warmstart']:.1f} → {_points(row['mean'])}%"
-    what = f"the demo, mean of {len(row['seeds'])} seeds: held-out accuracy before → after"
-    return f"| {what} | {mean} (seeds: {accuracies}) |"
+    description = f"the demo, mean of {len(row['seeds'])} seeds: held-out accuracy before → after"
+    return f"| {description} | {mean} (seeds: {accuracies}) |"
 
 
 def _points(estimate: Mapping[str, Any]) -> str:

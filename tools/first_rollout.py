@@ -1,4 +1,4 @@
-"""Measures what stands between a model with 200 questions and their first rollout: seconds, and keys to press.
+"""Measures the seconds and keystrokes from a model and 200 questions to the first rollout.
 
 Makes a small model and a file of questions, calls `rloo init` and `rloo run` as a user would type them, and ends the
 run when the first rollout is there; several times, each in a new folder. Writes the figures into docs/quickstart.md:
@@ -38,14 +38,14 @@ class Durations(NamedTuple):
 
     init: float
     run: float
-    """From the call of `rloo run` until the first rollout is there."""
+    """From the call of `rloo run` until the first rollout is written."""
 
 
 def measure(folder: Path) -> Durations:
     """Types the commands in this folder.
 
     Raises:
-        RuntimeError: the run ended, or the time is over, before there was a rollout.
+        RuntimeError: the run ended, or the time is over, before the first rollout was written.
     """
     tiny_qwen3(folder / "model", 1)
     rows = arithmetic.problems("train", QUESTIONS)

@@ -34,9 +34,9 @@ def held_out_share(run: Path) -> tuple[float, float]:
         for number in range(2, rounds + 1):
             for file in sorted((run / "rounds" / f"{number:05d}" / kind).glob("*.parquet")):
                 lengths[kind] += tables.lengths(tables.read(file, kind)["completion_ids"])
-    beside, rolled = lengths["held_out"], lengths["rollouts"]
-    sampling = seconds["rollout"] * sum(beside) / sum(beside + rolled)
-    scoring = seconds["score"] * len(beside) / len(beside + rolled)
+    beside, rollouts = lengths["held_out"], lengths["rollouts"]
+    sampling = seconds["rollout"] * sum(beside) / sum(beside + rollouts)
+    scoring = seconds["score"] * len(beside) / len(beside + rollouts)
     return (seconds["held_out"] + sampling + scoring) / sum(seconds.values()), sum(seconds.values()) / (rounds - 1)
 
 

@@ -42,7 +42,7 @@ SURVIVAL = 10.0
 
 @dataclass
 class Soak:
-    """What has happened so far."""
+    """Counts and problems so far."""
 
     folder: Path
     random: random.Random
@@ -96,7 +96,7 @@ class Soak:
                 self.problems.append(f"left over: {path}{content}")
 
     def kill_once(self, snakemake: subprocess.Popen[bytes]) -> None:
-        """Waits for a random moment, or for an update, and kills one victim if it is there."""
+        """Waits for a random moment, or for an update, and kills one victim if it runs."""
         wants_update = self.random.random() < 0.5
         deadline = time.monotonic() + (60.0 if wants_update else self.random.uniform(0, LONGEST_WAIT))
         while snakemake.poll() is None and time.monotonic() < deadline:
@@ -144,7 +144,7 @@ class Soak:
         """The kills by victim and signal, in Markdown."""
         names = [number.name for number in SIGNALS]
         lines = [f"| killed | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
-        lines += [f"| {who} | {' | '.join(str(self.kills[who, name]) for name in names)} |" for who in VICTIMS]
+        lines += [f"| {victim} | {' | '.join(str(self.kills[victim, name]) for name in names)} |" for victim in VICTIMS]
         return "\n".join(lines)
 
 
@@ -212,7 +212,7 @@ def digest(file: Path) -> str:
 
 
 def main() -> None:
-    """Prints the table; exits with 1 where something did not hold."""
+    """Prints the table; exits with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="least number of kills")
     parser.add_argument("--in-update", type=int, default=20, help="least number of kills while an update ran")

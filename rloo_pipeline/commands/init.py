@@ -147,7 +147,7 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
     if reference is None:
         if data.answer is None:
             raise UserError(
-                f"{data.name}: none of its columns ({', '.join(data.columns)}) is known as one of answers: name it "
+                f"{data.name}: none of its columns ({', '.join(data.columns)}) has a usual name for answers: name it "
                 "with --answer COLUMN, or a reward function with --reward FILE.py:FUNCTION"
             )
         return None

@@ -198,12 +198,12 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
 
 
 def _print_overlap(config: Config, card: estimate.Card | None, shape: model_dims.ModelDims, console: Terminal) -> None:
-    """What `rollout.lag` gives: measured where the run has rounds already, else reckoned for the card."""
-    seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "reckoned"
+    """What `rollout.lag` gives: measured where the run has rounds already, else estimated for the card."""
+    seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
     if seconds is not None:
         sides, source = overlap.SideSeconds(*seconds), "measured in this run"
     elif card is not None:
-        sides = overlap.reckoned(config, estimate.hours(config, shape, card))
+        sides = overlap.estimated(config, estimate.hours(config, shape, card))
     for line in overlap.lines(config, sides, source, "GPU" if card else "core") if sides else ():
         console.print(line)
 

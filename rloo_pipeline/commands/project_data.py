@@ -82,7 +82,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
     column = _column("--prompt", prompt, PROMPT_COLUMNS, columns, name)
     if column is None:
         raise UserError(
-            f"{name}: none of its columns ({', '.join(columns)}) is known as one of prompts: name it with "
+            f"{name}: none of its columns ({', '.join(columns)}) has a usual name for prompts: name it with "
             "--prompt COLUMN"
         )
     return ProjectData(

@@ -182,8 +182,11 @@ def _summary(reward: Reward, scored: FunctionScores, samples: int, seconds: floa
     table.add_row("time", f"{seconds:.2f} s with {workers} worker(s), {count / seconds:,.0f} rows/s; {per_row}")
     table.add_row("None", f"{1 - len(scores) / count:.1%} ({count - len(scores)} rows)")
     table.add_row("failed", f"{sum(error is not None for error in scored.errors)} rows")
-    if noted := [row for row, note in enumerate(scored.notes) if note]:
-        table.add_row("not scored, with a reason", f"{len(noted)} rows, row {noted[0]}: {scored.notes[noted[0]]}")
+    if rows_with_note := [row for row, note in enumerate(scored.notes) if note]:
+        table.add_row(
+            "not scored, with a reason",
+            f"{len(rows_with_note)} rows, row {rows_with_note[0]}: {scored.notes[rows_with_note[0]]}",
+        )
     if len(scores):
         table.add_row("mean, standard deviation", f"{scores.mean():.4g}, {scores.std():.4g}")
         table.add_row("minimum, maximum", f"{scores.min():.4g}, {scores.max():.4g}")

@@ -67,7 +67,7 @@ class Experiment(Section):
     @classmethod
     def _check_seeds(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is there twice, which would be the same run")
+            raise ValueError("a seed occurs twice, which would be the same run")
         return seeds
 
     @model_validator(mode="after")

@@ -214,7 +214,7 @@ def stale_rollouts(history: RoundHistory, gate: gates.StaleRollouts) -> str | No
 
 @symptom(
     "expert collapse",
-    "lower update.learning_rate, raise algorithm.beta, or train a LoRA adapter, which leaves the router as it is",
+    "lower update.learning_rate, raise algorithm.beta, or train a LoRA adapter, which leaves the router unchanged",
 )
 def expert_collapse(history: RoundHistory, gate: gates.ExpertCollapse) -> str | None:
     """A layer of a mixture of experts uses few of its experts, and used more of them before."""

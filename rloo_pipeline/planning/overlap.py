@@ -23,7 +23,7 @@ class SideSeconds(NamedTuple):
         return max(self.sampling, self.training, both / (lag + 1)) if lag else both
 
 
-def reckoned(config: Config, hours: Mapping[str, float]) -> SideSeconds:
+def estimated(config: Config, hours: Mapping[str, float]) -> SideSeconds:
     """From an estimate of GPU-hours over all rounds, with one sampler and without the time of scoring."""
     seconds = {stage: 3600 * value / config.rounds for stage, value in hours.items()}
     sampling = seconds["rollout"] / estimate.sampler_gpus(config) + seconds.get("reference", 0.0)

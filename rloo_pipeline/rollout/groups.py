@@ -166,7 +166,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
             f"{sampler.settings['model']}: the policy samples with log-probs that are not finite, as weights with NaN "
-            "do; look for the round whose update made them so"
+            "cause; find the round whose update wrote such weights"
         )
     rows = iter(
         {

@@ -80,8 +80,9 @@ class TokenLogProbs(nn.Module):
         longest = pack.layout.blocks[0].tokens
         if self.length_limit is not None and longest > self.length_limit.tokens:
             raise UserError(
-                f"a sequence of {longest} tokens: {self.name} has {self.length_limit.cause}, and training "
-                "covers it no further; shorten prompts, completions or demonstrations, or use another model"
+                f"a sequence of {longest} tokens: {self.name} has {self.length_limit.cause}, so training "
+                f"covers at most {self.length_limit.tokens} tokens; shorten prompts, completions or demonstrations, or "
+                "use another model"
             )
         if self.form.name != batch_forms.Packed.name:
             yield

@@ -24,10 +24,10 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def wait_until(true: Callable[[], Any], seconds: float, event: str) -> Any:
-    """Waits until `true()` returns a true value, and returns it."""
+def wait_until(condition: Callable[[], Any], seconds: float, event: str) -> Any:
+    """Waits until `condition()` returns a true value, and returns it."""
     deadline = time.monotonic() + seconds
-    while not (answer := true()):
+    while not (answer := condition()):
         assert time.monotonic() < deadline, f"not in {seconds} s: {event}"
         time.sleep(0.3)
     return answer
@@ -46,7 +46,7 @@ def slow_once(completions, **_):
     return [0.0] * len(completions)
 '''
 
-# keeps files that exist, whichever code and parameters made them
+# keeps existing files, even if other code or parameters wrote them
 GO_ON = ("--rerun-triggers", "mtime")
 
 
@@ -109,7 +109,7 @@ class Cluster(Project):
         return started
 
     def rloo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs `rloo WORDS` in this project's folder."""
+        """Runs `rloo ARGUMENTS` in this project's folder."""
         return subprocess.run(
             [sys.executable, "-m", "rloo_pipeline", *arguments],
             cwd=self.folder,

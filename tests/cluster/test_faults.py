@@ -38,7 +38,7 @@ def test_a_node_that_does_not_see_the_image_says_so(cluster, finished) -> None:
     assert "no such image on" in cluster.logs()
 
 
-def test_of_a_controller_killed_and_started_again_the_older_jobs_lose(cluster, finished) -> None:
+def test_jobs_of_a_killed_controller_write_nothing_after_it_is_restarted(cluster, finished) -> None:
     cluster.at_round_1(finished, "rounds/00001/scores/000.parquet")
     (cluster.folder / "slow.py").write_text(SLOW_FIRST.format(folder=str(cluster.folder)))
     rewards = [*mini()["rewards"], {"function": "slow.py:slow_first", "weight": 0, "timeout": 600}]
@@ -59,7 +59,7 @@ def test_of_a_controller_killed_and_started_again_the_older_jobs_lose(cluster, f
     assert "was started again" in cluster.logs()
 
 
-def test_a_full_disk_ends_a_stage_in_a_sentence_and_with_space_it_goes_on(cluster, finished) -> None:
+def test_a_full_disk_is_one_sentence_and_with_space_the_run_continues(cluster, finished) -> None:
     results = cluster.folder / "results"
     results.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", results], check=True)

@@ -35,7 +35,7 @@ def test_a_cancelled_rollout_ends_the_run(cluster, finished) -> None:
     cluster.cancel(started, job, f"{job} (rollout)")
 
 
-def test_a_cancelled_update_is_made_anew_and_one_whose_node_dies_runs_on_another(cluster, finished) -> None:
+def test_a_cancelled_update_runs_again_and_one_whose_node_dies_runs_on_another(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
     arguments = (*GO_ON, "--set-resources", "update:slurm_partition=fragile", "--", "results/mini/policies/00001")
     started = cluster.start(*arguments)
@@ -75,7 +75,7 @@ def kill_node(name: str, job: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["requeued", "cancelled"])
-def test_a_preempted_stage_is_made_again(cluster, finished, mode) -> None:
+def test_a_preempted_stage_runs_again(cluster, finished, mode) -> None:
     """A partition with PreemptMode=REQUEUE requeues the job, one with CANCEL does not."""
     sizes = (f"score:slurm_partition={mode}", "score:mem_mb=150000")
     started = cluster.start_slow_score(finished, "--set-resources", *sizes)
@@ -89,14 +89,14 @@ def test_a_preempted_stage_is_made_again(cluster, finished, mode) -> None:
     assert (again in cluster.output()) == ("Trying to restart" in cluster.output()) == (mode == "cancelled")
 
 
-def test_a_stage_that_runs_out_of_time_gets_more(cluster, finished) -> None:
+def test_a_stage_that_runs_out_of_time_is_retried_with_more(cluster, finished) -> None:
     cluster.finish(cluster.start_slow_score(finished, "--set-resources", "score:runtime=attempt"))
     assert "TIMEOUT" in cluster.output()
     assert "runtime=2" in cluster.output()
     assert (cluster.folder / SCORES).exists()
 
 
-def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
+def test_a_stage_that_runs_out_of_memory_is_retried_with_more(cluster, finished) -> None:
     cluster.at_round_1(finished, "rounds/00001/scores")
     (cluster.folder / "hungry.py").write_text(HUNGRY)
     rewards = [*mini()["rewards"], {"function": "hungry.py:hungry", "weight": 0}]
@@ -107,7 +107,7 @@ def test_a_stage_that_runs_out_of_memory_gets_more(cluster, finished) -> None:
     assert (cluster.folder / SCORES).exists()
 
 
-def test_a_gate_ends_a_run_and_a_second_call_in_the_same_words_makes_its_report(cluster, finished) -> None:
+def test_a_gate_ends_a_run_and_the_same_command_then_writes_its_report(cluster, finished) -> None:
     """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
     cluster.take(finished, "report.html")
     cluster.finish(cluster.start(*GO_ON, rounds=3, gates=STOP))

@@ -24,7 +24,7 @@ def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluste
     assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
 
 
-def test_the_page_of_a_run_in_an_image_says_which_it_was(cluster, finished, image) -> None:
+def test_the_page_of_a_run_in_an_image_names_the_image(cluster, finished, image) -> None:
     """Also with an image outside of the working folder, as here."""
     cluster.take(finished, "report.html")
     outcome = cluster.snakemake("--cores=1", "--sdm=apptainer", *GO_ON)
@@ -52,7 +52,7 @@ def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
         assert cluster.files(pattern) == finished.files(pattern)
 
 
-def test_an_image_of_another_name_runs_again_what_used_it(cluster, image) -> None:
+def test_another_image_reruns_the_stages_that_used_the_old_one(cluster, image) -> None:
     target = ("--cores", "1", "--sdm", "apptainer", "--", "results/mini/prompts")
     assert cluster.snakemake(*target).returncode == 0
     assert cluster.planned(*target) == set()
@@ -61,7 +61,7 @@ def test_an_image_of_another_name_runs_again_what_used_it(cluster, image) -> Non
     assert "prompts" in cluster.planned(*target, container={"image": "other.sif"})
 
 
-def test_an_edit_of_the_sources_holds_in_the_image(cluster) -> None:
+def test_an_edit_of_the_sources_applies_in_the_image(cluster) -> None:
     """The host's package is bound over the package in the image."""
     stage = cluster.folder / "rloo_pipeline" / "stages" / "stage_assets.py"
     stage.write_text(stage.read_text().replace("def stage_assets(", "raise SystemExit('edited')\n\ndef stage_assets("))

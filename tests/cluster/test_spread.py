@@ -28,7 +28,7 @@ if os.environ.get("SLURM_PROCID") == "1":
 """
 
 
-def test_shards_are_tasks_of_one_array_and_one_that_fails_is_a_job_again(cluster, finished) -> None:
+def test_shards_are_tasks_of_one_array_and_a_failed_one_is_retried_as_a_job(cluster, finished) -> None:
     cluster.at_round_1(finished, "rounds/00001/scores")
     (cluster.folder / "fails.py").write_text(FAILS_ONCE.format(mark=str(cluster.folder / "mark")))
     rewards = [*mini()["rewards"], {"function": "fails.py:fails_once", "weight": 0, "timeout": 600}]
@@ -48,7 +48,7 @@ def test_shards_are_tasks_of_one_array_and_one_that_fails_is_a_job_again(cluster
     assert all((cluster.folder / path).exists() for path in SCORES)
 
 
-def test_a_cancelled_array_that_waits_ends_the_run(cluster, finished) -> None:
+def test_cancelling_a_pending_array_ends_the_run(cluster, finished) -> None:
     cluster.at_round_1(finished, "rounds/00001/scores")
     later = ("--set-resources", "score:slurm_extra='--begin=now+900'")
     started = cluster.start(*GO_ON, *later, "--", *SCORES)
@@ -67,7 +67,7 @@ def test_shards_of_a_job_of_two_nodes_run_on_both(cluster, finished) -> None:
         assert cluster.files(pattern) == finished.files(pattern)
 
 
-def test_a_rank_that_does_not_come_is_missed(cluster, finished) -> None:
+def test_a_missing_rank_is_named(cluster, finished) -> None:
     """With less patience than the default of 45 s."""
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
     (cluster.folder / "sitecustomize.py").write_text(ABSENT)

@@ -23,7 +23,7 @@ def slow_start(completions, **_):
 QUICK = ("--seconds-between-status-checks=2", "--rloo-slurm-init-seconds-before-status-checks=1")
 
 
-def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finished) -> None:
+def test_a_run_in_several_allocations_gives_the_bytes_of_a_run_in_one(cluster, finished) -> None:
     cluster.at_round_1(finished)
     # four minutes, of which half a minute is for starting stages
     arguments = (*IN_IMAGE, "--", "results/mini/policies/00002")
@@ -41,7 +41,7 @@ def test_a_run_of_several_allocations_ends_with_the_bytes_of_one(cluster, finish
     wait_until(lambda: f"mini: done in allocation {outcome['allocations']}" in status(cluster), 60, "the job has ended")
 
 
-def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_cancelled(cluster, finished) -> None:
+def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when_cancelled(cluster, finished) -> None:
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/scores", "rounds/00001/metrics.json")
     (cluster.folder / "slow.py").write_text(SLOW_START)
     rewards = [*mini()["rewards"], {"function": "slow.py:slow_start", "weight": 0}]
@@ -65,7 +65,7 @@ def test_a_controller_goes_on_after_its_time_and_cancels_its_stages_when_it_is_c
     assert json.loads(outcome_file.read_text())["outcome"] == "cancelled"
 
 
-def test_an_allocation_that_finishes_no_stage_is_not_put_back(cluster, finished) -> None:
+def test_an_allocation_that_finishes_no_stage_is_not_requeued(cluster, finished) -> None:
     cluster.at_round_1(finished, "rounds/00001/scores")
     (cluster.folder / "slow.py").write_text("def slow(completions, **_):\n    import time\n    time.sleep(900)\n")
     job = cluster.submit(

@@ -15,7 +15,7 @@ class Case:
 
     name: str
     other_algorithms: Sequence[Options]
-    """Options of ours, each of which makes another algorithm of it: there the two sides must differ."""
+    """Options of this package that change the algorithm: with each of them the two sides must differ."""
     common_options: Options = field(default_factory=dict)
     """Options that have one name and meaning on both sides."""
     trl_options: Options = field(default_factory=dict)

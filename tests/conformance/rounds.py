@@ -42,7 +42,7 @@ class Round(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one optimizer step saw and made."""
+    """The rows, loss, gradient and metrics of an optimizer step."""
 
     rows: list[int]
     loss: float
@@ -53,7 +53,7 @@ class Step(NamedTuple):
 def make_round(
     tokenizer: PreTrainedTokenizerBase, samples: int, functions: int = 1, unknown: Sequence[tuple[int, int]] = ()
 ) -> Round:
-    """A made-up round of `GROUPS` prompts; every fourth completion is truncated at full length.
+    """A synthetic round of `GROUPS` prompts; every fourth completion is truncated at full length.
 
     Args:
         unknown: pairs of a reward function and a row to which it gives None.

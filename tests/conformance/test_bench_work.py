@@ -80,7 +80,7 @@ def test_the_floor_is_a_run_of_the_same_jobs(bench, tmp_path) -> None:
     assert not any(Path(project.run / table).stat().st_size for table in tables)
 
 
-def test_what_runs_beside_it_is_not_waited_for(bench, tmp_path) -> None:
+def test_a_measurement_waits_for_its_own_processes_and_no_others(bench, tmp_path) -> None:
     _, whole = bench
     other = subprocess.Popen(["sleep", "600"])
     try:

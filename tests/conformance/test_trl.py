@@ -47,7 +47,7 @@ def tokenizer(tiny_model) -> PreTrainedTokenizerBase:
 
 
 def relative_differences(our_steps: Sequence[Step], trl_steps: Sequence[Step]) -> list[tuple[float, float]]:
-    """How far each step's loss and gradient are apart, relative to theirs.
+    """Differences of each step's loss and gradient, relative to TRL's.
 
     The first step's loss is measured against the larger one of the two: on fresh samples it cancels to 0 where the
     advantages of a group do.
@@ -77,7 +77,7 @@ def different(our_steps: Sequence[Step], trl_steps: Sequence[Step]) -> bool:
 
 
 def check(case: Case, trl_steps: Sequence[Step], round_: Round, model, sampler) -> list[Step]:
-    """Our steps, once they equal theirs, and differ with options that make another algorithm."""
+    """Checks that our steps equal TRL's, and differ with options that change the algorithm. Returns our steps."""
     rows, options = [step.rows for step in trl_steps], {**case.our_options, **case.common_options}
     our_steps = our_side.steps(model, round_, rows, sampler, **options)
     assert abs(our_steps[1].loss) > LEFT * our_steps[1].metrics["terms"]
@@ -113,7 +113,9 @@ def test_loss_and_gradient_are_those_of_trls_grpo_trainer(tiny_model, tokenizer,
         )
 
 
-def test_the_end_token_counts_for_trl_as_here_though_it_pads_as_well(tiny_model, tokenizer, trl_side, tmp_path) -> None:
+def test_the_end_token_counts_on_both_sides_even_where_it_is_the_pad_token(
+    tiny_model, tokenizer, trl_side, tmp_path
+) -> None:
     round_ = make_round(tokenizer, 4)
     tokenizer.pad_token = tokenizer.eos_token
     trl_steps = trl_side.steps(trl_side.Rloo, tiny_model, tokenizer, round_, tmp_path)

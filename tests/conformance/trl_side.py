@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 
 class Observed:
-    """Mixed into a trainer: gives it the round's completions and keeps what each step made."""
+    """Mixed into a trainer: gives it the round's completions and keeps the rows, loss and gradient of each step."""
 
     def give(self, round_: Round, sampling_logps: list[list[float]] | None) -> None:
         """The completions in place of sampled ones; with the sampler's log-probs they count as vLLM's."""

@@ -1,4 +1,4 @@
-"""Every causal language model that transformers know: taken and right, or refused."""
+"""Tries every causal language model of transformers: it is trained correctly, or it is refused."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ small.MAX_WEIGHTS = 2**26  # types that stay larger have sizes that most types h
 
 
 class Outcome(NamedTuple):
-    """What became of a model."""
+    """The result for a model."""
 
     verdict: str
     """`right`, `refused by config.json`, `refused by the self-check`, `wrong`, `crashed`, or `no configuration` where

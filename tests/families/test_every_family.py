@@ -1,4 +1,4 @@
-"""None of transformers' causal language models is taken and wrong."""
+"""Every causal language model of transformers is trained correctly or refused."""
 
 import os
 

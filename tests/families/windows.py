@@ -51,7 +51,7 @@ def _run(config: Any) -> None:
 
 
 def outcomes(kinds: list[str]) -> Iterator[tuple[str, Outcome]]:
-    """Each case, and what became of it."""
+    """Each case and its result."""
     for kind in kinds:
         for window, config in configurations(kind):
             name = f"`{kind}`" + (f" with a window of {window}" if window else "")
@@ -78,18 +78,18 @@ def text(outcomes: dict[str, Outcome]) -> str:
 
 
 def main(kinds: list[str]) -> None:
-    """Tries the cases out; without `kinds` all of them, and writes the page."""
+    """Tries the cases; without `kinds`, tries all cases and writes the page."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    tried = {}
+    results = {}
     for name, outcome in outcomes(kinds or KINDS):
-        tried[name] = outcome
+        results[name] = outcome
         print(name, outcome.verdict, outcome.form, outcome.why[:200], flush=True)
-    print(text(tried))
+    print(text(results))
     if not kinds:
         before, _, rest = page.PAGE.read_text().partition(BEGIN)
-        page.PAGE.write_text(before + BEGIN + text(tried) + END + rest.partition(END)[2])
+        page.PAGE.write_text(before + BEGIN + text(results) + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":

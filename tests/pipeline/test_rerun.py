@@ -97,7 +97,7 @@ def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, 
     assert sentence not in planned.stdout + planned.stderr
 
 
-def test_what_must_run_is_found_behind_a_check_that_is_made_again(finished) -> None:
+def test_updates_that_must_run_are_found_although_a_check_before_them_runs_again(finished) -> None:
     """Snakemake alone would check the warm start again and miss the updates that depend on it."""
     changed = {"update": {"learning_rate": 0.001}, "checks": {"accept": ["teaching"]}}
     judged = {"warmstart/checks.json"}
@@ -105,7 +105,7 @@ def test_what_must_run_is_found_behind_a_check_that_is_made_again(finished) -> N
     assert finished.planned(**changed) == judged | SECOND_ROUND | updates() | FINAL | REPORT
 
 
-def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
+def test_a_reward_option_reruns_the_scores_and_what_follows(finished) -> None:
     rewards = [
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},
         {"function": "rloo_pipeline.rewards.format:think_format_reward", "name": "format", "weight": 0.2},
@@ -115,7 +115,7 @@ def test_a_reward_option_runs_scores_and_what_follows(finished) -> None:
     assert planned == of_rounds(("scores",)) | measured() | SECOND_ROUND | updates() | WARM | FINAL | REPORT | CHECKS
 
 
-def test_a_choice_of_prompts_runs_the_pass_rates_and_rollouts_on(finished) -> None:
+def test_another_choice_of_prompts_reruns_the_pass_rates_the_rollouts_and_what_follows(finished) -> None:
     rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages() | FINAL | REPORT
     correct = finished.planned(correct={"reward": "answer"})
     for select, more in (
@@ -127,13 +127,13 @@ def test_a_choice_of_prompts_runs_the_pass_rates_and_rollouts_on(finished) -> No
         assert not planned & {"prompts", "policies/00000", "warmstart/probe.parquet"}
 
 
-def test_a_sampling_option_runs_rollouts_on(finished) -> None:
+def test_a_sampling_option_reruns_the_rollouts_and_what_follows(finished) -> None:
     planned = finished.planned(rollout={"temperature": 0.9})
     rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()
     assert planned == rounds | WARM | FINAL | REPORT | CHECKS
 
 
-def test_a_lag_runs_what_follows_the_first_round(finished) -> None:
+def test_a_lag_reruns_what_follows_the_first_rollouts(finished) -> None:
     """Round 1 is sampled from policy 0 with any lag; the correction that comes with a lag trains it again."""
     assert finished.planned(rollout={"lag": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
     stdout = finished.snakemake("--dry-run", plain=False, rollout={"lag": 1}).stdout
@@ -151,12 +151,12 @@ def test_a_refill_trains_again_and_samples_no_shard_of_the_first_round_again(fin
     assert finished.planned(**changes) == tables | updates() | SECOND_ROUND | FINAL | REPORT
 
 
-def test_a_limit_of_the_checks_judges_again_and_trains_nothing(finished) -> None:
+def test_another_limit_of_a_check_reruns_the_verdict_and_trains_nothing(finished) -> None:
     planned = finished.planned(checks={"limits": {"truncated": [0.9, None]}})
     assert planned == {"warmstart/checks.json"} | REPORT
 
 
-def test_a_tracker_is_told_of_a_finished_run_and_nothing_else_runs(finished) -> None:
+def test_a_finished_run_is_sent_to_a_new_tracker_and_nothing_else_runs(finished) -> None:
     assert finished.planned(report_to="tensorboard") == set()
     assert finished.planned(report_to=["wandb", "mlflow"]) == {"tracking/00001.json", "tracking/00002.json"}
 
@@ -168,11 +168,11 @@ def test_benchmarks_evaluate_nothing_else_again(finished) -> None:
     }
 
 
-def test_a_learning_rate_runs_updates_on(finished) -> None:
+def test_another_learning_rate_reruns_the_updates_and_what_follows(finished) -> None:
     assert finished.planned(update={"learning_rate": 0.0002}) == updates() | SECOND_ROUND | FINAL | REPORT
 
 
-def test_what_is_shown_of_a_run_in_flight_runs_nothing_of_a_finished_one(finished) -> None:
+def test_settings_of_what_a_run_in_flight_shows_rerun_nothing_of_a_finished_one(finished) -> None:
     """Neither with more pages or held-out prompts, nor with fewer, nor in a run that has no such pages."""
     assert finished.planned(report={"every": 0}, evaluation={**mini()["evaluation"], "each_round": 0}) == set()
     assert finished.planned(report={"every": 7}, evaluation={**mini()["evaluation"], "each_round": 40}) == set()
@@ -184,11 +184,11 @@ def test_what_is_shown_of_a_run_in_flight_runs_nothing_of_a_finished_one(finishe
         pages.with_name("aside").rename(pages)
 
 
-def test_the_reports_title_runs_the_report(finished) -> None:
+def test_another_title_of_the_report_reruns_only_the_report(finished) -> None:
     assert finished.planned(report={"title": "Another"}) == REPORT
 
 
-def test_a_gate_runs_no_round_again(finished) -> None:
+def test_another_gate_reruns_no_round(finished) -> None:
     assert finished.planned(gates=STOP) == REPORT
     assert finished.planned(gates={"kl_explosion": {"action": "off"}}) == REPORT
 
@@ -215,7 +215,7 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     assert project.planned(rounds=3) == gates(range(2, 3)) | third
     assert project.snakemake("--cores", "1", "--", "results/mini/rounds/00002/diagnosis.json", rounds=3).returncode == 0
     assert not (run / "stopped.json").exists()
-    assert project.planned(rounds=3, gates=STOP) == third, "what was said of a round is not said again"
+    assert project.planned(rounds=3, gates=STOP) == third, "the diagnosis of a round is not printed again"
 
 
 @pytest.mark.long
@@ -276,7 +276,7 @@ STATEMENT = "\n", "\nEDITED = True\n"
         ("report/page.html.j2", STATEMENT, REPORT),
     ],
 )
-def test_an_edit_of_what_code_does_runs_the_stages_that_it_does_it_in(finished, file, edit, expected) -> None:
+def test_an_edit_that_changes_what_code_does_reruns_the_stages_that_use_it(finished, file, edit, expected) -> None:
     before, after = edit
     with edited(finished.folder / "rloo_pipeline" / file) as path:
         start, match, end = path.read_text().rpartition(before)
@@ -284,7 +284,7 @@ def test_an_edit_of_what_code_does_runs_the_stages_that_it_does_it_in(finished, 
         assert finished.planned() == expected
 
 
-def test_upkeep_runs_nothing(finished) -> None:
+def test_edits_that_change_no_result_rerun_nothing(finished) -> None:
     """A comment and a changed docstring in every file rerun nothing, nor do edits of code that only reports on a run:
     the command line, the TensorBoard files, the page of symptoms.
     """
@@ -313,14 +313,14 @@ def edited(path: Path) -> Iterator[Path]:
 
 def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
-    mine = project.folder / "mine.py"
-    mine.write_text("import beside\n\ndef my_reward(completions):\n    return [beside.ONE] * len(completions)\n")
+    reward_file = project.folder / "mine.py"
+    reward_file.write_text("import beside\n\ndef my_reward(completions):\n    return [beside.ONE] * len(completions)\n")
     (project.folder / "beside.py").write_text("ONE = 1.0\n")
     changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}], "evaluation": {"breakdown": []}}
     scores = "results/mini/rounds/00001/scores/000.parquet"
     assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
     assert project.planned("--", scores, **changes) == set()
-    mine.write_text("# a comment\n" + mine.read_text())
+    reward_file.write_text("# a comment\n" + reward_file.read_text())
     assert project.planned("--", scores, **changes) == set()
     (project.folder / "beside.py").write_text("ONE = 2.0\n")
     held_out = "rounds/00001/scores/held_out/000.parquet"

@@ -32,7 +32,7 @@ STAGES = (
 
 SHORT = {"gate", "held-out", "pass-rates", "report-so-far"}
 
-# Stands before the real command on the PATH and kills the first call of each stage: those that write policies while
+# Comes before the real command on the PATH and kills the first call of each stage: those that write policies while
 # they write (a hidden folder shows it), the others just after they have opened their log.
 KILLER = """#!{python}
 import os, subprocess, sys, time
@@ -79,7 +79,7 @@ LAG = {
 
 
 def killed_once(project: Project, tmp_path: Path, *arguments: str, **changes) -> set[str]:
-    """Kills the first call of each stage, until Snakemake has made what it was asked for; returns which were killed."""
+    """Kills the first call of each stage until Snakemake has written its targets; returns the killed stages."""
     marks, shim = tmp_path / "marks", tmp_path / "shim"
     marks.mkdir()
     shim.mkdir()
@@ -107,7 +107,7 @@ def prompts_of(project: Project, number: int) -> list[str]:
 
 
 def drawn(project: Project, number: int, by: int) -> list[str]:
-    """The prompts that a round draws by the scores until round `by`, without what the workflow says of it."""
+    """The prompts that a round draws by the scores until round `by`, without the workflow's own selection."""
     from rloo_pipeline.artifacts import prompt_counts, tables
     from rloo_pipeline.artifacts.prompt_set import PromptSet
     from rloo_pipeline.data.prompts_of_round import after_round, draw, uncertainty

@@ -69,7 +69,7 @@ def test_errors_of_snakemake_come_out_in_full(project) -> None:
     assert "No rule to produce results/mini/nothing" in out + err
 
 
-def test_snakemakes_own_output_is_an_option_away(project) -> None:
+def test_an_option_restores_snakemakes_own_output(project) -> None:
     project.configure()
     argv = ("-n", "--configfile", "config/test.yaml", "--", "results/mini/prompts")
     for option in ("--logger-rloo-plain", "--verbose"):

@@ -93,7 +93,9 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
         "processes change nothing"
     )
     logps = [table["sampling_logps"].combine_chunks().flatten().to_pylist() for table in (first, second)]
-    assert logps[0] == pytest.approx(logps[1], abs=1e-5), "but rounding: the engine batches what is there"
+    assert logps[0] == pytest.approx(logps[1], abs=1e-5), (
+        "up to rounding: batches of the engine depend on which requests are ready"
+    )
     if not isinstance(sandbox.search(), str):
         config.write_text(written.replace("environment_sandbox: false", "environment_sandbox: true"))
         assert "environment_sandbox: true\n" in config.read_text()

@@ -41,7 +41,7 @@ def test_lint_finds_nothing(project) -> None:
     assert "Congratulations, your workflow is in a good condition!" in outcome.stderr
 
 
-def test_the_rule_graph_reads_as_the_picture(project) -> None:
+def test_the_rule_graph_has_the_expected_arrows(project) -> None:
     graph = project.snakemake("--rulegraph").stdout
     names = dict(re.findall(r'(\d+)\[label = "(\w+)"', graph))
     arrows = {(names[a], names[b]) for a, b in re.findall(r"(\d+) -> (\d+)", graph)}

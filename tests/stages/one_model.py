@@ -40,7 +40,7 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
     the list.
 
     Returns:
-        The completions, and what was said of a refused swap.
+        The completions, and the messages about a refused swap.
     """
     from rloo_pipeline.errors import IncompatibleEngine
     from rloo_pipeline.rollout import swap_check, weight_reload

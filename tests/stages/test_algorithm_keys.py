@@ -224,7 +224,9 @@ def test_steps_in_which_everything_is_filtered_are_left_out_and_the_next_ones_go
     check_left_out(run, outcome.stderr)
     third = metrics(run, 3)
     assert (third["step"], third["steps_left_out"]) == (6, 0)
-    assert third["learning_rate"] == pytest.approx(0.0003 * (1 - 5 / 8)), "that of the round, whatever was left out"
+    assert third["learning_rate"] == pytest.approx(0.0003 * (1 - 5 / 8)), (
+        "the step number of the round, whichever steps were left out"
+    )
     for one, before in ((run, 2), (first, 1)):
         assert any((one.weights(before + 1)[name] != tensor).any() for name, tensor in one.weights(before).items())
 

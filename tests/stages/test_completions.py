@@ -27,12 +27,12 @@ def sampler(tmp_path_factory) -> Sampler:
     return Sampler(folder / "model", EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
 
 
-def test_a_completion_is_what_vllm_says(sampler) -> None:
+def test_a_completion_is_vllms_own_output(sampler) -> None:
     from vllm import SamplingParams, TokensPrompt
 
     requests = [Request([5 + number % 250 for number in range(seed % 7 + 1)], seed) for seed in range(96)]
     samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
-    # with a stop token that comes now and then, since it has no text
+    # with a stop token that is sampled sometimes, since it has no text
     sampler.stop_ids = [*sampler.stop_ids, *range(40, 50)]
     samples += sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
     plain = [

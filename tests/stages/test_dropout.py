@@ -29,7 +29,7 @@ def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.mark.parametrize("dropout", ["nowhere", "by the model", "of the adapter"])
-def test_a_step_and_the_log_probs_that_it_is_compared_with_drop_alike(tmp_path, dropout) -> None:
+def test_a_step_and_its_old_log_probs_both_have_dropout_or_neither_has(tmp_path, dropout) -> None:
     folder = write(tmp_path, "gpt2", RIGHT["gpt2"])
     lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if dropout == "of the adapter" else None
     rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay

@@ -33,12 +33,12 @@ def sampled(folder: Path, token: int) -> None:
     requests = [Request([4, 5, 6], seed) for seed in range(200)]
     samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")
     stopped = [completion for completion in samples if completion.ids[-1] == token]
-    assert len(stopped) > 20, "an untrained model gives every token now and then"
+    assert len(stopped) > 20, "an untrained model samples every token sometimes"
     assert {completion.finish_reason for completion in stopped} == {"stop"}
     assert all(token not in completion.ids[:-1] for completion in samples)
     assert all(len(completion.ids) == len(completion.logps) for completion in samples)
     devices.free_gpu()
-    assert sampler.llm is None, "the engine has left"
+    assert sampler.llm is None, "the engine was closed"
     assert sampler.sample(requests[:20], SamplingConfig(1.0, 1.0, 0, None, 40), "completions") == samples[:20]
 
 
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_
     assert own == eos == none
 
 
-def test_end_tokens_stand_for_a_pad_token_that_is_not_there_and_the_checks_say_so(tmp_path, tiny_model) -> None:
+def test_an_end_token_replaces_a_missing_pad_token_and_the_checks_say_so(tmp_path, tiny_model) -> None:
     from rloo_pipeline.artifacts import policy
     from rloo_pipeline.checks.token_facts import token_facts
     from rloo_pipeline.config import Config

@@ -14,7 +14,7 @@ ONE_STEP = {"beta": 0, "steps_per_generation": 1}
 
 @pytest.fixture
 def second_round(tmp_path, tiny_model):
-    """A function that makes the first update of a run with some `algorithm` and gives the words of the second one."""
+    """A function that runs the first update of a run with some `algorithm` and returns the arguments of the second."""
 
     def first_update(**algorithm) -> tuple[Round, list[object]]:
         run = Round(tmp_path / "run", tiny_model, rollout={"lag": 1}, algorithm={**ONE_STEP, **algorithm})

@@ -30,7 +30,7 @@ def odd(completions, answer):
 
 
 @pytest.fixture
-def mine(tmp_path) -> Path:
+def reward_file(tmp_path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(MINE)
     return path
@@ -56,9 +56,9 @@ def rescored(run: Round, output: Path, **reward) -> dict:
     return json.loads((output / "rescore.json").read_text())["overall"]
 
 
-def test_a_finished_run_is_scored_with_other_rewards(run, mine, tmp_path) -> None:
+def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path) -> None:
     before = {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()}
-    rewards = [{"function": f"{mine}:length"}, {"function": f"{mine}:constant", "weight": 0}]
+    rewards = [{"function": f"{reward_file}:length"}, {"function": f"{reward_file}:constant", "weight": 0}]
     (tmp_path / "new.yaml").write_text(yaml.safe_dump({"rewards": rewards}))
     outcome = rloo("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out")
     assert outcome.returncode == 0, outcome.stderr
@@ -79,17 +79,17 @@ def test_a_finished_run_is_scored_with_other_rewards(run, mine, tmp_path) -> Non
     assert "Kendall" in outcome.stdout
 
 
-def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, mine, tmp_path) -> None:
-    rescored(run, tmp_path / "out", function=f"{mine}:length")
+def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, reward_file, tmp_path) -> None:
+    rescored(run, tmp_path / "out", function=f"{reward_file}:length")
     for number in (1, 2):
         for shard in range(2):
             name = f"rounds/{number:05d}/scores/{shard:03d}.parquet"
             (run.run / name).write_bytes((tmp_path / "out" / name).read_bytes())
-    same = rescored(run, tmp_path / "same", function=f"{mine}:length", options={"factor": 2.0})
+    same = rescored(run, tmp_path / "same", function=f"{reward_file}:length", options={"factor": 2.0})
     assert same["kendall"] == pytest.approx(1)
     assert same["advantage_correlation"] == pytest.approx(1)
     assert same["sign_changes"] == same["silenced"] == same["awakened"] == 0
-    flat = rescored(run, tmp_path / "flat", function=f"{mine}:constant")
+    flat = rescored(run, tmp_path / "flat", function=f"{reward_file}:constant")
     assert flat["informative"][1] == 0
     assert flat["kendall"] is None
     assert flat["silenced"] > 0.9
@@ -129,15 +129,15 @@ def test_changes_by_hand() -> None:
     assert twice.sign_changes == pytest.approx(changes.sign_changes)
 
 
-def test_a_reward_is_tried_on_rows_of_data(mine, tmp_path) -> None:
+def test_a_reward_is_tried_on_rows_of_data(reward_file, tmp_path) -> None:
     data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "none", "bbb")))
-    outcome = rloo("reward-test", f"{mine}:odd", "--data", data)
+    outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data)
     assert outcome.returncode == 0, outcome.stderr
     for word in ("33.3% (1 rows)", "slowest rows", "values", "rows/s"):
         assert word in outcome.stdout
     completions.write_text("".join(json.dumps({"completion": c}) + "\n" for c in ("x", "xx", "x", "x", "xx", "xxx")))
-    outcome = rloo("reward-test", f"{mine}:odd", "--data", data, "--completions", completions, "--workers", 2)
+    outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data, "--completions", completions, "--workers", 2)
     assert outcome.returncode == 0, outcome.stderr
     assert "66.7% of 3, with 2 each" in outcome.stdout
 
@@ -176,10 +176,10 @@ def test_token_ids_of_a_trial_are_made_by_the_tokenizer_that_is_named(tmp_path, 
     assert "-1" in outcome.stdout
 
 
-def test_rows_that_fail_in_a_trial_are_shown(mine, tmp_path) -> None:
+def test_rows_that_fail_in_a_trial_are_shown(reward_file, tmp_path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "odd", "bbb")))
-    outcome = rloo("reward-test", f"{mine}:odd", "--data", data)
+    outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data)
     assert outcome.returncode == 1
     assert "1 of 3 rows failed, row 1 first: odd raised ValueError: an odd one" in outcome.stderr
     assert "failed rows" in outcome.stdout
@@ -188,6 +188,6 @@ def test_rows_that_fail_in_a_trial_are_shown(mine, tmp_path) -> None:
         (("--options", '{"factr": 1}'), "takes no option 'factr'"),
         (("--completions", tmp_path / "none.jsonl"), "no such file"),
     ):
-        outcome = rloo("reward-test", f"{mine}:length", "--data", data, *arguments)
+        outcome = rloo("reward-test", f"{reward_file}:length", "--data", data, *arguments)
         assert outcome.returncode == 1
         assert message in outcome.stderr

@@ -50,7 +50,9 @@ def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_
     scores = tables.read(files.scores, "held_out_scores")
     assert scores["prompt_id"].to_pylist() == first["prompt_id"].to_pylist()
     assert scores["scores/answered"].to_pylist() == [0.0, 100.0, 200.0]
-    assert scores["scores/of_table"].to_pylist() == [300.0] * 3, "a call for the whole table has no row of another"
+    assert scores["scores/of_table"].to_pylist() == [300.0] * 3, (
+        "a call with the whole table has no rows of another table"
+    )
     assert scores["scores/later"].to_pylist() == [0.0, -100.0, -200.0]
     assert tables.footer(scores)["rollouts"] == tables.footer(tables.read(files.rollouts, "held_out"))[tables.DIGEST]
     tables.write(files.rollouts, first.slice(0, 0), tables.ROLLOUTS, "held_out", **about)

@@ -29,7 +29,7 @@ def step(engine: Engine, number: int) -> None:
     ("zero_stage", "dtype"),
     [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
 )
-def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, dtype) -> None:
+def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, zero_stage, dtype) -> None:
     import torch
 
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
@@ -57,7 +57,7 @@ def test_a_state_and_its_policy_are_all_that_a_trainer_is(tmp_path, zero_stage, 
     ("zero_stage", "dtype"),
     [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
 )
-def test_what_left_and_came_back_goes_on_as_if_it_had_stayed(tmp_path, zero_stage, dtype) -> None:
+def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tmp_path, zero_stage, dtype) -> None:
     """On a CPU both places are host memory; storages are emptied and filled as on a GPU."""
     import torch
 
@@ -104,7 +104,7 @@ def test_a_state_of_zero_3_has_the_weights_too(tmp_path, dtype) -> None:
         assert torch.equal(values, expected[name]), name
 
 
-def test_a_state_with_code_in_it_runs_none_even_with_a_manifest_of_its_own(tmp_path) -> None:
+def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_path) -> None:
     import torch
 
     from rloo_pipeline.artifacts import files, manifest

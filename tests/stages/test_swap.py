@@ -81,7 +81,7 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
     assert sampled(sampler) == first, "and what was given up is not taken for loaded"
 
 
-def test_a_swap_of_large_weights_is_proven_once(engines, policies, monkeypatch) -> None:
+def test_a_swap_of_large_weights_is_checked_once(engines, policies, monkeypatch) -> None:
     *_, sampler = engines
     monkeypatch.setattr(swap_check, "ALWAYS_CHECKED_BYTES", 0)
     monkeypatch.setattr(sampler, "swap_checked", False)

@@ -43,7 +43,7 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
     sampler = Sampler(first, ENGINE, model_folders.CONTEXT, 0)
     logps = {"fresh": [samples(sampler)], "swapped": []}
-    sampler.leave_gpu()  # which ends this engine, and the next completion starts another
+    sampler.leave_gpu()  # ends this engine; the next completion starts another
     sampler.swap(second, model_folders.CONTEXT)
     logps["fresh"].append(samples(sampler))
     for policy_folder in (first, second):

@@ -34,7 +34,7 @@ def test_two_processes_take_the_steps_of_one(model, results, stage) -> None:
         assert torch.equal(values, weights[name]), name
 
 
-def test_sums_in_the_models_format_are_others(results) -> None:
+def test_sums_in_the_models_format_are_different(results) -> None:
     """Otherwise the test above would show nothing."""
     exact, rounded = (results[1, dtype] for dtype in ("float32", "model"))
     assert exact[0] != rounded[0]

@@ -13,7 +13,7 @@ from rloo_pipeline.demo.character_model import tiny_qwen3
 pytestmark = pytest.mark.slow
 
 
-def test_without_demonstrations_the_model_is_taken_as_it_is(tmp_path, tiny_model) -> None:
+def test_without_demonstrations_policy_0_is_the_unchanged_model(tmp_path, tiny_model) -> None:
     run = Round(tmp_path / "run", tiny_model)
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini() | {"warmstart": {}}))
     staged(run.run / "assets", tiny_model)

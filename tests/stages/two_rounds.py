@@ -21,7 +21,7 @@ ATTENTION = ("q_proj", "v_proj", "o_proj")
 
 
 class Kind(NamedTuple):
-    """A kind of model, and what is known of it."""
+    """Properties of a kind of model."""
 
     name: str
     form: str = "packed"
@@ -50,7 +50,7 @@ KINDS = {
 
 
 class Outcome(NamedTuple):
-    """What became of the two rounds."""
+    """The results of the two rounds."""
 
     gains: list[float]
     """How much likelier each update makes its completions, nats: of all weights, then of the adapter."""
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
     """Whether a new engine samples what another engine of the same policy did."""
     warm: bool
     refusal: str
-    """Of a swap that was refused."""
+    """Message of a refused swap, or an empty string."""
     distances: list[Distance]
     """Of policy 0, of policy 1, and of the adapter."""
     rounding: float

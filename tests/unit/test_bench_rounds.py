@@ -1,4 +1,4 @@
-"""What `make bench` says of a run's rounds."""
+"""The figures of `make bench` about a run's rounds."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Imports point one way: no module of the package leads back to itself, not by an import inside a function either."""
+"""The modules of the package import each other without cycles, counting imports inside functions."""
 
 import ast
 from collections import Counter
@@ -18,9 +18,7 @@ MODULES = {
 
 
 def imports(text: str) -> set[str]:
-    """Modules of the package that a text names in its imports, at whatever depth. The package itself hands names on and
-    is none.
-    """
+    """Modules of the package that a source text imports, also inside functions. The package itself is not counted."""
     named = set[str]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -32,18 +30,18 @@ def imports(text: str) -> set[str]:
 
 
 def order(graph: dict[str, set[str]]) -> list[str]:
-    """Modules, each behind all that it imports."""
+    """Modules, each after all that it imports."""
     return list(TopologicalSorter(graph).static_order())
 
 
-def test_no_module_leads_back_to_itself() -> None:
+def test_the_modules_of_the_package_import_without_a_cycle() -> None:
     graph = {name: imports(file.read_text()) - {name} for name, file in MODULES.items()}
     assert sum(map(len, graph.values())) > len(MODULES), "imports are found"
-    floors = order(graph)
-    assert floors.index("rloo_pipeline.config.run") < floors.index("rloo_pipeline.cli.main")
+    modules = order(graph)
+    assert modules.index("rloo_pipeline.config.run") < modules.index("rloo_pipeline.cli.main")
 
 
-def test_a_circle_would_be_seen() -> None:
+def test_a_cycle_would_be_found() -> None:
     def import_line() -> str:
         return "def late():\n    from rloo_pipeline.artifacts import files\n"
 
@@ -54,37 +52,37 @@ def test_a_circle_would_be_seen() -> None:
         )
 
 
-FLOORS = [
+LAYERS = [
     *("errors", "import_string", "seeds", "runtime", "config", "artifacts", "data"),
     *("algorithm", "sandbox", "scoring", "environments", "rewards", "demo"),
     *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
     *("cluster", "preflight", "snakemake_ext", "stages", "commands", "cli", "__main__"),
 ]
-"""The rooms of the package, from the ground up: a room imports from those below it and from none above."""
+"""The packages, lowest layer first: a package imports only from those before it in this list."""
 
 
-def floor_of(module: str) -> int:
-    """How high the room of a module is."""
-    return FLOORS.index(module.split(".")[1])
+def layer_of(module: str) -> int:
+    """Position of a module's package in `LAYERS`."""
+    return LAYERS.index(module.split(".")[1])
 
 
-def test_a_room_imports_from_the_floors_below_alone() -> None:
+def test_a_package_imports_only_from_packages_below_it() -> None:
     upwards = [
         f"{name} imports {other}"
         for name, file in MODULES.items()
         if name != rloo_pipeline.__name__
         for other in imports(file.read_text())
-        if floor_of(other) > floor_of(name)
+        if layer_of(other) > layer_of(name)
     ]
     assert upwards == []
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {name.split(".")[1] for name in MODULES if name != rloo_pipeline.__name__}
-    assert rooms == set(FLOORS)
+def test_every_package_has_a_layer() -> None:
+    packages = {name.split(".")[1] for name in MODULES if name != rloo_pipeline.__name__}
+    assert packages == set(LAYERS)
 
 
-def test_unit_tests_stand_where_the_package_does() -> None:
+def test_unit_tests_have_the_folders_of_the_package() -> None:
     folders = {path.parent.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")} - {"."}
     packages = {path.parent.relative_to(PACKAGE).as_posix() for path in MODULES.values()}
     assert folders <= packages

@@ -1,4 +1,4 @@
-"""docs/internals.md names what is there."""
+"""The files, names and tests in docs/internals.md exist."""
 
 import re
 
@@ -12,7 +12,7 @@ ROWS = [
 TESTS = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
 
 
-def test_every_file_and_name_exists() -> None:
+def test_every_file_and_name_in_the_table_exists() -> None:
     assert len(ROWS) > 20, "rows are found"
     for row in ROWS:
         path, *names = re.findall("`([^`]+)`", row[0])

@@ -3,7 +3,7 @@
 from skipped_tests import GSM8K, LONG, lines
 
 
-def test_what_is_missing_is_counted_by_its_reason_and_one_command_installs_it() -> None:
+def test_skipped_tests_are_counted_by_reason_and_one_command_installs_what_is_missing() -> None:
     sandbox = "no sandbox for the code of completions (bubblewrap is not installed; Apptainer is not installed)"
     assert lines({sandbox: 64, "chromium is not installed": 5, LONG: 9, GSM8K: 3}) == [
         f"64 skipped: {sandbox}",
@@ -16,7 +16,7 @@ def test_what_is_missing_is_counted_by_its_reason_and_one_command_installs_it() 
     ]
 
 
-def test_what_no_package_helps_has_no_command() -> None:
+def test_a_reason_that_no_package_removes_has_no_command() -> None:
     reason = "no user namespaces, so no small file system can be mounted"
     assert lines({reason: 1}) == [f"1 skipped: {reason}"]
     assert lines({}) == []

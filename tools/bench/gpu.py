@@ -96,7 +96,7 @@ class Task(NamedTuple):
         return shapes.batch(shape)
 
     def synchronize(self) -> float:
-        """The time when all that was asked of the device is done."""
+        """Waits until the device has no work left, and returns the time."""
         import torch
 
         if self.device == "cuda":
@@ -252,7 +252,7 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
 
 
 def measured(task: Task, side: str) -> dict[str, Any]:
-    """What this process finds out about a side."""
+    """The figures of a side, measured in this process."""
     import torch
 
     with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
@@ -277,7 +277,7 @@ def measured(task: Task, side: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures each side of each size and writes what it found, and what it left out and why."""
+    """Measures each side of each size and writes the figures, and why a side was left out."""
     arguments = _parse_arguments()
     if arguments.task:
         values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(arguments.task)]
@@ -311,7 +311,7 @@ def _row(task: Task, side: str) -> dict[str, Any]:
 
 
 def _compare(rows: dict[str, Any]) -> None:
-    """Ours by TRL's, where both are there."""
+    """Adds the ratios of our figures to TRL's where both were measured."""
     trl = rows.get("trl", {})
     for side in ("plain", "deepspeed"):
         if "tokens_per_s" in trl and "tokens_per_s" in rows.get(side, {}):

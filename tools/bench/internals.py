@@ -138,13 +138,13 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     _print("step", seconds)
 
 
-def _print(what: str, seconds: dict[str, list[float]]) -> None:
+def _print(measurement: str, seconds: dict[str, list[float]]) -> None:
     base = seconds.pop("")
-    print(f"{what}: {statistics.median(base):.3g} s of CPU with all deviations")
+    print(f"{measurement}: {statistics.median(base):.3g} s of CPU with all deviations")
     for name, values in seconds.items():
         ratios = sorted(value / own for value, own in zip(values, base, strict=True))
         middle = statistics.median(ratios)
-        print(f"{what} without {name}: {middle:.3g} ({ratios[0]:.3g} to {ratios[-1]:.3g}, {len(ratios)}) times")
+        print(f"{measurement} without {name}: {middle:.3g} ({ratios[0]:.3g} to {ratios[-1]:.3g}, {len(ratios)}) times")
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def _say(part: str, seconds: list[float]) -> None:
 def _one_thread_each(
     folder: Path, arguments: argparse.Namespace, lag: int, project: whole.Project | None = None
 ) -> whole.Project:
-    """The larger shape with a thread for each side and some lag; `project` if that is there already."""
+    """The larger shape with a thread for each side and some lag; with `project` if it exists already."""
     changes = folder / f"lag-{lag}.yaml"
     threads = {"vllm": {"threads": 1}, "deepspeed": {"threads": 1}}
     changes.write_text(json.dumps({**threads, "rounds": ROUNDS, "rollout": {"lag": lag}}))  # YAML, too

@@ -24,7 +24,7 @@ STEP = "update_step_share/"
 class Figure(NamedTuple):
     """A row of the table."""
 
-    what: str
+    description: str
     number: str
     """Its name in stored.json."""
     unit: str
@@ -128,7 +128,7 @@ def table(stored: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         number = stored[figure.number]
         median, least, most = (_short(number[key]) for key in ("value", "min", "max"))
         spread = f" ({least} to {most}, {number['repeats']:.0f})" if number["repeats"] > 1 else ""
-        yield f'| {figure.what} | {median}{spread} {figure.unit} | `"--only {figure.part}"` |'.replace("  ", " ")
+        yield f'| {figure.description} | {median}{spread} {figure.unit} | `"--only {figure.part}"` |'.replace("  ", " ")
 
 
 def step_table(stored: Mapping[str, Mapping[str, float]]) -> Iterator[str]:

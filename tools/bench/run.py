@@ -3,9 +3,8 @@
     python tools/bench/run.py [--only NAME ...] [--repeats 3] [--data gsm8k/train.jsonl]
 
 Ratios and their spread, never a time alone, except where a number's name says seconds. The result is
-results/bench/bench.json: {number: {"value": median, "min", "max", "repeats"}}; numbers that were not asked for stay as
-they were. `--check` compares with tools/bench/stored.json instead of being content: a ratio that is worse by a tenth
-fails.
+results/bench/bench.json: {number: {"value": median, "min", "max", "repeats"}}; numbers of parts that
+do not run are kept. `--check` also compares with tools/bench/stored.json: a ratio that is worse by a tenth fails.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class _Side:
     """A process of step.py."""
 
     def __init__(self, side: str, name: str, folder: Path, repeats: int) -> None:
-        """Is ready once it is at its first step."""
+        """Starts the process and waits until it is ready for its first step."""
         command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- as long as the process
@@ -91,7 +90,7 @@ class _Side:
         self._listen()
 
     def take_turn(self) -> None:
-        """Lets it do a step; it is at its next one then, or at its end."""
+        """Lets the process do a step and waits until it has."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -108,7 +107,7 @@ class _Side:
             raise SystemExit(self.errors.read()[-3000:])
 
     def result(self) -> dict[str, Any]:
-        """What it printed last: lists of seconds, and its peak memory in MB."""
+        """Its last line: lists of seconds, and its peak memory in MB."""
         figures: dict[str, Any] = json.loads(self.last_line)
         return figures
 
@@ -237,7 +236,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
 
 
 def main() -> None:
-    """Measures, prints a table, writes the result, and compares it where that is asked for."""
+    """Measures, prints a table, writes the result, and with --check compares it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=3)

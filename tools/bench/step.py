@@ -53,10 +53,10 @@ class Place(NamedTuple):
 
 
 def wait() -> None:
-    """For one's turn; there is none where nobody is left to give it."""
+    """Waits for this side's turn; ends the process if standard input is closed."""
     print(TURN, flush=True)
     if not sys.stdin.readline():
-        raise SystemExit("step.py: nobody says whose turn it is")
+        raise SystemExit("step.py: standard input is closed before the last step")
 
 
 class OurSide:

@@ -48,7 +48,7 @@ done
 
 
 class Measured(NamedTuple):
-    """What a command took."""
+    """Time and output of a command."""
 
     seconds: float
     cpu_seconds: float
@@ -61,7 +61,7 @@ class Project:
     """This repository, with results of its own."""
 
     def __init__(self, folder: Path, run: str, *configuration: str) -> None:
-        """Args: an empty folder, the run's name, and what Snakemake is told of its configuration."""
+        """Args: an empty folder, the run's name, and the options of Snakemake for its configuration."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in PARTS:
             if not (folder / name).is_symlink():
@@ -81,7 +81,7 @@ class Project:
         return self
 
     def copy(self, folder: Path) -> Project:
-        """The same, as far as it is made, in another folder."""
+        """A copy in another folder, with the files written so far."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder, self.run.name, *self.configuration)
 
@@ -162,7 +162,7 @@ def empty_rloo(folder: Path) -> dict[str, str]:
 
 
 def _work(log: str) -> tuple[datetime, datetime]:
-    """Begin and end of what the engine of a stage did last, from the stage's log."""
+    """Begin and end of the engine's last work in a stage, from the stage's log."""
     pattern = r"^(\S+ \S+?),(\d+) .*(?:sampled|computed|trained) in ([\d.]+) s"
     second, thousandths, seconds = re.findall(pattern, log, re.MULTILINE)[-1]
     ended = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
@@ -195,7 +195,7 @@ def run_measured(command: list[str], folder: Path, environment: Mapping[str, str
     with (folder / "stdout.txt").open("w+") as stdout, (folder / "stderr.txt").open("w+") as errors:
         code = subprocess.Popen(command, cwd=folder, env=variables, stdout=stdout, stderr=errors).wait()
         seconds = time.monotonic() - began
-        while workers := set(_children()) - others:  # workers end soon after who started them
+        while workers := set(_children()) - others:  # workers end soon after the Snakemake that started them
             for child in workers:
                 os.waitpid(child, 0)
         stdout.seek(0)
@@ -206,7 +206,7 @@ def run_measured(command: list[str], folder: Path, environment: Mapping[str, str
 
 
 def _adopt_orphans() -> None:
-    """From now on, what outlives its parent among this process's descendants is waited for by this process."""
+    """Makes this process the parent of descendants whose own parent ends, so that it can wait for them."""
     PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -242,6 +242,6 @@ def add(figures: dict[str, list[float]], name: str, values: list[float]) -> None
 
 
 def last_line(text: str) -> dict[str, int]:
-    """The JSON at the end of what a script said."""
+    """The JSON in the last line that a script printed."""
     tokens: dict[str, int] = json.loads(text.splitlines()[-1])
     return tokens

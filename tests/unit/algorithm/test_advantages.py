@@ -131,7 +131,7 @@ def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
 
 
 def leave_one_out(row: list[float]) -> dict[str, list[float]]:
-    """The estimators in rational numbers, sample by sample from the others' list; 0 where there is nothing to say."""
+    """The estimators in rational numbers, from the list of the other samples; 0 where no advantage is defined."""
     by_estimator: dict[str, list[float]] = {name: [] for name in ("rloo", "rloo_std", "dr_grpo", "grpo")}
     for place, own in enumerate(row):
         others = [Fraction(r) for i, r in enumerate(row) if i != place and not math.isnan(r)]

@@ -50,7 +50,7 @@ def one_token(clip, bounds, advantages=(1.0, -1.0, 1.0, -1.0)):
     return result, logps.grad.flatten()
 
 
-def test_the_clip_takes_the_gradient_only_where_it_would_go_further() -> None:
+def test_the_clip_removes_the_gradient_only_where_the_ratio_would_move_further_out() -> None:
     result, gradient = one_token("ppo", Bounds(0.2, 0.3))
     assert result.high.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert result.low.tolist() == [0.0, 0.0, 0.0, 1.0]
@@ -141,12 +141,12 @@ def test_in_a_loss_the_gradient_of_k2_is_that_of_the_kl(name, right) -> None:
         assert gradient.abs().max() < 1e-12
 
 
-def test_what_is_to_go_is_the_sum_from_here_on() -> None:
+def test_the_reward_to_go_is_the_sum_from_each_token_on() -> None:
     assert kl.reward_to_go(torch.tensor([[1.0, 2.0, 4.0]])).tolist() == [[7.0, 6.0, 4.0]]
 
 
 @pytest.mark.parametrize(("measured", "factor"), [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (0.0, 0.98)])
-def test_beta_is_steered_towards_the_target_and_never_far(measured, factor) -> None:
+def test_beta_moves_towards_the_target_by_a_bounded_factor(measured, factor) -> None:
     assert kl.adapt_beta(0.05, measured, 6.0, 0.1) == pytest.approx(0.05 * factor)
 
 

@@ -1,4 +1,4 @@
-"""A model or a data set of the user that was changed after it was staged is refused by who reads it."""
+"""A model or a data set of the user that was changed after it was staged is refused by the stage that reads it."""
 
 import json
 
@@ -37,13 +37,13 @@ def test_a_damaged_file_is_a_sentence_that_names_it(staged, name, change) -> Non
         assets.read(staged, "model", "train", "eval")
 
 
-def test_a_file_that_came_later_is_refused(staged) -> None:
+def test_a_file_that_was_added_later_is_refused(staged) -> None:
     (staged.parent / "model" / "generation_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"generation_config.json is new since the run began; "):
         assets.model_of(staged)
 
 
-def test_what_no_stage_reads_may_change(staged) -> None:
+def test_files_that_no_stage_reads_may_change(staged) -> None:
     model = staged.parent / "model"
     for name in ("pytorch_model.bin", ".cache/file", "README.md", "notes.md"):
         (model / name).write_text("changed")

@@ -47,7 +47,7 @@ def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
 def test_of_two_concurrent_writers_the_later_one_leaves_a_complete_folder(tmp_path, turns, first) -> None:
     path = tmp_path / "policies" / "00001"
 
-    def both() -> None:
+    def interleave_writers() -> None:
         """One process begins, the other writes everything, then the first one ends."""
         turns(first)
         with files.atomic_folder(path) as temporary:
@@ -59,7 +59,7 @@ def test_of_two_concurrent_writers_the_later_one_leaves_a_complete_folder(tmp_pa
             turns(first)
 
     with pytest.raises(UserError, match="started again"):
-        both()
+        interleave_writers()
     turns("later")
     if first == "later":
         with files.atomic_folder(path) as temporary:

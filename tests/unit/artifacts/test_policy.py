@@ -1,4 +1,4 @@
-"""A policy that a stage wrote is what was written, of the round in its name; a model has finite weights."""
+"""A policy is unchanged since a stage wrote it, and of the round in its name; a model has finite weights."""
 
 import json
 from pathlib import Path

@@ -25,7 +25,7 @@ WORDS = {
 
 @pytest.fixture
 def run_stage(tmp_path, monkeypatch):
-    """A function that runs a stage whose work is left out, and gives its claims of GPUs and launches of ranks."""
+    """A function that runs a stage without its work, and returns its claims of GPUs and launches of ranks."""
 
     def run(stage: str, **changes) -> list[object]:
         claims: list[object] = []

@@ -149,7 +149,7 @@ def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path
         assert (finding.ok, finding.note) == (True, not trains)
 
 
-def test_the_longest_prompt_is_held_against_the_context(case, tmp_path) -> None:
+def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None:
     results = problems(case(rollout={"max_completion_length": 250}), tmp_path)
     assert "the longest prompt (" in results["dataset.train"]
     assert "rollout.max_completion_length (250) do not fit into it" in results["dataset.train"]
@@ -210,7 +210,7 @@ def test_the_context_is_read_as_vllm_reads_it(facts, context) -> None:
     assert model_dims.context(facts) == context
 
 
-def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_path, monkeypatch) -> None:
+def test_for_a_missing_model_the_commands_that_fetch_it_are_printed(case, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     config = case(model={"name_or_path": "no/such-model", "revision": "v1"})
     with pytest.raises(UserError, match=r"hf download no/such-model config\.json --revision v1"):
@@ -224,7 +224,7 @@ def test_a_model_that_is_not_here_comes_with_commands_that_fetch_it(case, tmp_pa
     assert "unknown until the model is here" in space.message
 
 
-def test_weights_that_are_there_in_part_are_not_counted(tmp_path, tiny_model) -> None:
+def test_incomplete_weights_are_not_counted(tmp_path, tiny_model) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
     whole = model_dims.read(tmp_path / "model").parameters
     names = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}

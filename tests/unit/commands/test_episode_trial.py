@@ -104,7 +104,7 @@ def test_tools_environment_and_rewards_are_tried_together(tmp_path, model) -> No
         (f"{ROOM}return number\n    def get_reward(self): return 1 / 0", False, "get_reward of '"),
     ],
 )
-def test_what_a_tool_does_in_the_trial_is_said(tmp_path, model, text, ok, message) -> None:
+def test_the_finding_says_what_a_tool_did_in_the_trial(tmp_path, model, text, ok, message) -> None:
     (tmp_path / "room.py").write_text(f"{text}\n")
     rollout = {"environment": f"{tmp_path}/room.py:Room", "environment_timeout": 1.0}
     finding = finding_of_trial(config(tmp_path, model, rollout=rollout), model)

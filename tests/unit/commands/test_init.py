@@ -77,7 +77,7 @@ def test_what_is_not_given_is_asked_for(choices, monkeypatch) -> None:
     assert not Path("half").exists()
 
 
-def test_a_file_that_is_there_is_replaced_only_with_force(choices) -> None:
+def test_an_existing_file_is_replaced_only_with_force(choices) -> None:
     new_project("mine", choices)
     Path("mine/rewards.py").write_text("mine")
     with pytest.raises(UserError, match=r"mine: config/config\.yaml, .*rewards\.py, .*exist already; .*--force"):
@@ -107,7 +107,7 @@ def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monke
     assert load(Path("config/config.yaml")).dataset.user_prompt == "{frage}"
 
 
-def test_a_column_whose_name_is_no_word_of_python(choices, monkeypatch) -> None:
+def test_a_column_name_may_be_no_python_identifier(choices, monkeypatch) -> None:
     write(Path("rows.jsonl"), [{"prompt": row["question"], "right one": row["answer"]} for row in ROWS])
     new_project("project", choices._replace(data="rows.jsonl", answer="right one"))
     monkeypatch.chdir("project")
@@ -140,13 +140,13 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
-        ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) is known as one of prompts: .* --prompt COLUMN"),
-        ({"data": "x.jsonl", "prompt": "answer"}, "is known as one of answers: .* --answer COLUMN"),
+        ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) has a usual name for prompts: .* --prompt COLUMN"),
+        ({"data": "x.jsonl", "prompt": "answer"}, "has a usual name for answers: .* --answer COLUMN"),
         ({"reward": "none.py:right"}, r"no file none\.py"),
         ({"reward": "min.py:right"}, r"no file min\.py .*did you mean 'mine\.py'"),
     ],
 )
-def test_what_is_missing_is_said_and_nothing_is_written(change, message, choices) -> None:
+def test_what_is_missing_is_named_and_nothing_is_written(change, message, choices) -> None:
     write(Path("x.jsonl"), [{"x": "1", "answer": "1"}] * 4)
     Path("mine.py").touch()
     with pytest.raises(UserError, match=message):

@@ -112,7 +112,7 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
         ({"seeds": [0, -1]}, "seeds.1: Input should be greater than or equal to 0"),
         ({"arms": {"shared": {}}}, "'shared' cannot be the name of an arm"),
         ({"arms": {"a/b": {}}}, "'a/b' cannot be the name of an arm"),
-        ({"seeds": [1, 1]}, "a seed is there twice"),
+        ({"seeds": [1, 1]}, "a seed occurs twice"),
         ({"seed": [1]}, "unknown key 'seed'; did you mean 'seeds'?"),
         ({"vary": {"workers": ["never", "always"]}}, "workers: all arms of an experiment need the same value"),
         ({"base": "no.yaml"}, "no.yaml"),

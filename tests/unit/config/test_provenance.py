@@ -78,8 +78,8 @@ def test_what_code_does_counts(before: str, after: str) -> None:
     assert digest(TEXT.replace(before, after)) != digest(TEXT)
 
 
-def test_every_python_has_the_same_form() -> None:
-    """Said by 3.11, 3.12 and 3.13, whose own dumps of this tree differ."""
+def test_every_python_version_gives_the_same_digest() -> None:
+    """Computed with 3.11, 3.12 and 3.13, whose own dumps of this tree differ."""
     assert digest(TEXT) == "89d44d820d068c12ed43f1e005fabc7ffd7e91ddc87627663ea5aa82280a0e1c"
     with_fields_of_3_12 = ast.parse(TEXT)
     for node in ast.walk(with_fields_of_3_12):
@@ -97,9 +97,9 @@ def config(function: str) -> Config:
 def score_digest(tmp_path: Path):
     """The digest of `score` with a reward of these texts."""
 
-    def digest_of(mine: str, beside: str) -> str:
-        (tmp_path / "mine.py").write_text(mine)
-        (tmp_path / "beside.py").write_text(beside)
+    def digest_of(reward: str, imported_module: str) -> str:
+        (tmp_path / "mine.py").write_text(reward)
+        (tmp_path / "beside.py").write_text(imported_module)
         for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
             cached.cache_clear()
         return provenance.source_digest("score", config(f"{tmp_path}/mine.py:reward"))
@@ -119,8 +119,8 @@ def test_in_files_of_users_comments_do_not_count_and_values_do(score_digest) -> 
 
 def test_a_docstring_that_a_reward_reads_counts(score_digest) -> None:
     """A judge may have its instructions there."""
-    mine = MINE.replace("beside.ONE", "judged(beside.__doc__)")
-    assert score_digest(mine, "'''Be strict.'''\n") != score_digest(mine, "'''Be kind.'''\n")
+    reward = MINE.replace("beside.ONE", "judged(beside.__doc__)")
+    assert score_digest(reward, "'''Be strict.'''\n") != score_digest(reward, "'''Be kind.'''\n")
 
 
 def closure(stage: str) -> set[str]:

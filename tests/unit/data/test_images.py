@@ -33,7 +33,7 @@ def test_a_file_its_path_and_its_pixels_are_one_image(tmp_path) -> None:
 def test_pixels_are_rgb_and_upright() -> None:
     turned = Image.new("RGBA", (4, 2), (*RED, 255))
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was on its side
+    exif[0x0112] = 6  # the EXIF tag says that the image is rotated
     shown = decode(png(turned, exif=exif), "a row")
     assert (shown.mode, shown.size) == ("RGB", (2, 4))
 

@@ -1,4 +1,4 @@
-"""Environments in the sandbox or in an image: what they can do there, and that whatever they do is answered."""
+"""Environments in the sandbox or in an image: what they can do there, and that every call gets an answer."""
 
 import json
 import os
@@ -67,7 +67,7 @@ answer = attempt({})
 
 
 @pytest.fixture(scope="module", autouse=True)
-def box() -> sandbox.Sandbox:
+def machine_sandbox() -> sandbox.Sandbox:
     """The sandbox of this machine. In .ci/run a machine without one is a failure."""
     sandbox_or_reason = sandbox.search()
     if isinstance(sandbox_or_reason, str):
@@ -76,7 +76,7 @@ def box() -> sandbox.Sandbox:
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory) -> Path:
+def environment_file(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     (folder / "mine.py").write_text(MINE)
     (folder / "neighbour.py").write_text('NAME = "a room"\n')
@@ -85,16 +85,16 @@ def mine(tmp_path_factory) -> Path:
 
 
 @contextmanager
-def pool_of(mine: Path, workers: int = 3, timeout: float = 20.0, **where) -> Iterator[EnvironmentPool]:
+def pool_of(environment_file: Path, workers: int = 3, timeout: float = 20.0, **where) -> Iterator[EnvironmentPool]:
     confinement = Confinement(**{"sandbox": True, **where})
-    with EnvironmentPool(f"{mine}:Room", [], workers, timeout, confinement) as pool:
+    with EnvironmentPool(f"{environment_file}:Room", [], workers, timeout, confinement) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def room(mine) -> Iterator[EnvironmentPool]:
-    """A sandbox for tests that leave it as it was."""
-    with pool_of(mine) as pool:
+def shared_pool(environment_file) -> Iterator[EnvironmentPool]:
+    """A pool in the sandbox that tests share, since they leave its state unchanged."""
+    with pool_of(environment_file) as pool:
         yield pool
 
 
@@ -113,7 +113,7 @@ def begun(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
 
 
 def acted(pool: EnvironmentPool, code: str) -> str:
-    """What code gives in an episode of its own."""
+    """The result of code in an episode of its own."""
     begun(pool, 1)
     pool.call(1, [("act", {"code": code})])
     [answer] = answers(pool)
@@ -126,7 +126,7 @@ def attempt(pool: EnvironmentPool, expression: str) -> str:
     return acted(pool, SHOW.format(f"lambda: {expression}"))
 
 
-def test_an_episode_is_that_of_the_same_code_without_a_sandbox(room, mine) -> None:
+def test_an_episode_is_that_of_the_same_code_without_a_sandbox(shared_pool, environment_file) -> None:
     def played(pool: EnvironmentPool) -> list[Answer]:
         played = begun(pool, 5)
         pool.call(5, [("act", {"code": "answer = self.draw"}), ("wait", {"seconds": 0.01})])
@@ -135,71 +135,73 @@ def test_an_episode_is_that_of_the_same_code_without_a_sandbox(room, mine) -> No
         played += answers(pool)
         return [answer._replace(seconds=0) for answer in played]
 
-    with pool_of(mine, sandbox=False) as pool:
-        assert played(room) == played(pool)
-        assert room.schemas({}) == pool.schemas({})
+    with pool_of(environment_file, sandbox=False) as pool:
+        assert played(shared_pool) == played(pool)
+        assert shared_pool.schemas({}) == pool.schemas({})
 
 
-def test_it_has_no_network(room) -> None:
+def test_it_has_no_network(shared_pool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         port = server.getsockname()[1]
-        assert attempt(room, f"socket.create_connection(('127.0.0.1', {port}), 2)") == "PermissionError"
-        assert attempt(room, "socket.getaddrinfo('example.com', 80)") == "gaierror"
+        assert attempt(shared_pool, f"socket.create_connection(('127.0.0.1', {port}), 2)") == "PermissionError"
+        assert attempt(shared_pool, "socket.getaddrinfo('example.com', 80)") == "gaierror"
         with pytest.raises(TimeoutError):
             server.accept()
 
 
-def test_it_has_the_files_of_its_code_alone(room, mine) -> None:
-    for path in ("/etc/passwd", Path.home() / ".profile", mine.parent / "secret.py", __file__):
-        assert attempt(room, f"open({str(path)!r}).read()") == "FileNotFoundError"
-    assert attempt(room, f"open({str(mine)!r}).read(1)").isspace()
-    assert attempt(room, "sorted(os.listdir(os.path.dirname(neighbour.__file__)))") == "['mine.py', 'neighbour.py']"
+def test_it_has_the_files_of_its_code_alone(shared_pool, environment_file) -> None:
+    for path in ("/etc/passwd", Path.home() / ".profile", environment_file.parent / "secret.py", __file__):
+        assert attempt(shared_pool, f"open({str(path)!r}).read()") == "FileNotFoundError"
+    assert attempt(shared_pool, f"open({str(environment_file)!r}).read(1)").isspace()
+    assert (
+        attempt(shared_pool, "sorted(os.listdir(os.path.dirname(neighbour.__file__)))") == "['mine.py', 'neighbour.py']"
+    )
 
 
-def test_it_writes_to_its_own_tmp_alone(room, mine, box) -> None:
-    for path in (mine, mine.parent / "new", "/new", "/dev/new", Path(sys.prefix) / "new"):
-        assert attempt(room, f"open({str(path)!r}, 'w')") in ("OSError", "PermissionError", "FileNotFoundError")
-    assert mine.read_text() == MINE
-    if box.sized:
-        assert attempt(room, "open('/tmp/own', 'w').write('x')") == "1"
+def test_it_writes_to_its_own_tmp_alone(shared_pool, environment_file, machine_sandbox) -> None:
+    for path in (environment_file, environment_file.parent / "new", "/new", "/dev/new", Path(sys.prefix) / "new"):
+        assert attempt(shared_pool, f"open({str(path)!r}, 'w')") in ("OSError", "PermissionError", "FileNotFoundError")
+    assert environment_file.read_text() == MINE
+    if machine_sandbox.sized:
+        assert attempt(shared_pool, "open('/tmp/own', 'w').write('x')") == "1"
         assert not Path("/tmp/own").exists()
 
 
-def test_it_has_no_variable_of_this_process(mine, monkeypatch) -> None:
+def test_it_has_no_variable_of_this_process(environment_file, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hush-hush")
-    with pool_of(mine) as pool:
+    with pool_of(environment_file) as pool:
         assert "hush" not in attempt(pool, "dict(os.environ)")
 
 
-def test_paths_that_are_named_can_be_read_and_imported(mine, tmp_path) -> None:
+def test_paths_that_are_named_can_be_read_and_imported(environment_file, tmp_path) -> None:
     (tmp_path / "words.py").write_text("WORDS = ['crane']\n")
     tmp_path.chmod(0o755)
-    with pool_of(mine, read_only=(str(tmp_path),)) as pool:
+    with pool_of(environment_file, read_only=(str(tmp_path),)) as pool:
         assert attempt(pool, "__import__('words').WORDS[0]") == "crane"
     with (
         pytest.raises(UserError, match=r"^rollout.environment_read_only: there is no /no/words; correct the path$"),
-        pool_of(mine, read_only=("/no/words",)),
+        pool_of(environment_file, read_only=("/no/words",)),
     ):
         pass
 
 
-def test_paths_that_its_user_cannot_read_are_a_sentence(mine, tmp_path, box) -> None:
-    if os.getuid() or box.kind != "bubblewrap":
+def test_paths_that_its_user_cannot_read_are_a_sentence(environment_file, tmp_path, machine_sandbox) -> None:
+    if os.getuid() or machine_sandbox.kind != "bubblewrap":
         pytest.skip("root's processes become another user in bubblewrap alone")
     tmp_path.chmod(0o700)
     message = rf"^rollout.environment_read_only: the sandbox cannot read {tmp_path}; make it readable for all"
-    with pool_of(mine, read_only=(str(tmp_path),)) as pool, pytest.raises(UserError, match=message):
+    with pool_of(environment_file, read_only=(str(tmp_path),)) as pool, pytest.raises(UserError, match=message):
         pool.check()
 
 
-def test_memory_is_limited_and_the_error_is_an_answer(mine) -> None:
-    with pool_of(mine, memory_mb=1024) as pool:
+def test_memory_is_limited_and_the_error_is_an_answer(environment_file) -> None:
+    with pool_of(environment_file, memory_mb=1024) as pool:
         assert attempt(pool, "len(bytearray(600 << 20))") == str(600 << 20)
         assert attempt(pool, "bytearray(1100 << 20)") == "MemoryError"
 
 
-def test_a_tool_that_starts_processes_without_end_stops_no_other_episode(mine) -> None:
+def test_a_tool_that_starts_processes_without_end_stops_no_other_episode(environment_file) -> None:
     fork_bomb = """
 while True:
     try:
@@ -211,7 +213,7 @@ while True:
     except OSError:
         time.sleep(0.1)
 """
-    with pool_of(mine, timeout=3.0) as pool:
+    with pool_of(environment_file, timeout=3.0) as pool:
         begun(pool, 1, 2)
         pool.call(1, [("act", {"code": fork_bomb})])
         [late] = answers(pool)
@@ -229,17 +231,22 @@ while True:
         assert begun(pool, 3)[0].texts == ("a room ['prompt']",)
 
 
-def test_an_episode_cannot_open_the_memory_of_another_nor_leave_its_group(room) -> None:
-    assert attempt(room, "open(f'/proc/{os.getppid()}/mem', 'rb').read(1)") in ("FileNotFoundError", "PermissionError")
-    assert attempt(room, "os.pidfd_open(os.getppid()) and 'opened'") == "opened"
+def test_an_episode_cannot_open_the_memory_of_another_nor_leave_its_group(shared_pool) -> None:
+    assert attempt(shared_pool, "open(f'/proc/{os.getppid()}/mem', 'rb').read(1)") in (
+        "FileNotFoundError",
+        "PermissionError",
+    )
+    assert attempt(shared_pool, "os.pidfd_open(os.getppid()) and 'opened'") == "opened"
     getfd = "(lambda libc: libc.syscall(438, os.pidfd_open(os.getppid()), 3, 0))(__import__('ctypes').CDLL(None))"
-    assert attempt(room, getfd) == "-1"
-    assert attempt(room, "subprocess.run([sys.executable, '-c', ''], start_new_session=True)") == "PermissionError"
-    assert attempt(room, "subprocess.run([sys.executable, '-c', ''], process_group=0)") == "PermissionError"
+    assert attempt(shared_pool, getfd) == "-1"
+    assert (
+        attempt(shared_pool, "subprocess.run([sys.executable, '-c', ''], start_new_session=True)") == "PermissionError"
+    )
+    assert attempt(shared_pool, "subprocess.run([sys.executable, '-c', ''], process_group=0)") == "PermissionError"
 
 
-def test_a_tool_that_hangs_or_dies_costs_its_own_episode(mine) -> None:
-    with pool_of(mine, timeout=2.0) as pool:
+def test_a_tool_that_hangs_or_dies_costs_its_own_episode(environment_file) -> None:
+    with pool_of(environment_file, timeout=2.0) as pool:
         begun(pool, 1, 2, 3)
         pool.call(1, [("act", {"code": "time.sleep(1e6)"})])
         pool.call(2, [("act", {"code": "os.kill(os.getpid(), signal.SIGSEGV)"})])
@@ -251,19 +258,19 @@ def test_a_tool_that_hangs_or_dies_costs_its_own_episode(mine) -> None:
 
 
 @pytest.mark.parametrize("victims", ["os.getppid()", "-1"])
-def test_a_tool_that_kills_what_it_can_is_a_sentence(mine, victims) -> None:
-    with pool_of(mine) as pool:
+def test_a_tool_that_kills_what_it_can_is_a_sentence(environment_file, victims) -> None:
+    with pool_of(environment_file) as pool:
         begun(pool, 1)
         pool.call(1, [("act", {"code": f"os.kill({victims}, signal.SIGKILL); time.sleep(1e6)"})])
         with pytest.raises(UserError, match=r"^the process from which environments are forked died of SIGKILL"):
             answers(pool)
 
 
-def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to_a_limit(mine) -> None:
+def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to_a_limit(environment_file) -> None:
     script = f"""
         from rloo_pipeline.environments.confinement import Confinement
         from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{mine}:Room", [], 1, 60, Confinement(sandbox=True)) as pool:
+        with EnvironmentPool("{environment_file}:Room", [], 1, 60, Confinement(sandbox=True)) as pool:
             pool.reset(1, {{"prompt": "x"}}, 0)
             while not pool.ready(60): pass
             pool.call(1, [("act", {{"code": "print('printed' + chr(27) + '[2J' + 'x' * {2 * MOST_BYTES})"}})])
@@ -278,11 +285,11 @@ def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to
     assert len(outcome.stderr) <= MOST_BYTES
 
 
-def test_it_ends_with_a_process_that_is_killed(mine) -> None:
+def test_it_ends_with_a_process_that_is_killed(environment_file) -> None:
     script = f"""
         from rloo_pipeline.environments.confinement import Confinement
         from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{mine}:Room", [], 1, 1000, Confinement(sandbox=True)) as pool:
+        with EnvironmentPool("{environment_file}:Room", [], 1, 1000, Confinement(sandbox=True)) as pool:
             pool.reset(1, {{"prompt": "x"}}, 0)
             while not pool.ready(60): pass
             print(pool._keeper.process.pid, flush=True)
@@ -322,7 +329,7 @@ def test_code_that_cannot_be_imported_there_is_a_sentence(tmp_path, code, messag
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_a_package_is_there_where_it_is_installed_and_where_it_is_not(tmp_path, monkeypatch, installed) -> None:
+def test_a_package_can_be_imported_where_it_is_installed_and_where_it_is_not(tmp_path, monkeypatch, installed) -> None:
     folder, name = tmp_path / ("site-packages" if installed else "src"), f"rooms_{installed}"
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text("")
@@ -337,22 +344,22 @@ def test_a_package_is_there_where_it_is_installed_and_where_it_is_not(tmp_path, 
         assert (attempt(pool, "__import__('other').__name__") == "other") is installed
 
 
-def test_no_sandbox_is_a_sentence(mine, monkeypatch, tmp_path) -> None:
+def test_no_sandbox_is_a_sentence(environment_file, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     sandbox.search.cache_clear()
     try:
         with pytest.raises(
             UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"
         ):
-            KeeperProcess({"": f"{mine}:Room"}, [], Confinement(sandbox=True), 1)
+            KeeperProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
     finally:
         sandbox.search.cache_clear()
 
 
-def test_environments_see_the_gpus_that_are_theirs(mine, monkeypatch) -> None:
+def test_environments_see_the_gpus_that_are_theirs(environment_file, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # those of the engine
     for gpus, visible in (((), ""), (("2", "3"), "2,3")):
-        with pool_of(mine, sandbox=False, gpus=gpus) as pool:
+        with pool_of(environment_file, sandbox=False, gpus=gpus) as pool:
             assert attempt(pool, "repr(os.environ['CUDA_VISIBLE_DEVICES'])") == repr(visible)
 
 
@@ -379,16 +386,19 @@ def image(tmp_path_factory) -> Path:
     return folder
 
 
-def test_an_image_needs_no_package(image, mine) -> None:
-    with pool_of(mine, sandbox=False) as outside, pool_of(mine, sandbox=False, image=str(image)) as inside:
+def test_an_image_needs_no_package(image, environment_file) -> None:
+    with (
+        pool_of(environment_file, sandbox=False) as outside,
+        pool_of(environment_file, sandbox=False, image=str(image)) as inside,
+    ):
         assert inside.schemas({}) == outside.schemas({})
         inside.reset(5, {"prompt": "x"}, 7)
         assert answers(inside)[0].texts == ("a room ['prompt']",)
         inside.finish(5)
         assert json.loads(answers(inside)[0].state or "")["entered"] == 0
         assert attempt(inside, "__import__('numpy')") == "ModuleNotFoundError"
-        assert attempt(inside, f"open({str(mine.parent / 'secret.py')!r})") == "FileNotFoundError"
-        assert attempt(inside, f"open({str(mine)!r}, 'w')") in ("OSError", "PermissionError")
+        assert attempt(inside, f"open({str(environment_file.parent / 'secret.py')!r})") == "FileNotFoundError"
+        assert attempt(inside, f"open({str(environment_file)!r}, 'w')") in ("OSError", "PermissionError")
 
 
 def test_what_an_image_lacks_is_a_sentence(image, tmp_path) -> None:
@@ -399,38 +409,38 @@ def test_what_an_image_lacks_is_a_sentence(image, tmp_path) -> None:
         pool.check()
 
 
-def test_an_image_that_is_none_is_a_sentence(mine, tmp_path) -> None:
+def test_a_file_that_is_no_image_is_a_sentence(environment_file, tmp_path) -> None:
     (tmp_path / "none.sif").write_text("none")
     message = r"^the process that imports .*, and printed at the end: .*FATAL"
     with (
-        pool_of(mine, sandbox=False, image=str(tmp_path / "none.sif")) as pool,
+        pool_of(environment_file, sandbox=False, image=str(tmp_path / "none.sif")) as pool,
         pytest.raises(UserError, match=message),
     ):
         pool.check()
     message = r"^rollout.environment_image: there is no /no/such.sif; build it, or correct the path$"
-    with pytest.raises(UserError, match=message), pool_of(mine, sandbox=False, image="/no/such.sif"):
+    with pytest.raises(UserError, match=message), pool_of(environment_file, sandbox=False, image="/no/such.sif"):
         pass
 
 
 @pytest.mark.parametrize(
     ("inside", "where"), [(True, "in the image of the stages; run without --sdm"), (False, "here;")]
 )
-def test_no_apptainer_is_a_sentence(image, mine, monkeypatch, tmp_path, inside, where) -> None:
+def test_no_apptainer_is_a_sentence(image, environment_file, monkeypatch, tmp_path, inside, where) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     if inside:
         monkeypatch.setenv("APPTAINER_CONTAINER", "images/rloo-cpu.sif")
     with (
         pytest.raises(UserError, match=rf"^rollout.environment_image: there is no Apptainer {where}"),
-        pool_of(mine, sandbox=False, image=str(image)),
+        pool_of(environment_file, sandbox=False, image=str(image)),
     ):
         pass
 
 
-def test_an_image_of_root_cannot_be_its_sandbox(image, mine) -> None:
+def test_an_image_of_root_cannot_be_its_sandbox(image, environment_file) -> None:
     if os.getuid():
         pytest.skip("for root")
     with (
         pytest.raises(UserError, match=r"no sandbox works in .*Apptainer cannot limit root's processes"),
-        pool_of(mine, image=str(image)),
+        pool_of(environment_file, image=str(image)),
     ):
         pass

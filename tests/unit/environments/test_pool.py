@@ -1,4 +1,4 @@
-"""Episodes run in processes of their own: whatever the code of one does, it is answered and the others go on."""
+"""Episodes run in processes of their own: whatever the code of one does, its calls get answers and others go on."""
 
 import json
 import os
@@ -88,16 +88,16 @@ def draw() -> str:
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory):
+def environment_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("environment") / "mine.py"
     file.write_text(MINE)
     return file
 
 
 @pytest.fixture(scope="module")
-def room(mine):
-    """A pool for tests that leave it as it was; `hung` episodes take at most 3 seconds."""
-    with EnvironmentPool(f"{mine}:Room", [f"{mine}:double"], 3, 3.0) as pool:
+def shared_pool(environment_file):
+    """A pool that tests share, since they leave its state unchanged; `hung` episodes take at most 3 seconds."""
+    with EnvironmentPool(f"{environment_file}:Room", [f"{environment_file}:double"], 3, 3.0) as pool:
         yield pool
 
 
@@ -122,77 +122,77 @@ def finished(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
     return answers(pool, len(episodes))
 
 
-def test_an_episode_has_its_own_state_and_its_reward(room) -> None:
-    assert [answer.texts for answer in begun(room, 1, 2)] == [("A room for two.",)] * 2
-    room.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob"}), ("double", {"number": 4})])
-    room.call(2, [("enter", {})])
-    one, two = answers(room, 2)
+def test_an_episode_has_its_own_state_and_its_reward(shared_pool) -> None:
+    assert [answer.texts for answer in begun(shared_pool, 1, 2)] == [("A room for two.",)] * 2
+    shared_pool.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob"}), ("double", {"number": 4})])
+    shared_pool.call(2, [("enter", {})])
+    one, two = answers(shared_pool, 2)
     assert one.texts == ("Ann is number 1", "Bob is number 2", "8")
     assert two.texts == (" is number 1",)
-    one, two = finished(room, 1, 2)
+    one, two = finished(shared_pool, 1, 2)
     assert (one.reward, two.reward) == (1.0, 0.5)
     state = json.loads(one.state or "")
     assert (state["entered"], "client" in state, "_hidden" in state) == (2, False, False)
-    assert room.waiting == 0
-    assert room.ready(0) == []
+    assert shared_pool.waiting == 0
+    assert shared_pool.ready(0) == []
 
 
-def test_errors_are_answers_as_in_trl(room) -> None:
-    begun(room, 1)
+def test_errors_are_answers_as_in_trl(shared_pool) -> None:
+    begun(shared_pool, 1)
     calls = [("nothing", {}), ("enter", {"who": "Ann"}), ("double", {"number": None}), ("enter", ["Ann"])]
-    room.call(1, calls)
-    [answer] = answers(room)
+    shared_pool.call(1, calls)
+    [answer] = answers(shared_pool)
     assert answer.errors == (True,) * 4
     assert answer.texts[0] == str({"error": "Tool nothing not found."})
     assert "unexpected keyword argument 'who'" in answer.texts[1]
-    room.call(1, [("act", {"code": "raise ValueError('Game over.')"}), ("enter", {"name": "Ann"})])
-    [answer] = answers(room)
+    shared_pool.call(1, [("act", {"code": "raise ValueError('Game over.')"}), ("enter", {"name": "Ann"})])
+    [answer] = answers(shared_pool)
     assert answer.texts == (str({"error": "Game over."}), "Ann is number 1")
     assert answer.errors == (True, False)
-    finished(room, 1)
+    finished(shared_pool, 1)
 
 
-def test_async_tools_of_a_turn_run_together_and_are_answered_in_order(room) -> None:
-    begun(room, 1)
-    room.call(1, [("wait", {"seconds": 1.0}), ("double", {"number": 1}), ("wait", {"seconds": 1.5})])
-    [answer] = answers(room)
+def test_async_tools_of_a_turn_run_together_and_are_answered_in_order(shared_pool) -> None:
+    begun(shared_pool, 1)
+    shared_pool.call(1, [("wait", {"seconds": 1.0}), ("double", {"number": 1}), ("wait", {"seconds": 1.5})])
+    [answer] = answers(shared_pool)
     assert answer.texts == ("waited 1.0", "2", "waited 1.5")
     assert answer.lost is None
-    finished(room, 1)
+    finished(shared_pool, 1)
 
 
-def test_draws_depend_on_the_seed_alone(room) -> None:
-    begun(room, 1, 2, seed=7)
-    begun(room, 3, seed=8)
-    draws = [json.loads(answer.state or "")["draw"] for answer in finished(room, 1, 2, 3)]
+def test_draws_depend_on_the_seed_alone(shared_pool) -> None:
+    begun(shared_pool, 1, 2, seed=7)
+    begun(shared_pool, 3, seed=8)
+    draws = [json.loads(answer.state or "")["draw"] for answer in finished(shared_pool, 1, 2, 3)]
     assert draws[0] == draws[1]
     assert draws[0][0] != draws[2][0]
     assert draws[0][1] != draws[2][1]
 
 
-def test_a_hung_episode_is_killed_and_delays_no_other(room) -> None:
-    begun(room, 1, 2)
-    room.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob", "seconds": 1e6})])
-    room.call(2, [("enter", {"name": "Cid"})])
-    [quick] = answers(room)
+def test_a_hung_episode_is_killed_and_delays_no_other(shared_pool) -> None:
+    begun(shared_pool, 1, 2)
+    shared_pool.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob", "seconds": 1e6})])
+    shared_pool.call(2, [("enter", {"name": "Cid"})])
+    [quick] = answers(shared_pool)
     assert (quick.episode, quick.texts) == (2, ("Cid is number 1",))
-    [hung] = answers(room)
+    [hung] = answers(shared_pool)
     assert hung.texts == ("Ann is number 1", str({"error": "enter took over 3 s"}))
     assert (hung.errors, hung.lost) == ((False, True), "enter took over 3 s")
-    room.call(1, [("enter", {})])
-    [after] = answers(room)
+    shared_pool.call(1, [("enter", {})])
+    [after] = answers(shared_pool)
     assert after.texts == (str({"error": "the environment has ended: enter took over 3 s"}),)
-    hung, quick = finished(room, 1, 2)
+    hung, quick = finished(shared_pool, 1, 2)
     assert (hung.reward, hung.lost, quick.reward) == (None, "enter took over 3 s", 0.5)
 
 
-def test_a_killed_episode_leaves_no_process(room, tmp_path) -> None:
-    begun(room, 1)
+def test_a_killed_episode_leaves_no_process(shared_pool, tmp_path) -> None:
+    begun(shared_pool, 1)
     file = tmp_path / "pid"
     shell = f"subprocess.run(['sh', '-c', 'echo $$ > {file}; sleep 1e6'])"
-    room.call(1, [("act", {"code": shell})])
-    assert answers(room)[0].lost == "act took over 3 s"
-    finished(room, 1)
+    shared_pool.call(1, [("act", {"code": shell})])
+    assert answers(shared_pool)[0].lost == "act took over 3 s"
+    finished(shared_pool, 1)
     pid = int(file.read_text())
     wait_until(lambda: has_ended(pid))
 
@@ -206,48 +206,48 @@ def test_a_killed_episode_leaves_no_process(room, tmp_path) -> None:
         ("os.closerange(3, 256); time.sleep(1e6)", "act closed a file descriptor that belongs to the process"),
     ],
 )
-def test_a_tool_that_ends_its_process_loses_its_episode(room, code, lost) -> None:
-    begun(room, 1, 2)
-    room.call(1, [("act", {"code": code})])
-    [answer] = answers(room)
+def test_a_tool_that_ends_its_process_loses_its_episode(shared_pool, code, lost) -> None:
+    begun(shared_pool, 1, 2)
+    shared_pool.call(1, [("act", {"code": code})])
+    [answer] = answers(shared_pool)
     assert str(answer.lost).startswith(lost)
     assert answer.errors == (True,)
-    room.call(2, [("enter", {"name": "Ann"})])
-    assert answers(room)[0].texts == ("Ann is number 1",)
-    finished(room, 1, 2)
+    shared_pool.call(2, [("enter", {"name": "Ann"})])
+    assert answers(shared_pool)[0].texts == ("Ann is number 1",)
+    finished(shared_pool, 1, 2)
 
 
-def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(room) -> None:
-    begun(room, 1)
+def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(shared_pool) -> None:
+    begun(shared_pool, 1)
     flood = (
         "import stat\nfor n in range(3, 256):\n try: stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'x' * 64)\n"
     )
-    room.call(1, [("act", {"code": f"{flood} except OSError: pass\ntime.sleep(1e6)"})])
-    assert "wrote to a file descriptor" in str(answers(room)[0].lost)
-    finished(room, 1)
+    shared_pool.call(1, [("act", {"code": f"{flood} except OSError: pass\ntime.sleep(1e6)"})])
+    assert "wrote to a file descriptor" in str(answers(shared_pool)[0].lost)
+    finished(shared_pool, 1)
 
 
-def test_a_tool_that_forks_is_answered_once(room) -> None:
-    begun(room, 1)
-    room.call(1, [("act", {"code": "os.fork(); answer = 'both'"}), ("enter", {"name": "Ann"})])
-    assert answers(room)[0].texts == ("both", "Ann is number 1")
-    assert finished(room, 1)[0].reward == 0.5
+def test_a_tool_that_forks_is_answered_once(shared_pool) -> None:
+    begun(shared_pool, 1)
+    shared_pool.call(1, [("act", {"code": "os.fork(); answer = 'both'"}), ("enter", {"name": "Ann"})])
+    assert answers(shared_pool)[0].texts == ("both", "Ann is number 1")
+    assert finished(shared_pool, 1)[0].reward == 0.5
 
 
-def test_a_long_answer_is_cut_and_says_so(room) -> None:
-    begun(room, 1)
-    room.call(1, [("act", {"code": "answer = 'x' * 10_000_000"})])
-    [answer] = answers(room)
+def test_a_long_answer_is_cut_and_says_so(shared_pool) -> None:
+    begun(shared_pool, 1)
+    shared_pool.call(1, [("act", {"code": "answer = 'x' * 10_000_000"})])
+    [answer] = answers(shared_pool)
     end = f"\n[cut: 10000000 characters, of which {ANSWER_CHARACTERS} are shown]"
     assert answer.texts == ("x" * ANSWER_CHARACTERS + end,)
     assert answer.lost is None
-    finished(room, 1)
+    finished(shared_pool, 1)
 
 
-def test_what_a_tool_prints_goes_to_stderr(mine) -> None:
+def test_what_a_tool_prints_goes_to_stderr(environment_file) -> None:
     script = f"""
         from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{mine}:Room", [], 1, 60) as pool:
+        with EnvironmentPool("{environment_file}:Room", [], 1, 60) as pool:
             pool.reset(1, {{"prompt": "x"}}, 0)
             while not pool.ready(60): pass
             pool.call(1, [("act", {{"code": "print('printed'); os.system('echo echoed')"}})])
@@ -261,43 +261,43 @@ def test_what_a_tool_prints_goes_to_stderr(mine) -> None:
     assert "echoed\n" in outcome.stderr
 
 
-def test_a_reset_that_raises_or_says_nothing(room) -> None:
-    [answer] = begun(room, 1, kind="raises")
-    assert answer.lost == f"reset of '{room.names['']}' raised OSError: no door (mine.py, line 13)"
-    assert finished(room, 1)[0].lost == answer.lost
-    assert begun(room, 2, kind="silent")[0].texts == ()
-    assert finished(room, 2)[0].reward == 0.0
+def test_a_reset_may_raise_or_return_no_observation(shared_pool) -> None:
+    [answer] = begun(shared_pool, 1, kind="raises")
+    assert answer.lost == f"reset of '{shared_pool.names['']}' raised OSError: no door (mine.py, line 13)"
+    assert finished(shared_pool, 1)[0].lost == answer.lost
+    assert begun(shared_pool, 2, kind="silent")[0].texts == ()
+    assert finished(shared_pool, 2)[0].reward == 0.0
 
 
-def test_no_reward_is_no_zero(room) -> None:
-    begun(room, 1, kind="none")
-    assert finished(room, 1)[0].reward is None
+def test_a_missing_reward_is_none_and_not_0(shared_pool) -> None:
+    begun(shared_pool, 1, kind="none")
+    assert finished(shared_pool, 1)[0].reward is None
 
 
 @pytest.mark.parametrize("kind", ["text", "nan"])
-def test_a_reward_that_is_no_number_is_an_error(mine, kind) -> None:
-    with EnvironmentPool(f"{mine}:Room", [], 1, 60) as pool:
+def test_a_reward_that_is_no_number_is_an_error(environment_file, kind) -> None:
+    with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
         begun(pool, 1, kind=kind)
         pool.finish(1)
         with pytest.raises(UserError, match=r"Room\.get_reward returned .*; return a finite number or None"):
             answers(pool)
 
 
-def test_resets_wait_for_a_process(room) -> None:
+def test_resets_wait_for_a_process(shared_pool) -> None:
     for episode in range(5):
-        room.reset(episode, {"prompt": "x"}, 0)
-    first = answers(room, 3)
-    assert room.waiting == 2
-    assert room.ready(0) == []
+        shared_pool.reset(episode, {"prompt": "x"}, 0)
+    first = answers(shared_pool, 3)
+    assert shared_pool.waiting == 2
+    assert shared_pool.ready(0) == []
     for answer in first:
-        room.finish(answer.episode)
-    rest = answers(room, 5)
+        shared_pool.finish(answer.episode)
+    rest = answers(shared_pool, 5)
     assert sorted(answer.request for answer in rest) == ["finish"] * 3 + ["reset"] * 2
-    finished(room, *(answer.episode for answer in rest if answer.request == "reset"))
+    finished(shared_pool, *(answer.episode for answer in rest if answer.request == "reset"))
 
 
-def test_tools_alone_have_a_process_for_each_call(mine) -> None:
-    with EnvironmentPool(None, [f"{mine}:{name}" for name in ("double", "hang", "draw")], 2, 3.0) as pool:
+def test_tools_alone_have_a_process_for_each_call(environment_file) -> None:
+    with EnvironmentPool(None, [f"{environment_file}:{name}" for name in ("double", "hang", "draw")], 2, 3.0) as pool:
         for episode in (1, 2, 3):
             pool.reset(episode, {"prompt": "x"}, 7)
         assert answers(pool, 3) == [Answer(episode, "reset") for episode in (1, 2, 3)]
@@ -318,9 +318,9 @@ def test_tools_alone_have_a_process_for_each_call(mine) -> None:
         assert not pool.gives_reward({})
 
 
-def test_a_column_says_which_environment(mine) -> None:
+def test_a_column_says_which_environment(environment_file) -> None:
     game = "rloo_pipeline.environments.games:GuessNumber"
-    with EnvironmentPool({"room": f"{mine}:Room", "game": game}, [], 2, 60) as pool:
+    with EnvironmentPool({"room": f"{environment_file}:Room", "game": game}, [], 2, 60) as pool:
         pool.reset(1, {"environment": "game", "number": 5, "highest": 10}, 0)
         pool.reset(2, {"environment": "room", "prompt": "two"}, 0)
         assert [answer.texts for answer in answers(pool, 2)] == [
@@ -333,11 +333,11 @@ def test_a_column_says_which_environment(mine) -> None:
             pool.reset(3, {"environment": "chess"}, 0)
 
 
-def test_processes_end_with_a_pool_that_is_killed(mine) -> None:
+def test_processes_end_with_a_pool_that_is_killed(environment_file) -> None:
     script = f"""
         import os
         from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{mine}:Room", [], 1, 1000) as pool:
+        with EnvironmentPool("{environment_file}:Room", [], 1, 1000) as pool:
             pool.reset(1, {{"prompt": "x"}}, 0)
             while not pool.ready(60): pass
             pool.call(1, [("act", {{"code": "answer = os.getpid()"}})])

@@ -27,7 +27,7 @@ def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft) -> None:
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_what_is_set_stays(value) -> None:
+def test_an_explicit_setting_is_kept(value) -> None:
     config = Config(**mini(deepspeed={"gradient_checkpointing": value}))
     assert checkpointing.resolve_for(config, SHAPE, "cuda", 0 if value is False else 1e15) is config
 

@@ -32,19 +32,19 @@ def test_an_optimizer_has_its_state_besides_a_float32_copy_and_sum(name, moments
 
 
 def test_what_is_offloaded_is_in_the_memory_of_the_node_and_not_on_the_gpu() -> None:
-    def reckoned(**deepspeed) -> tuple[memory.Terms, memory.Terms]:
+    def predicted(**deepspeed) -> tuple[memory.Terms, memory.Terms]:
         config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed={"processes": 2, **deepspeed}))
         return memory.update(config, SHAPE, "cuda", NOTHING), memory.offloaded(config, SHAPE)
 
-    assert reckoned(zero_stage=3)[1] == {}
+    assert predicted(zero_stage=3)[1] == {}
     state, half = {"optimizer": "cpu"}, 170e6 / 2
-    gpu, host = reckoned(zero_stage=2, offload=state)
+    gpu, host = predicted(zero_stage=2, offload=state)
     assert (gpu["weights"], gpu["optimizer"]) == (2 * 170e6, 4 * half), "sums of gradients stay until the step"
     assert host == {"optimizer": 12 * half, "gradients": 4 * half}
-    gpu, host = reckoned(zero_stage=3, offload=state)
+    gpu, host = predicted(zero_stage=3, offload=state)
     assert (gpu["weights"], gpu["optimizer"]) == (2 * half, 0)
     assert host == {"optimizer": 12 * half, "gradients": 8 * half}
-    gpu, host = reckoned(zero_stage=3, offload={**state, "parameters": "cpu"})
+    gpu, host = predicted(zero_stage=3, offload={**state, "parameters": "cpu"})
     assert gpu["weights"] == 2 * 170e6, "all of them, as they are fewer than DeepSpeed gathers at once"
     assert host["weights"] == 2 * half
 

@@ -36,7 +36,7 @@ def executable(folder: Path, name: str, script: str) -> None:
         (None, False, "not on the PATH"),
     ],
 )
-def test_apptainer_must_start_and_be_new(tmp_path, script, ok, message) -> None:
+def test_apptainer_must_start_and_be_recent_enough(tmp_path, script, ok, message) -> None:
     if script:
         executable(tmp_path, "apptainer", script)
     finding = image.apptainer(str(tmp_path / "apptainer") if script else None)
@@ -175,7 +175,7 @@ def configure(folder: Path, **changes) -> Path:
     ],
 )
 def test_a_profile_of_the_plain_slurm_executor_is_a_problem(tmp_path, monkeypatch, executor, subjects) -> None:
-    """Its keys would be ignored, and jobs submitted again that a person has cancelled."""
+    """Its keys would be ignored, and cancelled jobs would be submitted again."""
     (tmp_path / "profile.v9+.yaml").write_text(f"executor: {executor}\n")
     monkeypatch.setenv("PATH", str(tmp_path))  # no scontrol there
     findings = list(slurm_checks.findings(tmp_path, ROOT / "workflow" / "rules", Config(**mini())))

@@ -161,7 +161,7 @@ def answering(answer: bytes, drip: bytes = b"") -> Iterator[str]:
                     threading.Thread(target=serve_connection, args=[listener.accept()[0]], daemon=True).start()
 
         def serve_connection(connection: socket.socket) -> None:
-            with connection, suppress(OSError):  # the client has had enough
+            with connection, suppress(OSError):  # the client has closed the connection
                 connection.recv(1 << 16)
                 connection.sendall(answer)
                 while drip:

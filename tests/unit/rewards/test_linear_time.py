@@ -57,6 +57,6 @@ def test_twice_the_text_takes_at_most_2_5_times_as_long(name: str) -> None:
     for beginning, repeated, end in repetitions():
         text, twice_the_text = (beginning + repeated * (size // len(repeated)) + end for size in (LENGTH, 2 * LENGTH))
         ratio = growth(READERS[name], text, twice_the_text)
-        if ratio > 2.5:  # or was this machine busy?
+        if ratio > 2.5:  # measured again, in case this machine was busy
             ratio = min(growth(READERS[name], text, twice_the_text) for _ in range(5))
         assert ratio <= 2.5, f"{ratio:.1f} times as long for {beginning!r} + {repeated!r} * n + {end!r}"

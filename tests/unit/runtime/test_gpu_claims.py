@@ -35,7 +35,7 @@ def gpus() -> list[str]:
 
 @contextmanager
 def stage(folder, visible: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that claims as its standard input says, and prints what it has then."""
+    """A process that claims GPUs as its standard input tells it, and prints those that it has."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible), "TMPDIR": str(folder)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", STAGE], env=environment, **pipes) as process:

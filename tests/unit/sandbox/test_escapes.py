@@ -154,7 +154,8 @@ print(1)
 {ending}
 """
     marker = {"": 509, "while True: pass": 508, "os._exit(0)": 507}[ending]
-    reward(program, [{"input": "", "output": "1"}], timeout=1.5, memory_mb=marker)
+    score = reward(program, [{"input": "", "output": "1"}], timeout=1.5, memory_mb=marker)
+    assert score == (0 if "while" in ending else 1), "the program ran until its children were started"
     reward(program, "assert f() == 1", timeout=1.5, memory_mb=marker)
     wait_until(lambda: processes_with(str(marker << 20)) == [])
 

@@ -1,4 +1,4 @@
-"""What programs need of the system is there; a sandbox that lacks it is an error, not a score of 0."""
+"""Programs have what they need of the system; a sandbox that lacks it is an error, not a score of 0."""
 
 import sysconfig
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a profile asks for and would not get ends the call with one sentence."""
+"""Settings of a profile that would have no effect end the call with one sentence."""
 
 import os
 from types import SimpleNamespace

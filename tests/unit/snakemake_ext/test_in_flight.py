@@ -1,4 +1,4 @@
-"""For which rounds Snakemake asks for held-out accuracy and pages: never for what a finished run was made without."""
+"""For which rounds Snakemake asks for held-out accuracy and pages: never for rounds that a finished run lacks."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def make_round(run: Path, number: int, held_out: bool = True) -> None:
         touch(folder / "held_out" / "000.parquet")
 
 
-def test_a_run_to_come_has_all_and_a_setting_turns_them_off(tmp_path: Path) -> None:
+def test_a_new_run_has_held_out_accuracy_and_pages_unless_they_are_turned_off(tmp_path: Path) -> None:
     config = Config(**mini(rounds=4))
     assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3, 4]
     assert in_flight.page_rounds(config, tmp_path) == [1, 2, 3]
@@ -40,7 +40,7 @@ def test_pages_come_after_the_first_round_and_every_nth(tmp_path: Path, every: i
     assert in_flight.page_rounds(config, tmp_path) == rounds
 
 
-def test_a_killed_run_makes_up_for_what_it_lacks_and_a_finished_one_does_not(tmp_path: Path) -> None:
+def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: Path) -> None:
     config = Config(**mini(rounds=3))
     make_round(tmp_path, 1)
     make_round(tmp_path, 2, held_out=False)  # by a version without them

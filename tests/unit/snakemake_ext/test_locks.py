@@ -1,4 +1,4 @@
-"""Marks of a killed run are cleared, those of a living one are not."""
+"""Locks of a killed run are cleared, those of a living one are not."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def test_marks_of_an_earlier_time_of_the_same_slurm_job_are_cleared(tmp_path, mo
     mark.touch()
     (tmp_path / ".snakemake" / "rloo-a.lock").write_text("elsewhere process 1 of SLURM job 7")
     monkeypatch.setenv("SLURM_JOB_ID", job)
-    monkeypatch.setenv("PATH", "")  # nobody to ask about another job
+    monkeypatch.setenv("PATH", "")  # no SLURM that could be asked about another job
     assert locks.hold(tmp_path, "a").alone == cleared
     assert mark.exists() != cleared
 

@@ -184,7 +184,7 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     assert not any(line.startswith("failed:") for line in lines)
 
 
-def test_the_terminal_is_given_back_for_the_call_that_ends_a_stopped_run(tmp_path, capfd) -> None:
+def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)
     call.job(3, "gate")

@@ -27,5 +27,5 @@ def test_jobs_take_what_jobs_like_them_took(tmp_path) -> None:
     )
 
 
-def test_nothing_is_said_of_what_was_never_measured(tmp_path) -> None:
+def test_there_is_no_estimate_without_a_measurement(tmp_path) -> None:
     assert "is unknown" in planned_time.sentence([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])

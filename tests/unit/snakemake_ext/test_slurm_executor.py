@@ -11,7 +11,7 @@ from rloo_pipeline.snakemake_ext.slurm_states import JobStates
 
 
 class Jobs(Executor):
-    """An executor that has no thread and no SLURM, and notes what it is told to do."""
+    """An executor that has no thread and no SLURM, and records its calls."""
 
     def __init__(self, answers: list[dict[str, str] | None]) -> None:
         settings = SimpleNamespace(init_seconds_before_status_checks=10, keep_successful_logs=False)
@@ -60,7 +60,7 @@ def active(executor: Executor, *jobs: SimpleNamespace) -> list[str]:
     return asyncio.run(ask())
 
 
-def test_the_next_question_comes_after_a_tenth_of_the_time_since_a_job_ended(clock) -> None:
+def test_slurm_is_asked_again_after_a_tenth_of_the_time_since_a_job_ended(clock) -> None:
     running, completed = {"1": "RUNNING", "2": "RUNNING"}, {"1": "RUNNING", "2": "COMPLETED"}
     executor = Jobs([running, running, running, completed])
     waits = []

@@ -6,7 +6,7 @@ from rloo_pipeline.snakemake_ext.slurm_states import FORGOTTEN_AFTER, PUT_BACK_W
 
 
 def outcomes(job: str, *answers: tuple[float, dict[str, str]]) -> list[Outcome]:
-    """What is said of a job after each of SLURM's answers, which come at these seconds."""
+    """The outcome of a job after each of SLURM's answers, which come at these seconds."""
     states = JobStates()
     return [states.judge(job, answer, seconds).outcome for seconds, answer in answers]
 
@@ -33,7 +33,7 @@ def test_a_state_says_how_a_job_is(state, outcome) -> None:
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
-def test_a_job_that_slurm_puts_back_goes_on_and_one_that_it_does_not_has_failed(state) -> None:
+def test_a_job_that_slurm_requeues_is_active_and_one_that_it_does_not_has_failed(state) -> None:
     requeued = outcomes("7", (0, {"7": state}), (100, {"7": "PENDING"}), (200, {"7": state}), (201, {"7": "COMPLETED"}))
     assert requeued == [Outcome.ACTIVE] * 3 + [Outcome.SUCCEEDED]
     not_requeued = outcomes("7", (0, {"7": state}), (PUT_BACK_WITHIN, {"7": state}))

@@ -21,41 +21,41 @@ LOADERS = {
 }
 
 
-def change(file: Path, how: str, name: str) -> str:
+def change(file: Path, damage: str, name: str) -> str:
     """Changes a tensor of a safetensors file. Returns what the refusal must say of it."""
     weights = load_file(file)
-    if how == "missing":
+    if damage == "missing":
         del weights[name]
-    elif how == "unexpected":
+    elif damage == "unexpected":
         name += ".other"
         weights[name] = torch.zeros(2)
     else:
         weights[name] = torch.zeros(3, 5)
     save_file(weights, file, metadata={"format": "pt"})
     return {"missing": f"{name} is missing", "unexpected": f"{name} is no tensor"}.get(
-        how, rf"{name} has shape \[3, 5\]"
+        damage, rf"{name} has shape \[3, 5\]"
     )
 
 
-@pytest.mark.parametrize("how", ["missing", "unexpected", "of another shape"])
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "of another shape"])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_other_tensors_than_the_models_are_refused_by_name(tmp_path, tiny_model, loader, how) -> None:
+def test_other_tensors_than_the_models_are_refused_by_name(tmp_path, tiny_model, loader, damage) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     LOADERS[loader](folder)
-    message = change(folder / "model.safetensors", how, TENSOR)
+    message = change(folder / "model.safetensors", damage, TENSOR)
     with pytest.raises(UserError, match=f"{folder}: .*{message}"):
         LOADERS[loader](folder)
 
 
-@pytest.mark.parametrize("how", ["missing", "unexpected", "of another shape"])
-def test_other_tensors_than_the_adapters_are_refused_by_name(tmp_path, tiny_model, how) -> None:
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "of another shape"])
+def test_other_tensors_than_the_adapters_are_refused_by_name(tmp_path, tiny_model, damage) -> None:
     import peft
 
     folder = tmp_path / "adapter"
     model = policy_model.load(tiny_model, "float32", False)
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear")).save_pretrained(folder)
     forward_only.load(folder, "float32", False)
-    message = change(folder / "adapter_model.safetensors", how, ADAPTER_TENSOR)
+    message = change(folder / "adapter_model.safetensors", damage, ADAPTER_TENSOR)
     with pytest.raises(UserError, match=f"{folder}: .*{message}"):
         forward_only.load(folder, "float32", False)
 

@@ -44,7 +44,9 @@ def times(monkeypatch, no_results) -> list[str]:
     return model_types
 
 
-def test_it_is_made_once_and_read_from_beside_the_weights_afterwards(tiny_model, tmp_path, times, monkeypatch) -> None:
+def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afterwards(
+    tiny_model, tmp_path, times, monkeypatch
+) -> None:
     model = policy_model.load(tiny_model, "float32", False)
     policy_model.load(tiny_model, "bfloat16", False)
     assert times == ["qwen3"]
@@ -83,7 +85,7 @@ LLAMA = {key: value for key, value in SIZES.items() if key != "attn_implementati
     ("name", "message"),
     [("attention", "asks for its own attention mask"), ("rotation", r"packed, log-probs differ by up to \d.*gradient")],
 )
-def test_a_model_that_does_something_else_when_packed_is_trained_in_padded_batches(
+def test_a_model_that_computes_something_else_when_packed_is_trained_in_padded_batches(
     name, message, tmp_path, no_results, monkeypatch
 ) -> None:
     """Attention that makes a mask, and positions that are those in the row."""
@@ -122,7 +124,7 @@ def _see_the_end(monkeypatch) -> None:
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: plain(self, x + x.mean(1, keepdim=True)))
 
 
-def test_one_whose_sequences_see_each_other_in_a_batch_is_trained_one_at_a_time(
+def test_a_model_whose_sequences_see_each_other_in_a_batch_is_trained_one_at_a_time(
     tmp_path, no_results, monkeypatch
 ) -> None:
     LlamaConfig(**LLAMA).save_pretrained(tmp_path)
@@ -131,14 +133,14 @@ def test_one_whose_sequences_see_each_other_in_a_batch_is_trained_one_at_a_time(
     assert self_check.load_or_run(tmp_path, False).form == "single"
 
 
-def test_one_that_sees_what_comes_later_is_refused(tmp_path, no_results, monkeypatch) -> None:
+def test_a_model_that_sees_later_tokens_is_refused(tmp_path, no_results, monkeypatch) -> None:
     LlamaConfig(**LLAMA).save_pretrained(tmp_path)
     _see_the_end(monkeypatch)
     with pytest.raises(UserError, match="llama: it does not attend causally"):
         self_check.load_or_run(tmp_path, False)
 
 
-def test_it_draws_from_no_generator_of_others(tmp_path, no_results) -> None:
+def test_the_check_uses_no_global_random_generator(tmp_path, no_results) -> None:
     LlamaConfig(**LARGE).save_pretrained(tmp_path)
     torch.manual_seed(5)
     before = torch.random.get_rng_state()

@@ -1,4 +1,4 @@
-"""Stages on workers: what a client gets back, and when a stage runs in its own process."""
+"""Stages on workers: the results that a client gets, and when a stage runs in its own process."""
 
 import fcntl
 import os
@@ -251,14 +251,14 @@ def test_a_stage_ends_with_the_snakemake_that_started_it(silent) -> None:
         assert process.stderr.read() == ""
 
 
-def test_no_workers_are_started_that_could_not_be_used() -> None:
+def test_workers_that_could_not_be_used_are_not_started() -> None:
     assert manager.worker_counts(config(workers="never"), 2, ALL) == {}
     assert "trainer" not in manager.worker_counts(config(deepspeed={"processes": 2}), 2, ALL)
     assert manager.worker_counts(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
     assert manager.worker_counts(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
 
 
-def test_outside_of_a_worker_nothing_is_kept() -> None:
+def test_outside_of_a_worker_no_engine_is_kept() -> None:
     assert not engine_cache.keep("thing", 1, object())
     assert engine_cache.take("thing", 1) is None
 

@@ -159,7 +159,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("feature", UNSUPPORTED)
-def test_anything_else_raises(feature) -> None:
+def test_any_other_mask_raises(feature) -> None:
     arguments = {"attention_mask": None, "layout": LAYOUT, **UNSUPPORTED[feature]}
     with pytest.raises(UserError, match=f"Module asks for .*{feature}"):
         attention.packed_attention(torch.nn.Module(), *heads(), **arguments)

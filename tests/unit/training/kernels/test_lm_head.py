@@ -123,7 +123,7 @@ def scaled(kind: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("tokens", [3, 8, 10**6])
 @pytest.mark.parametrize("kind", FORMS)
-def test_scaled_and_capped_logits_are_made_in_pieces_too(kind, tokens, monkeypatch) -> None:
+def test_scaled_and_capped_logits_are_computed_in_pieces_too(kind, tokens, monkeypatch) -> None:
     whole = run(scaled(kind), plain=True)
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
     loss, entropies, slope = run(scaled(kind), plain=False)
@@ -138,7 +138,7 @@ def test_the_form_of_logits_is_that_of_the_configuration(dtype) -> None:
     assert forms == [(1 / 3.0, inf), (0.3, inf), (1.0, 0.2)]
 
 
-def test_logits_that_are_more_than_that_are_made_whole(monkeypatch) -> None:
+def test_logits_of_another_form_are_computed_all_at_once(monkeypatch) -> None:
     model, plain = qwen3(), type(qwen3()).forward
 
     def squared(self, *args, **named):
