@@ -22,8 +22,8 @@ DOCS, README = ROOT / "docs", ROOT / "README.md"
 SIZE = (1280, 1700, 1, "")
 
 
-def table(summary: Mapping[str, Any], seconds: float) -> str:
-    """The arms in Markdown: mean, interquartile mean, difference from the baseline, and what was paid."""
+def table(summary: Mapping[str, Any], total: str) -> str:
+    """The arms in Markdown: mean, interquartile mean, difference from the baseline, and a sentence with the total."""
     against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
     lines = [
         "| arm | before | after, mean | interquartile mean | difference | p (Holm) | seeds for 80% power |",
@@ -34,8 +34,7 @@ def table(summary: Mapping[str, Any], seconds: float) -> str:
         cells = [row["arm"], f"{100 * row['warmstart']:.1f}", _points(row["mean"]), _points(row["iqm"])]
         cells += [_points(compared), _p(compared["p_holm"]), _seeds(compared)] if compared else ["", "", ""]
         lines.append(f"| {' | '.join(cells)} |")
-    runs = [row for row in summary["runs"] if row["finished"]]
-    lines += ["", f"Held-out pass@1 in %, with 95% intervals. {len(runs)} runs in {clock(seconds)} on two CPU cores."]
+    lines += ["", f"Held-out pass@1 in %, with 95% intervals. {total}"]
     return "\n".join(lines) + "\n"
 
 
@@ -106,11 +105,13 @@ def main() -> None:
     """Writes what docs/ holds of one experiment."""
     folder = Path(*sys.argv[1:2]) if sys.argv[1:] else ROOT / "results" / "demo-algorithms"
     summary = json.loads((folder / "experiment.json").read_text())
+    finished = [row for row in summary["runs"] if row["finished"]]
     if folder.name == "lag":
-        _replace(DOCS / "overlap.md", "lag", table(summary, wall_seconds(folder)))
+        _replace(DOCS / "overlap.md", "lag", table(summary, f"{len(finished)} runs."))
         return
     own = summary["arms"][0]
-    _replace(DOCS / "experiments.md", "experiment", table(summary, wall_seconds(folder)))
+    total = f"{len(finished)} runs in {clock(wall_seconds(folder))} on two CPU cores."
+    _replace(DOCS / "experiments.md", "experiment", table(summary, total))
     _replace(DOCS / "quickstart.md", "demo", seeds_table(folder, own["arm"], own["seeds"]))
     readme = re.sub(r"^\| the demo, .*$", lambda _: readme_row(summary), README.read_text(), flags=re.MULTILINE)
     README.write_text(readme)

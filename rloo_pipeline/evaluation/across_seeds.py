@@ -54,7 +54,7 @@ def summarize_arm(values: Array, resamples: int, seed: int) -> Summary:
     """An arm's mean and interquartile mean, with 95% intervals.
 
     Args:
-        values: [seeds, prompts].
+        values: shares of right answers, [seeds, prompts].
         resamples: number of bootstrap resamples.
         seed: of the bootstrap.
     """
@@ -67,7 +67,7 @@ def summarize_arm(values: Array, resamples: int, seed: int) -> Summary:
     drawn = _seed_means(values, resamples, seed)
     factor = _widening(values)
     means, iqms = drawn.mean(axis=1), trim_mean(drawn, 0.25, axis=1)
-    return Summary(Estimate(mean, _interval(mean, means, factor)), Estimate(iqm, _interval(iqm, iqms, factor)))
+    return Summary(Estimate(mean, _of_share(mean, means, factor)), Estimate(iqm, _of_share(iqm, iqms, factor)))
 
 
 def compare_arms(values: Array, others: Array, resamples: int, seed: int) -> Comparison:
@@ -154,6 +154,12 @@ def _widening(values: Array) -> float:
 def _interval(value: float, drawn: Array, factor: float) -> tuple[float, float]:
     low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
     return value + factor * min(float(low) - value, 0.0), value + factor * max(float(high) - value, 0.0)
+
+
+def _of_share(value: float, drawn: Array, factor: float) -> tuple[float, float]:
+    """As `_interval`, without what lies outside of 0 to 1, where the true share cannot be."""
+    low, high = _interval(value, drawn, factor)
+    return max(low, 0.0), min(high, 1.0)
 
 
 def _improvement(values: Array, others: Array) -> Array:

@@ -45,6 +45,17 @@ def test_numbers_by_hand() -> None:
     assert compared.p == pytest.approx(ttest_1samp((values - others).ravel(), 0).pvalue)
 
 
+def test_the_interval_of_a_share_ends_at_all_and_at_none() -> None:
+    levels = np.array([0.7, 0.9, 0.98])
+    for shares, at_end in (
+        (levels, lambda interval: interval[1] == 1.0),
+        (1 - levels, lambda interval: interval[0] == 0.0),
+    ):
+        arm = summarize_arm(np.repeat(shares[:, None], 4, axis=1), 300, 0)
+        assert at_end(arm.mean.ci95)
+        assert 0 < arm.mean.ci95[1] - arm.mean.ci95[0] < 1, "and the other end is where it was"
+
+
 def test_with_two_seeds_nothing_is_said_about_training() -> None:
     values = np.array([[1.0, 0.0], [1.0, 1.0]])
     assert summarize_arm(values, 100, 0).mean.ci95 is None
