@@ -115,7 +115,7 @@ def _model_findings(config: Config, scratch: Path) -> Generator[Finding, None, M
             return ModelParts()
         tokenizer, processor = policy.load_tokenizer(folder, config.model.trust_remote_code), None
         yield Finding("tokenizer", True, f"{len(tokenizer)} tokens, end token {tokenizer.eos_token}")
-        if config.dataset.image_column is not None:
+        if config.dataset.shows_images:
             processor = vision.load_processor(folder, config.model.trust_remote_code)
             yield Finding("images", True, f"{type(processor.image_processor).__name__} of the model")
         return ModelParts(folder, tokenizer, processor, vision.takes_images(read_json(folder / "config.json")))

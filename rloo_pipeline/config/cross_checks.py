@@ -135,7 +135,7 @@ def _check_optimizers(config: RunKeys) -> None:
 
 def _check_images(config: RunKeys) -> None:
     """What cannot be used together with images in prompts."""
-    if config.dataset.image_column is None:
+    if not config.dataset.shows_images:
         if config.model.train_vision:
             raise ValueError("model.train_vision: there are no images to train on; set dataset.image_column")
         return

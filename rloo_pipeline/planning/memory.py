@@ -62,7 +62,7 @@ class MicroBatch(NamedTuple):
 def micro_batch_of(config: Config) -> MicroBatch:
     """The largest micro-batch, with every prompt and completion at its maximum length."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-    shared_by = config.rollout.num_generations if config.dataset.image_column is None else 1
+    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
     per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
     per_process = sequences / config.deepspeed.processes

@@ -102,7 +102,7 @@ def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:
     Raises:
         UserError: it is not.
     """
-    if config.dataset.image_column is not None and not vision.takes_images(hf_config):
+    if config.dataset.shows_images and not vision.takes_images(hf_config):
         raise UserError(
             f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is no model that prompts with "
             f"images are supported for ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"

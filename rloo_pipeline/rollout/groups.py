@@ -185,7 +185,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
 
 def schema(config: Config) -> pa.Schema:
     """The schema of the tables of `sample_groups`."""
-    if config.dataset.image_column is not None:
+    if config.dataset.shows_images:
         return tables.WITH_IMAGES
     return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
 

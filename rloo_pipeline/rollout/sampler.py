@@ -106,7 +106,8 @@ class Sampler:
         if not _on_gpu():
             cpu_limits.check(file, hf_config, self.settings["dtype"])
             cpu_kernels.rotate_heads()
-            cpu_kernels.attend_within_images()
+            if vision.takes_images(hf_config):
+                cpu_kernels.attend_within_images()
             if self.lora is not None:
                 cpu_kernels.leave_experts_to_cpus()
         engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)

@@ -52,8 +52,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     held_out: dict[Identity, str] = {}
     hf_config = read_json(model / "config.json")
     model_inputs.check_images(config, hf_config, str(model))
-    shows_images = config.dataset.image_column is not None
-    processor = vision.load_processor(model, config.model.trust_remote_code) if shows_images else None
+    processor = vision.load_processor(model, config.model.trust_remote_code) if config.dataset.shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools
         pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None
@@ -61,7 +60,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
         templater = Templater(config.dataset, tokenizer, policy.stop_ids(model, tokenizer), pool, several, processor)
         for name in reversed(config.dataset.parts):  # training rows come last
             source_rows = read_rows(config.dataset.parts[name], places[name]["path"])
-            if vision.takes_images(hf_config) and not shows_images:
+            if vision.takes_images(hf_config) and not config.dataset.shows_images:
                 images.check_named(source_rows, places[name]["path"])
             rows[name], counts[name] = _part(name, templater, source_rows, places[name]["path"], held_out)
             held_out |= {_identity(row): name for row in rows[name]}

@@ -157,11 +157,11 @@ def test_sampler_and_trainer_are_one_model_of_images(kind, tmp_path, monkeypatch
     again = forks.call(rollout, [first, *folders.values()])
     assert again[0] == rows, "a swap to the same policy samples the same"
     for folder, sampled in zip([first, *folders.values()], again, strict=True):
-        found = forks.call(apart, folder, sampled)
-        assert found["same"] < CLOSE
-        assert min(found["turned"]) > 10 * CLOSE, "other pixels would be seen"
-        assert found["form"] == "padded"
-        assert not found["placeholders"]
+        outcome = forks.call(apart, folder, sampled)
+        assert outcome["same"] < CLOSE
+        assert min(outcome["turned"]) > 10 * CLOSE, "other pixels would be seen"
+        assert outcome["form"] == "padded"
+        assert not outcome["placeholders"]
 
 
 @pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in QWEN), "gemma3"])
@@ -176,10 +176,10 @@ def test_an_adapter_of_a_model_of_images_is_one_of_its_language_model(kind, tmp_
     assert not any(model_dims.VISION.search(f"{name}.") for name in linear_layers(second))
     sampled = forks.call(rollout, [first, second])
     for folder, completions in zip([first, second], sampled, strict=True):
-        found = forks.call(apart, folder, completions)
-        assert found["same"] < CLOSE
-        assert min(found["turned"]) > 10 * CLOSE, "other pixels would be seen"
-        assert found["form"] == "padded"
+        outcome = forks.call(apart, folder, completions)
+        assert outcome["same"] < CLOSE
+        assert min(outcome["turned"]) > 10 * CLOSE, "other pixels would be seen"
+        assert outcome["form"] == "padded"
     without = forks.call(apart, base, sampled[1])
     assert without["same"] > 10 * CLOSE, "the adapter is not nothing"
 
@@ -229,6 +229,6 @@ def test_a_run_of_such_a_model_without_images_is_packed(kind, tmp_path, monkeypa
     assert forks.call(update_texts, first, rows, second) > 0
     assert changed(first, second) == {"vision": False, "text": True}
     for folder, sampled in zip([first, second], forks.call(rollout_texts, [first, second]), strict=True):
-        found = forks.call(text_distance, folder, sampled)
-        assert found.form == "packed"
-        assert found.largest < CLOSE
+        outcome = forks.call(text_distance, folder, sampled)
+        assert outcome.form == "packed"
+        assert outcome.largest < CLOSE

@@ -29,19 +29,19 @@ def batch(new: list[int], lengths: list[int], images: dict[int, list[tuple[int, 
 
 
 def test_each_image_and_the_text_between_images_is_a_sequence() -> None:
-    found = cpu_kernels.split_at_images(batch([12, 4], [12, 9], {0: [(6, 8), (2, 4)], 1: []}))
-    assert found.num_reqs == 6
-    assert found.query_start_loc.tolist() == [0, 2, 5, 6, 9, 12, 16]
-    assert found.seq_lens.tolist() == [2, 5, 6, 9, 12, 9]
-    assert found.block_table_tensor.flatten().tolist() == [0, 0, 0, 0, 0, 1]
-    assert found.causal.tolist() == [1, 0, 1, 0, 1, 1]
-    assert {part.dtype for part in (found.query_start_loc, found.seq_lens, found.causal)} == {torch.int32}
+    split = cpu_kernels.split_at_images(batch([12, 4], [12, 9], {0: [(6, 8), (2, 4)], 1: []}))
+    assert split.num_reqs == 6
+    assert split.query_start_loc.tolist() == [0, 2, 5, 6, 9, 12, 16]
+    assert split.seq_lens.tolist() == [2, 5, 6, 9, 12, 9]
+    assert split.block_table_tensor.flatten().tolist() == [0, 0, 0, 0, 0, 1]
+    assert split.causal.tolist() == [1, 0, 1, 0, 1, 1]
+    assert {part.dtype for part in (split.query_start_loc, split.seq_lens, split.causal)} == {torch.int32}
 
 
 def test_tokens_in_the_cache_are_in_no_part() -> None:
-    found = cpu_kernels.split_at_images(batch([5], [12], {0: [(1, 3), (6, 8)]}))
-    assert (found.query_start_loc.tolist(), found.seq_lens.tolist()) == ([0, 2, 5], [9, 12])
-    assert found.causal.tolist() == [0, 1]
+    split = cpu_kernels.split_at_images(batch([5], [12], {0: [(1, 3), (6, 8)]}))
+    assert (split.query_start_loc.tolist(), split.seq_lens.tolist()) == ([0, 2, 5], [9, 12])
+    assert split.causal.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("images", [None, {}, {0: []}, {0: [(1, 3)]}])
