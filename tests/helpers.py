@@ -273,7 +273,7 @@ class Project:
         return path
 
     def take(self, other: "Project", *excluded: str) -> "Project":
-        """Copies the run of another project without the files that match `but`, and Snakemake's metadata of it."""
+        """Copies the run of another project without the files that match `excluded`, and Snakemake's metadata of it."""
         for part in ("results", ".snakemake"):
             shutil.copytree(other.folder / part, self.folder / part, symlinks=True)
         for pattern in excluded:

@@ -115,6 +115,8 @@ def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
     assert both is not None
     assert second is not None
     assert both.arguments.keys() == {"pixel_values", *(["image_grid_thw"] if kind == "qwen2_5_vl" else [])}
+    if kind == "qwen2_5_vl":
+        assert both.arguments["image_grid_thw"].tolist() == [[1, 4, 4]] * 2
     assert both.arguments["pixel_values"][PATCHES[kind] :].equal(second.arguments["pixel_values"])
     with pytest.raises(UserError, match="--prompts"):
         row_images.of_rollouts(rollouts(run), None, run / "model", False)

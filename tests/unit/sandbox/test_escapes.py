@@ -150,13 +150,14 @@ for _ in range(2):
             os.closerange(0, 64)
             time.sleep(3000)
         os._exit(0)
-print(1)
+print(1, flush=True)
 {ending}
 """
     marker = {"": 509, "while True: pass": 508, "os._exit(0)": 507}[ending]
-    score = reward(program, [{"input": "", "output": "1"}], timeout=1.5, memory_mb=marker)
+    timeout = 1.5 if "while" in ending else 60.0
+    score = reward(program, [{"input": "", "output": "1"}], timeout=timeout, memory_mb=marker)
     assert score == (0 if "while" in ending else 1), "the program ran until its children were started"
-    reward(program, "assert f() == 1", timeout=1.5, memory_mb=marker)
+    reward(program, "assert f() == 1", timeout=timeout, memory_mb=marker)
     wait_until(lambda: processes_with(str(marker << 20)) == [])
 
 
