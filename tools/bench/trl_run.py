@@ -1,9 +1,9 @@
 """TRL's RLOOTrainer through the rounds of one of our runs, as its user would write it: `trl_run.py RUN OUTPUT`.
 
 RUN is the folder of a run of ours, for its resolved configuration, its prompts, and policy 0 to start from. Batch, K,
-learning rate, rewards, steps and threads are that configuration's; whatever else RLOOTrainer has is as it comes, so
-transformers samples. The last policy is saved to OUTPUT. The last line printed is {"completions", "tokens"}: how many
-were sampled, and their tokens.
+learning rate, rewards and steps are that configuration's, and OMP_NUM_THREADS says how many threads torch has; whatever
+else RLOOTrainer has is as it comes, so transformers samples. The last policy is saved to OUTPUT. The last line printed is
+{"completions", "tokens"}: how many were sampled, and their tokens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ def main() -> None:
     """Trains."""
     run, output = Path(sys.argv[1]), Path(sys.argv[2])
     config = load(run / "config.yaml")
-    import torch
-
-    torch.set_num_threads(config.deepspeed.threads)
     from datasets import load_from_disk
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.rloo_trainer import RLOOTrainer
