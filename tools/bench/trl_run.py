@@ -2,8 +2,8 @@
 
 RUN is the folder of a run of ours, for its resolved configuration, its prompts, and policy 0 to start from. Batch, K,
 learning rate, rewards and steps are that configuration's, and OMP_NUM_THREADS says how many threads torch has; whatever
-else RLOOTrainer has is as it comes, so transformers samples. The last policy is saved to OUTPUT. The last line printed is
-{"completions", "tokens"}: how many were sampled, and their tokens.
+else RLOOTrainer has is as it comes, so transformers samples. The last policy is saved to OUTPUT. The last line printed
+is {"completions", "tokens"}: how many were sampled, and their tokens.
 """
 
 from __future__ import annotations
