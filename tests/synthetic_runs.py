@@ -1,6 +1,8 @@
 """Synthetic finished runs, and a parser for the text of an HTML page."""
 
+import os
 import random
+import time
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -201,6 +203,12 @@ def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     write_json(run / "summary.json", summarize_run(config.only("report"), run))
     return run
+
+
+def train_again(run: Path, rounds: int) -> None:
+    """Makes so many rounds newer than all that the folder had before, as a new training of them would."""
+    for number in range(1, rounds + 1):
+        os.utime(run / "rounds" / f"{number:05d}" / "metrics.json", (time.time() + number,) * 2)
 
 
 class Reader(HTMLParser):

@@ -57,6 +57,7 @@ def diagnose(
     evaluations: Mapping[int, JSON] | None = None,
     out_of_memory: Mapping[int, str] | None = None,
     planned: int | None = None,
+    since: int = 0,
 ) -> list[Symptom]:
     """Finds the symptoms that rounds showed. A symptom whose action is `off` is skipped.
 
@@ -66,26 +67,29 @@ def diagnose(
         monitors: reward functions that should not fall (see `monitors_of`).
         evaluations: summary.json of evaluated policies by the policy's number (0 is the warm start), with
             distance.json, if any, under `distance`.
-        out_of_memory: by round, the out-of-memory line in a log of its stages.
+        out_of_memory: by round, the out-of-memory line in a log of its stages; round 0 is what comes before the first.
         planned: the run's last round.
+        since: the first round that is judged.
 
     Returns:
         Symptoms sorted by the round that showed them first.
     """
     gates = gates or Gates()
-    symptoms = []
-    for name, rule in REGISTRY.items():
-        gate = getattr(gates, name)
-        if gate.action == "off":
-            continue
-        evidence_by_round = {}
-        for count in range(1, len(rounds) + 1):
-            history = RoundHistory(rounds[:count], monitors, evaluations or {}, out_of_memory or {}, planned)
-            if evidence := rule.evidence(history, gate):
-                evidence_by_round[history.round] = evidence
-        if evidence_by_round:
-            first, last = min(evidence_by_round), max(evidence_by_round)
-            symptoms.append(Symptom(name, rule.title, gate.action, first, last, evidence_by_round[last], rule.cure))
+    watched = {name: gate for name in REGISTRY if (gate := getattr(gates, name)).action != "off"}
+    found: dict[str, dict[int, str]] = {name: {} for name in watched}
+    for count in range(max(since, 1), len(rounds) + 1):
+        history = RoundHistory(rounds[:count], monitors, evaluations or {}, planned)
+        for name, gate in watched.items():
+            judge = REGISTRY[name].evidence
+            if judge and (evidence := judge(history, gate)):
+                found[name][history.round] = evidence
+    if "memory" in watched:
+        found["memory"] = {number: line for number, line in (out_of_memory or {}).items() if number >= since}
+    symptoms = [
+        Symptom(name, rule.title, watched[name].action, min(shown), max(shown), shown[max(shown)], rule.cure)
+        for name, rule in REGISTRY.items()
+        if (shown := found.get(name))
+    ]
     return sorted(symptoms, key=lambda symptom: symptom.first)
 
 

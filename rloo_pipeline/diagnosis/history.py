@@ -22,8 +22,6 @@ class RoundHistory(NamedTuple):
     """Reward functions that should not fall."""
     evaluations: Mapping[int, JSON] = {}
     """summary.json of each evaluation, by the policy's number."""
-    out_of_memory: Mapping[int, str] = {}
-    """By round, the out-of-memory line in a log of its stages."""
     planned: int | None = None
     """The run's last round; None if unknown."""
 

@@ -1,27 +1,35 @@
-"""What a run has written so far, read from its folder: finished, stopped, in flight or killed. Writes nothing."""
+"""What a run has written so far, read from its folder: finished, stopped, in flight or killed. Writes nothing.
+
+Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or goes on to
+more rounds, files of the training before are still there. They are older than what they would now be made from.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
 from rloo_pipeline.diagnosis.history import Metrics
 from rloo_pipeline.errors import UserError
 
-NO_MEMORY = re.compile(
-    r"^.*(?:out of memory|OutOfMemoryError|oom[-_ ]kill|Cannot allocate memory|No available memory for the cache|"
-    r"MemoryError).*$",
-    re.IGNORECASE | re.MULTILINE,
+NO_MEMORY = (
+    *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
+    *("oom-kill", "oom_kill", "oom kill"),
 )
+"""What a line says, in lower case, that reports a lack of memory."""
 TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
 """Characters of such a line that are shown."""
+ROUND = re.compile(r"\d{5}")
+"""Begin of the name of a round's log."""
 
 
 class RunFiles(NamedTuple):
@@ -30,57 +38,109 @@ class RunFiles(NamedTuple):
     folder: Path
     config: Config
     rounds: list[Metrics]
-    """metrics.json of the finished rounds, from the first without a gap."""
+    """metrics.json of the finished rounds of this training, from the first without a gap."""
+
+    def is_current(self, file: Path, policy: int) -> bool:
+        """Whether a file is there and was made from the policy of this number, not from that of an earlier training."""
+        made_from = [metrics_of(self.folder, policy)] if policy else []
+        return policy <= len(self.rounds) and _not_older(file, made_from)
 
     def evaluations(self) -> dict[int, JSON]:
-        """The evaluations by the policy's number; `final` only when all rounds are finished."""
-        numbers = {"warmstart": 0}
-        if len(self.rounds) == self.config.rounds:
-            numbers["final"] = self.config.rounds
+        """The evaluations by the policy's number."""
+        numbers = {"warmstart": 0, "final": self.config.rounds}
         evaluations = {}
         for file in sorted((self.folder / "evaluation").glob("*/summary.json")):
             name = file.parent.name
             number = int(name) if name.isdigit() else numbers.get(name)
-            if number is not None:
+            if number is not None and self.is_current(file, number):
                 evaluations[number] = read_evaluation(self.folder, name)
         return evaluations
 
+    def held_out(self) -> list[JSON]:
+        """held_out.json of the rounds and of the next one, as far as they have one."""
+        rounds = range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
+        policy_of = self.config.rollout.policy_of
+        return read_held_out(
+            self.folder,
+            (number for number in rounds if self.is_current(held_out_of(self.folder, number), policy_of(number))),
+        )
+
     def accuracies(self) -> dict[int, float]:
-        """Held-out accuracy by the policy's number: of its evaluation, else on the problems of each round."""
-        rounds = {
-            measured["policy"]: measured["accuracy"] for measured in held_out_until(self.folder, len(self.rounds) + 1)
-        }
-        return rounds | {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
+        """Held-out accuracy by the policy's number: on the problems of each round, or else of the evaluations, whose
+        problems are others.
+        """
+        by_round = {measured["policy"]: measured["accuracy"] for measured in self.held_out()}
+        return by_round or {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
 
     def out_of_memory(self) -> dict[int, str]:
-        """By round, the last out-of-memory line in a log of its stages; an unfinished round counts as the latest."""
-        lines = {}
-        for file in sorted((self.folder / "logs").glob("*/[0-9]*.log")):
-            number = int(file.stem[:5])
-            if file.exists() and number <= self.config.rounds and (line := _no_memory(file)):
-                lines[min(number, max(len(self.rounds), 1))] = f"{file.parent.name} of round {number}: {line}"
+        """By round, the last out-of-memory line in a log of its stages. An unfinished round counts as the latest one,
+        and so does a stage outside of rounds.
+        """
+        lines, latest, logs = dict[int, str](), len(self.rounds), self.folder / "logs"
+        for file in sorted(logs.rglob("*.log")):
+            name = file.relative_to(logs).with_suffix("").as_posix()
+            if of_round := ROUND.match(file.stem):
+                number = int(of_round[0])
+                policy, name = max(number - 1 - self.config.rollout.lag, 0), f"{file.parent.name} of round {number}"
+            else:
+                number = policy = self.config.rounds if file.stem == "final" else 0
+            # what workers print is also in the logs of the jobs that use them
+            if file.parent.name == "workers" or number > self.config.rounds or not self.is_current(file, policy):
+                continue
+            if line := _no_memory(file):
+                lines[min(number, latest) if of_round else latest] = f"{name}: {line}"
         return lines
 
-    def symptoms(self) -> list[Symptom]:
-        """The symptoms of the run, from metrics, evaluations and logs."""
+    def symptoms(self, evaluations: Mapping[int, JSON] | None = None, since: int = 0) -> list[Symptom]:
+        """The symptoms that rounds from `since` on showed, from metrics, evaluations and logs.
+
+        Args:
+            evaluations: by the policy's number; those that are there if None.
+            since: the first round that is judged.
+        """
         return diagnose(
             self.rounds,
             self.config.gates,
             monitors=monitors_of(self.config.rewards),
-            evaluations=self.evaluations(),
+            evaluations=self.evaluations() if evaluations is None else evaluations,
             out_of_memory=self.out_of_memory(),
             planned=self.config.rounds,
+            since=since,
         )
 
 
-def read(folder: Path) -> RunFiles:
-    """Reads the run in a folder.
+def read(folder: Path, config: Config | None = None) -> RunFiles:
+    """Reads the run in a folder, without the rounds that are older than those before them.
+
+    Args:
+        folder: of the run.
+        config: of the run; that in the folder if None.
 
     Raises:
         UserError: the folder has no run, or a file of it is damaged.
     """
-    config = read_config(folder)
-    return RunFiles(folder, config, metrics_until(folder, config.rounds))
+    config = config or read_config(folder)
+    return RunFiles(folder, config, metrics_until(folder, in_order_of_time(folder, 1, config.rounds)))
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether the summary of all rounds and evaluations, as they are now, is there."""
+    evaluations = (folder / "evaluation" / name / "summary.json" for name in config.evaluated)
+    made_from = [metrics_of(folder, config.rounds), *evaluations]
+    return _not_older(folder / "summary.json", made_from) and (
+        in_order_of_time(folder, 1, config.rounds) == config.rounds
+    )
+
+
+def in_order_of_time(run: Path, first: int, last: int) -> int:
+    """The last round from `first` to `last` up to which each round is newer than the one before.
+
+    When a round is repeated, the older files of later rounds remain until those rounds are repeated too.
+    """
+    until = first
+    while until < last and _not_older(metrics_of(run, until + 1), [metrics_of(run, until)]):
+        until += 1
+    return until
 
 
 def read_config(folder: Path) -> Config:
@@ -122,7 +182,9 @@ def metrics_until(folder: Path, last: int) -> list[Metrics]:
         file = metrics_of(folder, number)
         if not file.exists():
             break
-        rounds.append(read_metrics(folder, number))
+        metrics = _read(file)
+        check_facts(file, metrics, {"round": number})
+        rounds.append(metrics)
     return rounds
 
 
@@ -131,26 +193,72 @@ def held_out_of(folder: Path, number: int) -> Path:
     return metrics_of(folder, number).with_name("held_out.json")
 
 
-def held_out_until(run: Path, last: int) -> list[JSON]:
-    """held_out.json of rounds 1 to `last`, those that have one: accuracy of the policies that sampled them."""
-    files = (held_out_of(run, number) for number in range(1, last + 1))
-    measured = [read_artifact(file) for file in files if file.exists()]
+def read_held_out(run: Path, rounds: Iterable[int]) -> list[JSON]:
+    """held_out.json of these rounds, those that have one: accuracy of the policies that sampled them."""
+    files = (held_out_of(run, number) for number in rounds)
+    measured = [_read(file) for file in files if file.exists()]
     return [summary for summary in measured if summary["accuracy"] is not None]
 
 
-def read_evaluation(run: Path, name: str) -> JSON:
-    """summary.json of an evaluation, with its `distance` (KL from policy 0) and `harness` (lm-eval), each or None."""
+def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON:
+    """summary.json of an evaluation, with its `distance` (KL from policy 0) and `harness` (lm-eval), each or None.
+
+    Args:
+        run: folder of the run.
+        name: of the evaluation.
+        refused: which of the two is an error if it is of another policy. By default it counts as none, since an earlier
+            training may have left it.
+    """
     folder = run / "evaluation" / name
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)
     for part in ("distance", "harness"):
         file = folder / f"{part}.json"
-        evaluation[part] = read_artifact(file, policy=evaluation["policy"]) if file.exists() else None
+        content = read_artifact(file) if file.exists() else None
+        if content and part in refused:
+            check_facts(file, content, {"policy": evaluation["policy"]})
+        evaluation[part] = content if content and content.get("policy") == evaluation["policy"] else None
     return evaluation
 
 
+def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
+    """Whether a file and those that it is made from are there, and none of them is newer."""
+    try:
+        time = file.stat().st_mtime
+        return all(time >= other.stat().st_mtime for other in made_from)
+    except OSError:
+        return False
+
+
+def _read(file: Path) -> JSON:
+    """The content of a JSON file, which is not to be changed; the file is read again only after it has changed."""
+    return _read_once(file, _version(file))
+
+
+@lru_cache(maxsize=100_000)
+def _read_once(file: Path, _version: tuple[int, ...]) -> JSON:
+    return read_artifact(file)
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """What is another after a file was written or replaced."""
+    status = file.stat()
+    return status.st_ino, status.st_ctime_ns, status.st_size
+
+
 def _no_memory(log: Path) -> str | None:
-    """The last line near a log's end that reports a lack of memory."""
+    """The last line near a log's end that reports a lack of memory; it is searched again only after it has changed."""
+    return _find_no_memory(log, _version(log))
+
+
+@lru_cache(maxsize=100_000)
+def _find_no_memory(log: Path, _version: tuple[int, ...]) -> str | None:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))
-        lines = NO_MEMORY.findall(file.read().decode("utf-8", errors="replace"))
-    return lines[-1].strip()[-EVIDENCE_LENGTH:] if lines else None
+        text = file.read().decode("utf-8", errors="replace")
+    lines = reversed(text.splitlines()) if _reports_no_memory(text) else ()
+    return next((line.strip()[-EVIDENCE_LENGTH:] for line in lines if _reports_no_memory(line)), None)
+
+
+def _reports_no_memory(text: str) -> bool:
+    lower_case = text.lower()
+    return any(words in lower_case for words in NO_MEMORY)

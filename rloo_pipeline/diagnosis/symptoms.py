@@ -31,7 +31,8 @@ class SymptomRule(NamedTuple):
 
     title: str
     cure: str
-    evidence: Evidence
+    evidence: Evidence | None
+    """None where the evidence is in logs."""
 
 
 REGISTRY: dict[str, SymptomRule] = {}
@@ -267,11 +268,9 @@ def _accuracy_gain(history: RoundHistory) -> float | None:
     return None if first is None or latest is None else float(latest["accuracy"] - first["accuracy"])
 
 
-@symptom(
+REGISTRY["memory"] = SymptomRule(
     "out of memory",
     "lower deepspeed.max_tokens_per_micro_batch or rollout.max_completion_length, set "
     "deepspeed.gradient_checkpointing: true or a higher deepspeed.zero_stage; `rloo plan` shows what fits",
+    None,
 )
-def memory(history: RoundHistory, _gate: gates.Memory) -> str | None:
-    """A log of this round reports that memory ran out."""
-    return history.out_of_memory.get(history.round)

@@ -60,14 +60,16 @@ def read(folder: Path) -> FinishedExperiment:
         for seed in about["seeds"]:
             run_folder = folder / arm / str(seed)
             files = run_files.read(run_folder)
-            is_finished = (run_folder / "summary.json").exists()
+            is_finished = run_files.is_finished(run_folder, files.config)
             if is_finished:
                 runs[arm][seed] = finished.read(run_folder)
             state = {"arm": arm, "seed": seed, "folder": f"{arm}/{seed}", "rounds": len(files.rounds)}
             symptoms = list(dict.fromkeys(symptom.title for symptom in files.symptoms()))
             states.append(state | {"planned": files.config.rounds, "finished": is_finished, "symptoms": symptoms})
     if not any(runs.values()):
-        raise UserError(f"{folder}: no run of the experiment is finished")
+        raise UserError(
+            f"{folder}: no run of the experiment is finished; make a copy with `cp -a`, which keeps the times of files"
+        )
     facts = (about["experiment"], about["arms"], about["vary"], about["seeds"])
     return FinishedExperiment(*facts, runs, states, *_choice(folder, runs))
 

@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import held_out_until, read_config, read_metrics
+from rloo_pipeline.diagnosis.run_files import read_config, read_held_out, read_metrics
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array
@@ -57,14 +57,17 @@ def read(folder: Path) -> FinishedRun:
         raise UserError(f"{folder}: no such folder; name the folders of finished runs, such as results/demo")
     config = read_config(folder)
     summary = _summary(config, folder)
+    rounds = [read_metrics(folder, number) for number in range(1, config.rounds + 1)]
+    if summary["tokens"]["rollouts"] != sum(metrics["num_completion_tokens"] for metrics in rounds):
+        raise UserError(f"{folder / 'summary.json'}: of other rounds than those in the folder; {_finish(folder)}")
     samples = config.evaluation.num_generations
     columns = ["prompt_id", "sample", *(tables.score_column(reward.column) for reward in config.rewards)]
     completions = read_completions(folder, "final", columns=columns)
     return FinishedRun(
         config,
         summary,
-        [read_metrics(folder, number) for number in range(1, config.rounds + 1)],
-        held_out_until(folder, config.rounds),
+        rounds,
+        read_held_out(folder, range(1, config.rounds + 1)),
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
         is_correct(completions, config.rewards, config.correct, samples).mean(axis=1),
@@ -79,9 +82,8 @@ def _summary(config: Config, folder: Path) -> JSON:
         UserError: the run is not finished, or it was finished and then started again with another configuration.
     """
     file = folder / "summary.json"
-    finish = f"finish the run with: snakemake --cores all --configfile {folder / 'config.yaml'}"
     if not file.exists():
-        raise UserError(f"{file}: no such file, so the run is not finished; {finish}")
+        raise UserError(f"{file}: no such file, so the run is not finished; {_finish(folder)}")
     summary: JSON = read_artifact(file)
     for name, actual, expected in (
         ("rounds", summary["rounds"], config.rounds),
@@ -89,5 +91,9 @@ def _summary(config: Config, folder: Path) -> JSON:
         ("samples per held-out prompt", summary["final"]["num_generations"], config.evaluation.num_generations),
     ):
         if actual != expected:
-            raise UserError(f"{file}: {name}: {actual} here, {expected} in config.yaml; {finish}")
+            raise UserError(f"{file}: {name}: {actual} here, {expected} in config.yaml; {_finish(folder)}")
     return summary
+
+
+def _finish(folder: Path) -> str:
+    return f"finish the run with: snakemake --cores all --configfile {folder / 'config.yaml'}"

@@ -38,7 +38,7 @@ def frame(run: RunFiles, progress: Progress, stopped: int | None = None) -> Rend
         stopped: the round after which a gate ended it, if any.
     """
     parts: list[RenderableType] = [_head(run, progress, stopped), "", _stages(progress), "", _curves(run)]
-    parts += _diagnosis(showing(run.symptoms(), len(run.rounds)))
+    parts += _diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds)))
     if sample := sample_of(run):
         parts.append(_sample(sample))
     return Group(*parts)

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 from rloo_pipeline.artifacts.files import REMEDY, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
-from rloo_pipeline.diagnosis.run_files import held_out_until, read_evaluation, read_metrics
+from rloo_pipeline.diagnosis.run_files import RunFiles, read_held_out, read_metrics
 from rloo_pipeline.report import frame, jobs, samples, tasks
 from rloo_pipeline.report.charts import Chart, ChartLine, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
-from rloo_pipeline.report.summary import evaluations_so_far
 from rloo_pipeline.report.training_prompts import training_prompts
 from rloo_pipeline.runtime import installation
 
@@ -61,18 +59,19 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         UserError: a file of the run is missing or damaged.
     """
     finished = summary["final"] is not None
-    rounds = [read_metrics(run, number) for number in range(1, summary["rounds"] + 1)]
-    held_out = held_out_until(run, min(summary["rounds"] + 1, config.rounds))
-    if finished:
-        evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
-    else:
-        evaluations = evaluations_so_far(config, run)
-    first = evaluations.get("warmstart")
+    numbers = range(1, summary["rounds"] + 1)
+    rounds = [read_metrics(run, number) for number in numbers]
+    files = RunFiles(run, config, [*rounds])
+    held_out = read_held_out(run, numbers) if finished else files.held_out()
+    first = summary["warmstart"]
+    named = {"warmstart": first, **summary["between"], "final": summary["final"]}
+    evaluations = {name: evaluation for name, evaluation in named.items() if evaluation}
     checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
     trial = _if_there(run / "warmstart" / "trial" / "checks.json")
     chosen = training_prompts(config, run)
     written = run / "config.yaml"
-    worked = [job for job in jobs.jobs_of(run, config.rounds) if not job.stage.startswith("report")]
+    begun = min(summary["rounds"] + 1 + config.rollout.lag, config.rounds)
+    worked = [job for job in jobs.jobs_of(run, begun) if not job.stage.startswith("report")]
     return frame.fill(
         "page.html.j2",
         config=config,
@@ -84,7 +83,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         checks=checks,
         trial=trial,
         threshold=threshold,
-        symptoms=symptoms(config, rounds, evaluations),
+        symptoms=files.symptoms({config.evaluated[name]: evaluation for name, evaluation in evaluations.items()}),
         charts=drawn_charts(config, rounds, evaluations, held_out),
         chosen_prompts=chosen,
         figures={**check_figures(checks or {}), **prompt_figures(chosen or {}), "plot-timeline": timeline(worked)},
@@ -158,13 +157,6 @@ def by_round(
 def _interval(evaluation: JSON) -> dict[str, float | None]:
     low, high = evaluation["ci95"]
     return {"low": low, "high": high}
-
-
-def symptoms(config: Config, rounds: Sequence[JSON], evaluations: Mapping[str, JSON]) -> list[Symptom]:
-    """The symptoms of the training rounds."""
-    by_number = {config.evaluated[name]: evaluation for name, evaluation in evaluations.items()}
-    monitors = monitors_of(config.rewards)
-    return diagnose(rounds, config.gates, monitors=monitors, evaluations=by_number, planned=config.rounds)
 
 
 def check_figures(checks: JSON) -> dict[str, JSON]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.diagnosis.run_files import RunFiles, metrics_of
+from rloo_pipeline.diagnosis.run_files import RunFiles, is_finished, metrics_of
 from rloo_pipeline.errors import UserError
 
 SILENT = 300.0
@@ -37,6 +37,8 @@ class LiveJob(NamedTuple):
     output: str
     """Relative to the run's folder."""
     log: str
+    policy: int = 0
+    """Number of the policy that the output is made from."""
 
 
 class Working(NamedTuple):
@@ -93,15 +95,14 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     done = {stage: past * per_round.get(stage, 0) for stage in total}
     jobs = []
     for job in _jobs(run, past + 1):
-        if (run.folder / job.output).exists():
+        if run.is_current(run.folder / job.output, job.policy):
             done[job.stage] += 1
         elif working := _working(run.folder, job, now):
             jobs.append(working)
     running = [working.job.stage for working in jobs if not working.failed]
     stages = [Stage(name, done[name], running.count(name), total[name]) for name in ORDER if name in total]
-    finished = (run.folder / "summary.json").exists() and past == run.config.rounds
     pace = _seconds_per_round(run)
-    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), finished)
+    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), is_finished(run.folder, run.config))
 
 
 def _jobs_per_round(run: RunFiles) -> dict[str, int]:
@@ -133,24 +134,23 @@ def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
     for shard in range(run.config.rollout.shards) if run.config.measures_difficulty else ():
         yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log")
     for number in range(current, min(current + run.config.rollout.lag, run.config.rounds) + 1):
-        name = f"{number:05d}"
+        name, policy = f"{number:05d}", run.config.rollout.policy_of(number)
         for table, stage in (("rollouts", "rollout"), ("scores", "score"), ("reference", "reference")):
             if stage != "reference" or run.config.uses_reference:
                 for shard in range(run.config.rollout.shards):
-                    yield LiveJob(
-                        stage, f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
-                    )
+                    output, log = f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
+                    yield LiveJob(stage, output, log, policy)
         for stage, table in (("refill", "scores"), ("refill_reference", "reference")):
             if run.config.rollout.refill and (stage == "refill" or run.config.uses_reference):
-                yield LiveJob(stage, f"rounds/{name}/refill/{table}.parquet", f"logs/{stage}/{name}.log")
-        yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log")
-    for name in run.config.evaluated:
-        yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log")
+                yield LiveJob(stage, f"rounds/{name}/refill/{table}.parquet", f"logs/{stage}/{name}.log", policy)
+        yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log", number - 1)
+    for name, policy in run.config.evaluated.items():
+        yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log", policy)
         if name != "warmstart":
-            yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log")
+            yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log", policy)
         if run.config.evaluation.harness:
-            yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log")
-    yield LiveJob("report", "summary.json", "logs/report.log")
+            yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log", policy)
+    yield LiveJob("report", "summary.json", "logs/report.log", run.config.rounds)
 
 
 def _working(run: Path, job: LiveJob, now: float) -> Working | None:
@@ -201,17 +201,20 @@ def sample_of(run: RunFiles) -> Sample | None:
     """A completion of the latest scored round, drawn with the seed; None without one, or without pyarrow."""
     for number in (len(run.rounds) + 1, len(run.rounds)):
         try:
-            return _sample(run, number) if number else None
+            if number and (sample := _sample(run, number)):
+                return sample
         except (UserError, OSError, ImportError):
             continue
     return None
 
 
-def _sample(run: RunFiles, number: int) -> Sample:
+def _sample(run: RunFiles, number: int) -> Sample | None:
     from rloo_pipeline.artifacts import tables
     from rloo_pipeline.artifacts.prompt_set import PromptSet
 
     folder = run.folder / "rounds" / f"{number:05d}"
+    if not run.is_current(folder / "scores" / "000.parquet", run.config.rollout.policy_of(number)):
+        return None
     scores = tables.read(folder / "scores" / "000.parquet", "scores", ["prompt_id", "reward"])
     index = random.Random(f"{run.config.seed} {number}").randrange(len(scores))
     rollouts = tables.read(folder / "rollouts" / "000.parquet", "rollouts", ["prompt_id", "completion"])

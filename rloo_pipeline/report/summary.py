@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
-from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import metrics_until, read_evaluation, read_metrics
+from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array, Gain, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.report.evaluations import read_pair
@@ -32,12 +32,13 @@ class Measure(NamedTuple):
 
 def summarize_run(config: Config, run: Path) -> dict[str, Any]:
     """The summary of a finished run, from its files alone."""
-    evaluations = {name: read_evaluation(run, name) for name in config.evaluated}
+    parts = ("distance", "harness") if config.evaluation.harness else ("distance",)
+    evaluations = {name: run_files.read_evaluation(run, name, refused=parts) for name in config.evaluated}
     for name, evaluation in evaluations.items():
         if distance := evaluation["distance"]:
             file = run / "evaluation" / name / "distance.json"
             check_facts(file, distance, {"reference": evaluations["warmstart"]["policy"]})
-    rounds = [read_metrics(run, number) for number in range(1, config.rounds + 1)]
+    rounds = [run_files.read_metrics(run, number) for number in range(1, config.rounds + 1)]
     gains = gains_of(config, run)
     return {
         "run": config.run,
@@ -74,26 +75,23 @@ def _choice(config: Config, run: Path) -> dict[str, Any]:
 
 def so_far(config: Config, run: Path) -> dict[str, Any]:
     """The part of the summary that a run in flight has; `warmstart` is None until that evaluation is done."""
-    rounds = metrics_until(run, config.rounds)
-    evaluations = evaluations_so_far(config, run)
+    files = run_files.read(run, config)
+    by_number = files.evaluations()
+    names = list(config.evaluated.items())[:-1]
+    evaluations = {name: by_number[number] for name, number in names if number in by_number}
     return {
         "run": config.run,
-        "rounds": len(rounds),
+        "rounds": len(files.rounds),
         "seed": config.seed,
         "warmstart": evaluations.get("warmstart"),
         "final": None,
+        "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
         "tokens": {
-            "rollouts": sum(int(metrics["num_completion_tokens"] or 0) for metrics in rounds),
+            "rollouts": sum(int(metrics["num_completion_tokens"] or 0) for metrics in files.rounds),
             "evaluation": sum(evaluation["num_completion_tokens"] for evaluation in evaluations.values()),
         },
         "versions": versions(),
     }
-
-
-def evaluations_so_far(config: Config, run: Path) -> dict[str, JSON]:
-    """The evaluations that are done, by name; that of the final policy may be of a run with fewer rounds."""
-    names = list(config.evaluated)[:-1]
-    return {name: read_evaluation(run, name) for name in names if (run / "evaluation" / name / "summary.json").exists()}
 
 
 def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:

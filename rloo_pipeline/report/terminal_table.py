@@ -71,6 +71,7 @@ class Measurements:
         """
         self.config, self.folder = config, folder
         self._metrics: list[Metrics] = []
+        self._run = run_files.RunFiles(folder, config, self._metrics)
         self._seconds: list[float | None] = []
         self._accuracies: dict[int, float] = {}
         self.rows: list[Row] = []
@@ -98,13 +99,12 @@ class Measurements:
         before = len(self._metrics)
         try:
             for number in range(min([before + 1, *rounds]), max(rounds, default=0) + 1):
-                if not run_files.metrics_of(self.folder, number).exists():
+                if not self._run.is_current(run_files.metrics_of(self.folder, number), number - 1):
                     break
                 self._metrics[number - 1 :] = [run_files.read_metrics(self.folder, number)]
                 self._seconds[number - 1 :] = [self._seconds_of(number)]
-            run = run_files.RunFiles(self.folder, self.config, self._metrics)
-            self._accuracies = run.accuracies()
-            self._pace = progress_of(run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
+            self._accuracies = self._run.accuracies()
+            self._pace = progress_of(self._run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
         if len(self._metrics) != before:

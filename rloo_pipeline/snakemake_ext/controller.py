@@ -22,6 +22,7 @@ from snakemake.settings.types import DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.config.run_set import RESULTS, RunSet
+from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import inputs, slurm_checks
 from rloo_pipeline.report import origin
@@ -248,7 +249,8 @@ class Controller:
 
     def _show_experiment(self) -> None:
         """Makes the page of an experiment from the runs that are finished; the others may have failed."""
-        if self.runs.experiment and any((self._results / run / "summary.json").exists() for run in self.runs.configs):
+        finished = (is_finished(self._results / run, config) for run, config in self.runs.configs.items())
+        if self.runs.experiment and any(finished):
             subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(self.folder)], check=False)
 
     def _write_configs(self) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of
+from rloo_pipeline.diagnosis.run_files import held_out_of, is_finished, metrics_of
 
 
 def held_out_rounds(config: Config, run: Path) -> list[int]:
     """Rounds with held-out accuracy: where it is there, or where the round's held-out completions are or will be."""
-    finished = is_finished(config, run)
+    finished = is_finished(run, config)
     return [
         number
         for number in range(1, config.rounds + 1)
@@ -35,12 +35,6 @@ def page_rounds(config: Config, run: Path) -> list[int]:
 def page_of(run: Path, number: int) -> Path:
     """The record that a page was written after a round."""
     return run / "pages" / f"{number:05d}.json"
-
-
-def is_finished(config: Config, run: Path) -> bool:
-    """Whether the report of all rounds, as they are now, is there."""
-    summary, metrics = run / "summary.json", metrics_of(run, config.rounds)
-    return summary.exists() and metrics.exists() and summary.stat().st_mtime >= metrics.stat().st_mtime
 
 
 def _samples_held_out(run: Path, number: int) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import explain
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import so_far
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.snakemake_ext.in_flight import is_finished
 
 
 def report_so_far(config: Config, run: Path, output: Path) -> None:
@@ -25,13 +25,13 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
         run: folder of the run.
         output: pages/<round>.json, a record that the page was written after this round.
     """
-    facts = so_far(config, run)
+    number = int(output.stem)
     try:
-        page = render(config, run, facts)
+        page = render(config, run, so_far(config, run))
     except Exception as error:
         logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
-        say(f"warn: no page after round {facts['rounds']}: {explain(error)}")
+        say(f"warn: no page after round {number}: {explain(error)}")
     else:
-        if not is_finished(config, run):
+        if not is_finished(run, config):
             write_text(run / "report.html", page)
-    write_json(output, {"round": int(output.stem)})  # the page may show later rounds, which the clock decides
+    write_json(output, {"round": number})  # the page may show later rounds, which the clock decides

@@ -33,7 +33,7 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
     config = run_files.read(run).config
     names = list(to or config.trackers)
     trackers.require(names)
-    last = trackers.in_order_of_time(run, round_, config.rounds) if round_ else config.rounds
+    last = run_files.in_order_of_time(run, round_, config.rounds) if round_ else config.rounds
     if round_ and config.held_out_each_round:
         last = trackers.with_accuracy(run, round_, last)
     history = trackers.history_of(run, config, last)

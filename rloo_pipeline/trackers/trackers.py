@@ -116,16 +116,3 @@ def identity(config: Config) -> str:
     by_rules = {key: value for key, value in (("lag", rollout.lag), ("refill", rollout.refill)) if value}
     decides = json.dumps({stage: config.params(stage) for stage in DECIDING} | by_rules, sort_keys=True)
     return f"{config.run}-{hashlib.sha256(decides.encode()).hexdigest()[:8]}"
-
-
-def in_order_of_time(run: Path, first: int, last: int) -> int:
-    """The last round from `first` to `last` up to which each round is newer than the one before.
-
-    When a round is repeated, the older files of later rounds remain until those rounds are repeated too.
-    """
-    file, until = metrics_of(run, first), first
-    while until < last and (following := metrics_of(run, until + 1)).exists():
-        if following.stat().st_mtime < file.stat().st_mtime:
-            break
-        file, until = following, until + 1
-    return until

@@ -1,6 +1,7 @@
 """Every symptom shows in a run that has it, and not in a nearly identical healthy run."""
 
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -208,6 +209,62 @@ def test_healthy_messages_about_memory_are_no_symptom(tmp_path) -> None:
     assert named(run_files.read(run).symptoms()) == {"memory"}
 
 
+def write_log(run: Path, name: str, text: str = "torch.OutOfMemoryError: CUDA out of memory\n") -> Path:
+    log = run / "logs" / name
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(text)
+    return log
+
+
+@pytest.mark.parametrize("log", ["update/00001.log", "warmstart.log", "difficulty/000.log"])
+def test_a_run_that_has_no_round_yet_can_be_out_of_memory(tmp_path, log) -> None:
+    run = write_run(tmp_path / "run", [])
+    write_log(run, log)
+    (symptom,) = run_files.read(run).symptoms()
+    assert (symptom.name, symptom.first, symptom.last) == ("memory", 0, 0)
+    name = "update of round 1" if log == "update/00001.log" else log.removesuffix(".log")
+    assert symptom.evidence == f"{name}: torch.OutOfMemoryError: CUDA out of memory"
+    assert name in printed_for(run)
+    assert showing(symptoms_of_latest(run), 0) == [symptom]
+
+
+@pytest.mark.parametrize("log", ["evaluate/final.log", "distance/final.log", "probe.log", "score/00013-000-judge.log"])
+def test_a_stage_after_rounds_or_outside_of_them_can_be_out_of_memory(tmp_path, log) -> None:
+    run = write_run(tmp_path / "run", run_of(), rounds=13 if "00013" in log else 12)
+    write_log(run, log)
+    (symptom,) = run_files.read(run).symptoms()
+    assert (symptom.name, symptom.first, symptom.last) == ("memory", 12, 12)
+    assert symptoms_of_latest(run) == [symptom]
+
+
+def test_logs_of_an_earlier_training_or_a_longer_run_or_a_worker_are_no_symptom(tmp_path) -> None:
+    run = write_run(tmp_path / "run", run_of())
+    logs = ("update/00040.log", "update/00012.log", "evaluate/00010.log", "evaluate/final.log")
+    for name in logs:
+        os.utime(write_log(run, name), (1_000_000, 1_000_000))
+    write_log(run, "workers/sampler.log")
+    write_log(run, "update/00051.log")
+    assert run_files.read(run).symptoms() == []
+
+
+def symptoms_of_latest(run: Path) -> list[Symptom]:
+    """As the live view asks for them."""
+    files = run_files.read(run)
+    return files.symptoms(since=len(files.rounds))
+
+
+def test_rounds_before_the_first_that_is_judged_show_nothing() -> None:
+    rounds = run_of(kl=[0.6, 0.6, 0.02, 0.6])
+    (symptom,) = diagnose(rounds, out_of_memory={3: "update of round 3: out of memory"}, since=11)
+    assert (symptom.name, symptom.first, symptom.last) == ("kl_explosion", 12, 12)
+    assert [(one.name, one.first, one.last) for one in diagnose(rounds, out_of_memory={3: "x"})] == [
+        ("memory", 3, 3),
+        ("kl_explosion", 9, 12),
+    ]
+    off = Gates.model_validate({"memory": {"action": "off"}})
+    assert named(diagnose(rounds, off, out_of_memory={3: "x"})) == {"kl_explosion"}
+
+
 def test_out_of_memory_belongs_to_the_round_of_the_log() -> None:
     (symptom,) = diagnose(run_of(), out_of_memory={4: "update of round 4: CUDA out of memory"})
     assert (symptom.name, symptom.first, symptom.last) == ("memory", 4, 4)
@@ -225,7 +282,7 @@ def test_thresholds_and_actions_are_configurable() -> None:
     assert diagnose(rounds, Gates.model_validate({"kl_explosion": {"max_kl": 3, "growth": 100}})) == []
 
 
-def write_run(folder: Path, rounds: list[dict[str, float | None]], **changes: object) -> Path:
+def write_run(folder: Path, rounds: list[dict[str, float | None]], /, **changes: object) -> Path:
     """Writes a run in flight that has only its configuration and the metrics of some rounds."""
     folder.mkdir(parents=True, exist_ok=True)
     config = Config(**mini(**{"rounds": 50, **changes}))

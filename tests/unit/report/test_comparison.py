@@ -258,6 +258,10 @@ def more_rounds(folder: Path) -> None:
     (folder / "config.yaml").write_text(written.replace(f"rounds: {ROUNDS}", f"rounds: {ROUNDS + 5}"))
 
 
+def train_second_round_again(folder: Path) -> None:
+    edit(folder / "rounds" / "00002" / "metrics.json", lambda metrics: metrics.update(num_completion_tokens=7))
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -265,6 +269,7 @@ def more_rounds(folder: Path) -> None:
         (remove("config.yaml"), ["demo-grpo: not the folder of a run", "config.yaml"]),
         (remove("summary.json"), ["demo-grpo/summary.json", "not finished", "snakemake --cores all --configfile"]),
         (more_rounds, ["demo-grpo/summary.json: rounds: 40 here, 45 in config.yaml", "snakemake"]),
+        (train_second_round_again, ["demo-grpo/summary.json: of other rounds than those in the folder", "snakemake"]),
         (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
         (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),
         (remove("prompts/train/data.arrow"), ["prompts/train/data.arrow is missing"]),

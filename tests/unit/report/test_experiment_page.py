@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from synthetic_runs import Reader, configuration, finish_run, write_completions
+from synthetic_runs import Reader, configuration, finish_run, train_again, write_completions
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.show_experiment import experiment
@@ -119,6 +119,23 @@ def test_with_two_seeds_it_says_that_nothing_can_be_said(tmp_path) -> None:
     assert "over 2 seeds; difference from plain in points, paired by seed and prompt. With fewer than 3 seeds" in latex
     assert "95" not in latex.split("tabular")[0]
     assert all(row["p"] is None and row["ci95"] is None for row in summary["comparisons"])
+
+
+def test_runs_that_are_trained_again_or_go_on_are_not_finished(tmp_path) -> None:
+    folder = make(tmp_path / "study", [0, 1])
+    train_again(folder / "better" / "1", 3)
+    file = folder / "plain" / "0" / "config.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"rounds": 50}))
+    experiment(folder)
+    runs = {(run["arm"], run["seed"]): run for run in read_json(folder / "experiment.json")["runs"]}
+    assert {key for key, run in runs.items() if not run["finished"]} == {("better", 1), ("plain", 0)}
+    assert (runs["better", 1]["rounds"], runs["plain", 0]["rounds"]) == (3, 40)
+    assert (folder / "experiment.html").read_text(encoding="utf-8").count("! not finished") == 2
+    for arm in ARMS:
+        for seed in (0, 1):
+            train_again(folder / arm / str(seed), 1)
+    with pytest.raises(UserError, match="no run of the experiment is finished"):
+        experiment(folder)
 
 
 def test_a_folder_without_an_experiment_is_one_sentence(tmp_path) -> None:

@@ -2,15 +2,17 @@
 
 import io
 import os
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers import mini, rloo
-from synthetic_runs import write_prompts
+from synthetic_runs import configuration, finish_run, train_again, write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.commands.watch import watch
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.report import terminal_table
@@ -148,7 +150,51 @@ def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
     evaluation = {"accuracy": 0.125, "evaluated": "warmstart", "policy": "p"}
     write_json(run / "evaluation" / "warmstart" / "summary.json", evaluation)
     [line] = [line for line in shown(run).splitlines() if line.startswith("held-out accuracy")]
-    assert line.split() == ["held-out", "accuracy", "▁▅", "█", "12.5%", "→", "75.0%"]
+    assert line.split() == ["held-out", "accuracy", "▁▅", "█", "25.0%", "→", "75.0%"], (
+        "evaluations are of other problems"
+    )
+    measured = terminal_table.Measurements(run_files.read(run).config, run)
+    assert [row.held_out for row in measured.rows] == [0.25, 0.5, None, 0.75]
+
+
+def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 8)
+    for name, accuracy in (("warmstart", 0.125), ("00002", 0.25), ("final", 0.5)):
+        evaluation = {"accuracy": accuracy, "ci95": [0.0, 1.0], "evaluated": name, "policy": "p"}
+        write_json(run / "evaluation" / name / "summary.json", evaluation)
+    assert "12.5% → 50.0%" in shown(run)
+    measured = terminal_table.Measurements(run_files.read(run).config, run)
+    assert [row.held_out for row in measured.rows] == [0.125, None, 0.25, *[None] * 5, 0.5]
+
+
+def test_a_run_that_is_trained_again_is_shown_as_far_as_it_has_come(tmp_path) -> None:
+    run = finish_run(tmp_path / "run", configuration())
+
+    def watched() -> str:
+        console = Terminal(width=150, file=io.StringIO())
+        watch(run, once=True, every=1.0, console=console)
+        return str(console.file.getvalue())
+
+    assert "round 40 of 40  finished" in watched()
+    train_again(run, 3)
+    assert "round 3 of 40" in watched()
+    assert "finished" not in watched()
+    measured = terminal_table.Measurements(run_files.read(run).config, run)
+    assert [row.round for row in measured.rows] == [0, 1, 2, 3]
+
+
+def test_what_the_training_before_has_left_of_a_job_is_not_its_output(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 3)
+    left = ("rounds/00004/rollouts/000.parquet", "rounds/00004/metrics.json", "evaluation/final/summary.json")
+    for name in left:
+        file = run / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (STARTED, STARTED))
+    by_name = {stage.name: stage.done for stage in progress_of(run_files.read(run)).stages}
+    assert (by_name["rollout"], by_name["update"], by_name["evaluate"]) == (6, 3, 0)
+    os.utime(run / left[0], (STARTED + 4 * PACE, STARTED + 4 * PACE))
+    assert {stage.name: stage.done for stage in progress_of(run_files.read(run)).stages}["rollout"] == 7
 
 
 def test_what_an_engine_prints_is_no_action_of_the_stage(tmp_path) -> None:
@@ -177,6 +223,10 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
     assert "[bold]second[/]" in output, "as plain text, not as markup"
     assert "\x1b" not in output
     assert "7+<b>7</b>" in output
+    metrics = run_files.metrics_of(run, 1)
+    os.utime(metrics, (time.time() + 1,) * 2)
+    assert "a completion of round 1" in shown(run), "the other one is of an earlier policy 1"
+    os.utime(metrics, (STARTED, STARTED))
     (run / "rounds" / "00002" / "scores" / "000.parquet").write_bytes(b"cut off")
     assert "a completion of round 1" in shown(run)
 

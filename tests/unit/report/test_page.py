@@ -17,6 +17,7 @@ from synthetic_runs import (
     finish_run,
     make_run,
     metrics_of,
+    train_again,
     write_completions,
 )
 
@@ -273,6 +274,26 @@ def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> No
     assert "0.625 ± 0.0312" in text
 
 
+def test_benchmarks_of_another_policy_are_left_out_and_refused_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    """A benchmark is in a configuration file of its own, so a run can go on without it."""
+    every = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 20}
+    config = configuration(evaluation=every).only("report")
+    run = make_run(tmp_path / "run", config)
+    results = {"gsm8k": {"exact_match,strict": 0.5, "exact_match_stderr,strict": 0.03125}}
+    for name in ("warmstart", "final"):
+        harness_json = {"policy": name * 8, "lm_eval": "0.4.13", "results": results}
+        write_json(run / "evaluation" / name / "harness.json", harness_json)
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    assert "Benchmarks, by lm-eval 0.4.13Warm startFinal policy gsm8k" in text, "none of round 20"
+    assert text.count("0.5 ± 0.0312") == 2
+    write_json(run / "evaluation" / "final" / "harness.json", harness_json | {"policy": "another"})
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    assert "Benchmarks" not in text
+    asked = configuration(evaluation=every | {"harness": {"tasks": ["gsm8k"]}}).only("report")
+    with pytest.raises(UserError, match=r"final/harness\.json: its policy is another"):
+        summarize_run(asked, run)
+
+
 def test_mixed_groups_stand_in_the_order_of_their_size() -> None:
     """As checks.json has them, whose keys are sorted as text."""
     read = json.loads(json.dumps({"expected_mixed": {str(2**n): n / 10 for n in range(1, 7)}}, sort_keys=True))
@@ -316,6 +337,36 @@ def test_a_page_of_a_run_in_flight_replaces_no_last_page_and_ends_no_run(tmp_pat
     report_so_far(config, run, run / "pages" / "00002.json")
     assert (run / "report.html").read_text() == "the last page"
     assert (run / "pages" / "00002.json").exists()
+
+
+def test_an_evaluation_that_cannot_be_read_ends_no_run_in_flight(tmp_path: Path, config: Config) -> None:
+    run = make_run(tmp_path / "run", config)
+    (run / "evaluation" / "warmstart" / "summary.json").write_text("{")
+    report_so_far(config, run, run / "pages" / "00001.json")
+    assert read_json(run / "pages" / "00001.json") == {"round": 1}
+    assert not (run / "report.html").exists()
+
+
+def test_the_page_of_a_run_that_is_trained_again_shows_the_new_rounds_alone(tmp_path: Path) -> None:
+    config = configuration(evaluation={"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 2})
+    run = finish_run(tmp_path / "run", config)
+    train_again(run, 3)
+    left = run / "evaluation" / "00002"
+    (left / "distance.json").write_text("{")
+    report_so_far(config.only("report"), run, run / "pages" / "00003.json")
+    page = (run / "report.html").read_text()
+    assert "3 of 40 rounds are done" in " ".join(Reader(page).text.split())
+    figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+    assert figures["plot-1"]["data"][1]["x"] == [1, 2, 3]
+
+
+def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
+    config = configuration(rounds=6).only("report")
+    run = make_run(tmp_path / "run", config)
+    (run / "logs" / "evaluate").mkdir()
+    (run / "logs" / "evaluate" / "final.log").write_text("torch.OutOfMemoryError: CUDA out of memory")
+    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    assert "out of memory6evaluate/final: torch.OutOfMemoryError: CUDA out of memory" in text
 
 
 def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page: str) -> None:

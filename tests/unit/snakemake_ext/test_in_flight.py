@@ -47,6 +47,7 @@ def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: 
     assert in_flight.held_out_rounds(config, tmp_path) == [1, 3]
     assert in_flight.page_rounds(config, tmp_path) == []
     make_round(tmp_path, 3)
+    touch(*(tmp_path / "evaluation" / name / "summary.json" for name in ("warmstart", "final")))
     touch(tmp_path / "summary.json")
     assert in_flight.held_out_rounds(config, tmp_path) == []
     touch(held_out_of(tmp_path, 1), in_flight.page_of(tmp_path, 2))

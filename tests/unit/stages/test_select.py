@@ -61,6 +61,14 @@ def test_a_single_run_chooses_its_round(tmp_path) -> None:
     assert chosen_of(tmp_path / "run" / "selection.json", 3).run == tmp_path / "run"
 
 
+def test_what_an_earlier_training_left_beside_an_evaluation_is_no_reason_to_fail(tmp_path) -> None:
+    write_run(tmp_path / "run", 3, 0.5, 0.8, 0.6)
+    for part in ("distance", "harness"):
+        write_json(tmp_path / "run" / "evaluation" / "final" / f"{part}.json", {"policy": "of the training before"})
+    select([tmp_path / "run"], tmp_path / "run" / "selection.json")
+    assert read_artifact(tmp_path / "run" / "selection.json")["chosen"][0]["round"] == 2
+
+
 def test_evaluations_of_other_prompts_are_refused(tmp_path) -> None:
     write_run(tmp_path / "a/0", 0, 0.5)
     write_run(tmp_path / "b/0", 0, 0.5, prompts=49)

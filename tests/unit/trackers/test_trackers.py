@@ -14,6 +14,7 @@ from synthetic_runs import metrics_of
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.stages.track import track
 from rloo_pipeline.trackers import mlflow_store, trackers, wandb_folder
@@ -200,10 +201,10 @@ def test_held_out_accuracy_comes_with_its_round_under_trls_names(tmp_path) -> No
 
 def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:
     write_run(tmp_path, 5)
-    assert trackers.in_order_of_time(tmp_path, 2, 8) == 5
+    assert run_files.in_order_of_time(tmp_path, 2, 8) == 5
     os.utime(trackers.metrics_of(tmp_path, 3), (1_800_000_000,) * 2)
-    assert trackers.in_order_of_time(tmp_path, 2, 8) == 3
-    assert trackers.in_order_of_time(tmp_path, 4, 8) == 5
+    assert run_files.in_order_of_time(tmp_path, 2, 8) == 3
+    assert run_files.in_order_of_time(tmp_path, 4, 8) == 5
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch) -> None:
