@@ -134,9 +134,12 @@ def write_round(run: Path, number: int) -> None:
     tables.write(folder / "train.parquet", train_rows, tables.TRAIN, "train", round=number)
 
 
-def write_prompts(folder: Path) -> None:
-    """Writes a set of prompts."""
-    rows = [{"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{n}+<b>{n}</b>"}]} for n in range(PROMPTS)]
+def write_prompts(folder: Path, context: str = "") -> None:
+    """Writes a set of prompts, with the same text before each."""
+    rows = [
+        {"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{context}{n}+<b>{n}</b>"}]}
+        for n in range(PROMPTS)
+    ]
     table = pa.Table.from_pylist(rows)
     folder.mkdir(parents=True)
     with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:

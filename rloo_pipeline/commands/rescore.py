@@ -7,6 +7,7 @@ compared without KL and over all completions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Reward, Scoring
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.change import Change, change, columns, combine
+from rloo_pipeline.evaluation.change import Change, change, columns
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.training.round_data import completions_of
@@ -48,18 +49,19 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
     prompts = PromptSet(run / "prompts" / "train")
     new_config = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
-    changes: dict[str, Change] = {}
+    compared: dict[str, tuple[list[list[float]], ...]] = {}
     for folder in folders:
         rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name)
         batches = {}
         for name, scores in (("old", old), ("new", new)):
             completions = completions_of(config, RoundTables(rollouts, scores))
             batches[name], states[name] = make_batch(config.algorithm, config.rollout, completions, states[name])
-        changes[folder.name] = change(
+        compared[folder.name] = (
             *(_by_prompt(batches[name].completions.scores, config) for name in ("old", "new")),
             *(_by_prompt(batches[name].advantages.double(), config) for name in ("old", "new")),
         )
-    overall = combine(list(changes.values()))
+    changes = {name: change(*values) for name, values in compared.items()}
+    overall = change(*(list(chain.from_iterable(rounds)) for rounds in zip(*compared.values(), strict=True)))
     write_json(
         output / "rescore.json",
         {

@@ -114,7 +114,7 @@ STAGES: Mapping[str, Sections] = {
     "gate": Sections((), ("rewards", "gates")),
     "report": Sections(
         ("run", "rounds", "seed", "rewards", "evaluation", "correct", "gates", "report", "select", "dataset"),
-        ("rollout",),
+        ("rollout", "algorithm"),
         _PAGES | _of_selection(),
     ),
 }

@@ -10,14 +10,18 @@ Both are samples: of trainings, and of prompts of the kind.
   freedom.
 - Arms are compared in pairs of the same seed and prompt; the p-value is of Student's t with the same freedom.
 - The chance of improvement is that of a training of one arm to be better than one of the other (Agarwal et al. 2021).
+  If all trainings seen are, all of every resample are too, so the bootstrap's interval is extended to that of Newcombe
+  (2006, Statistics in Medicine 25, 559-573, method 5), with Student's quantile for few seeds.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rloo_pipeline.evaluation.statistics import TAIL, Array, Estimate
 
@@ -86,13 +90,40 @@ def compare_arms(values: Array, others: Array, resamples: int, seed: int) -> Com
     improvement = _improvement(values.mean(axis=1)[None], others.mean(axis=1)[None])[0]
     if len(values) < FEWEST:
         return Comparison(value, None, None, improvement, None, None)
-    interval = _interval(value, _seed_means(differences, resamples, seed).mean(axis=1), _widening(differences))
-    drawn = [_seed_means(table, resamples, seed) for table in (values, others)]  # the same seeds and prompts for both
-    low, high = np.quantile(_improvement(*drawn), [TAIL, 1 - TAIL])
+    drawn, drawn_others = (_seed_means(table, resamples, seed) for table in (values, others))
+    interval = _interval(value, drawn.mean(axis=1) - drawn_others.mean(axis=1), _widening(differences))
+    low, high = np.quantile(_improvement(drawn, drawn_others), [TAIL, 1 - TAIL])
+    few = chance_ci95(improvement, len(values))
     error, freedom = _standard_error(differences)
     p = 2 * float(stdtr(freedom, -abs(value) / error)) if error > 0 else float(value == 0)
     needed = seeds_needed(differences.mean(axis=1))
-    return Comparison(value, interval, p, improvement, (float(low), float(high)), needed)
+    improvement_ci95 = min(float(low), few[0]), max(float(high), few[1])
+    return Comparison(value, interval, p, improvement, improvement_ci95, needed)
+
+
+def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
+    """Newcombe's 95% interval of the chance that a training of one arm is better than one of another.
+
+    It holds the chances that are at most a quantile of standard errors away from the one that was seen, by Hanley and
+    McNeil's formula at that chance. The quantile is Student's with the freedom of two samples.
+
+    Args:
+        chance: share of pairs in which it is, ties counted half.
+        seeds: trainings of either arm.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(2 * (seeds - 1), TAIL))
+
+    def beyond(true: float, seen: float) -> float:
+        pairs = 1 + (seeds - 1) * ((1 - true) / (2 - true) + true / (1 + true))
+        return (seen - true) ** 2 - quantile**2 * true * (1 - true) * pairs / seeds**2
+
+    def low(seen: float) -> float:
+        return float(brentq(beyond, 0.0, seen * (1 - 1e-9), args=(seen,))) if seen > 0 else 0.0
+
+    return low(chance), 1 - low(1 - chance)
 
 
 def seeds_needed(differences: Array) -> int | None:
@@ -119,12 +150,17 @@ def seeds_needed(differences: Array) -> int | None:
 
 def _seed_means(values: Array, resamples: int, seed: int) -> Array:
     """Means over drawn prompts of drawn seeds, [resamples, seeds]; the same draws for every table of this shape."""
-    draw = np.random.default_rng(seed)
-    seeds, prompts = values.shape
-    weights = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
-    chosen = draw.integers(0, seeds, (resamples, seeds))
+    weights, chosen = _draws(*values.shape, resamples, seed)
     means: Array = np.take_along_axis(weights @ values.T, chosen, axis=1)
     return means
+
+
+@lru_cache(maxsize=1)  # as large as resamples × prompts, and the same for most pairs of arms
+def _draws(seeds: int, prompts: int, resamples: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
+    """Weights of the drawn prompts, [resamples, prompts], and the drawn seeds, [resamples, seeds]."""
+    draw = np.random.default_rng(seed)
+    weights: Array = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    return weights, draw.integers(0, seeds, (resamples, seeds))
 
 
 def _standard_error(values: Array) -> tuple[float, float]:

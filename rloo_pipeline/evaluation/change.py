@@ -50,7 +50,7 @@ def change(
     old_advantages: Sequence[Sequence[float]],
     new_advantages: Sequence[Sequence[float]],
 ) -> Change:
-    """Compares old and new rewards of the same completions in a round.
+    """Compares old and new rewards of the same completions, of a round or of all rounds.
 
     Args:
         old: rewards [prompts, samples], NaN for unscorable completions.
@@ -75,36 +75,6 @@ def change(
         sign_changes=float(np.mean(first * second < 0)),
         silenced=float(np.mean((first != 0) & (second == 0))),
         awakened=float(np.mean((first == 0) & (second != 0))),
-    )
-
-
-def combine(rounds: Sequence[Change]) -> Change:
-    """All rounds as one: each mean is weighted by the number of groups or completions that it was taken over."""
-    groups, ranked = [change.groups for change in rounds], [change.ranked_groups for change in rounds]
-    rows = [change.completions for change in rounds]
-
-    def pair(name: str, weights: Sequence[int]) -> tuple[float | None, float | None]:
-        old, new = zip(*(getattr(change, name) for change in rounds), strict=True)
-        return _weighted(old, weights), _weighted(new, weights)
-
-    def mean(name: str, weights: Sequence[int]) -> float | None:
-        return _weighted([getattr(change, name) for change in rounds], weights)
-
-    informative = pair("informative", groups)
-    return Change(
-        groups=sum(groups),
-        ranked_groups=sum(ranked),
-        kendall=mean("kendall", ranked),
-        spearman=mean("spearman", ranked),
-        reward=pair("reward", rows),
-        unscorable=(sum(change.unscorable[0] for change in rounds), sum(change.unscorable[1] for change in rounds)),
-        informative=(informative[0] or 0.0, informative[1] or 0.0),
-        variance=pair("variance", groups),
-        completions=sum(rows),
-        advantage_correlation=mean("advantage_correlation", rows),
-        sign_changes=mean("sign_changes", rows) or 0.0,
-        silenced=mean("silenced", rows) or 0.0,
-        awakened=mean("awakened", rows) or 0.0,
     )
 
 
@@ -160,8 +130,3 @@ def _correlation(old: Array, new: Array) -> float | None:
 
 def _mean(values: Sequence[float] | Array) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def _weighted(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None and weight]
-    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rloo_pipeline.config import Reward
+from rloo_pipeline.config import Config
 
 
 class ChartLine(NamedTuple):
@@ -24,6 +24,8 @@ class Chart(NamedTuple):
     """All are drawn for one run; only the first is drawn for several runs."""
     band: tuple[str, str] | None = None
     """Metrics that bound the shaded area: (lower, upper), or (middle, half its width) with `spread`."""
+    band_of: int = 0
+    """Place of the line whose colour the shaded area has."""
     spread: bool = False
     tickformat: str = ""
     from_zero: bool = True
@@ -67,7 +69,8 @@ TOKENS_FOR_TEACHING = Chart(
 )
 KL = Chart(
     "KL from the warm start",
-    "Distance of the sampling policy from policy 0: nats per completion, k1 estimate.",
+    "Distance of the sampling policy from policy 0 (with the KL in the loss, of the policy in training): nats per "
+    "completion, by each run’s estimator.",
     (ChartLine("kl/sequence_mean", "KL"),),
 )
 BETA = Chart(
@@ -83,7 +86,8 @@ ENTROPY = Chart(
 )
 CLIPPED = Chart(
     "Clipped ratios",
-    "Share of completions (of tokens, at token level) whose gradient was removed by the clip.",
+    "Share of completions (of tokens, at token level) whose gradient was removed by the clip or, with cispo, whose "
+    "weight was cut.",
     (
         ChartLine("clip_ratio/low_mean", "below the range"),
         ChartLine("clip_ratio/high_mean", "above the range"),
@@ -118,13 +122,17 @@ REWARD = Chart(
 REWARD_OF_RUNS = Chart("Reward by round", MEAN_REWARD, (ChartLine("reward", "reward"),), from_zero=False)
 
 
-def charts(rewards: Sequence[Reward]) -> list[Chart]:
-    """The charts of a run with these rewards."""
+def charts(config: Config) -> list[Chart]:
+    """The charts of a run."""
     functions = Chart(
         "Reward functions",
         "Mean of each function; a function of weight 0 is only monitored.",
-        tuple(ChartLine(f"rewards/{r.column}/mean", f"{r.column}, weight {r.weight:g}") for r in rewards),
+        tuple(ChartLine(f"rewards/{r.column}/mean", f"{r.column}, weight {r.weight:g}") for r in config.rewards),
     )
+    actions = "tokens" if config.algorithm.importance_sampling_level == "token" else "completions"
+    effect = "weight was cut" if config.algorithm.clip == "cispo" else "gradient was removed"
+    kl = config.algorithm.kl
+    policy = "policy in training" if kl.placement == "loss" else "sampling policy"
     return [
         REWARD,
         functions,
@@ -132,10 +140,10 @@ def charts(rewards: Sequence[Reward]) -> list[Chart]:
         WASTED,
         TOOLS,
         TOKENS_FOR_TEACHING,
-        KL,
+        KL._replace(caption=f"Distance of the {policy} from policy 0: nats per completion, {kl.estimator} estimate."),
         BETA,
         ENTROPY,
-        CLIPPED,
+        CLIPPED._replace(caption=f"Share of {actions} whose {effect} by the clip."),
         MISMATCH,
         GRADIENT,
         LEARNING_RATE,
@@ -158,8 +166,5 @@ def shared_charts(functions: Sequence[str]) -> list[Chart]:
         for name in functions
     ]
     length = LENGTH._replace(caption="Mean number of tokens.", band=None)
-    clipped = CLIPPED._replace(
-        caption="Share of actions (completions or tokens, by run) whose gradient was removed by the clip.",
-        lines=(ChartLine("clip_ratio/region_mean", "clipped"),),
-    )
+    clipped = CLIPPED._replace(lines=(ChartLine("clip_ratio/region_mean", "clipped"),))
     return [*deciding, ENTROPY, length, KL, GRADIENT, clipped]

@@ -91,8 +91,12 @@ FACTS = (
         "different versions may round and sample differently",
     ),
 )
-COMPARABLE = {"held-out prompts": "other held-out prompts", "definition of right": "another definition of right"}
-"""Facts that two accuracies must share to be subtracted, with the reason that is given if they do not."""
+COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
+    "other held-out prompts": lambda run: run.held_out_prompts,
+    "another definition of right": _right,
+    "another temperature or length in evaluations": lambda run: {**_sampling(run), "samples": None},
+}
+"""What two accuracies must share to be subtracted, by the reason that is given if they do not."""
 
 
 def compare(runs: Sequence[FinishedRun]) -> JSON:
@@ -129,9 +133,10 @@ def _row(first: FinishedRun, run: FinishedRun) -> JSON:
         end: {key: summary[end][key] for key in ("accuracy", "ci95", "prompts", "policy")}
         for end in ("warmstart", "final")
     }
+    kl = {"kl_placement": algorithm.kl.placement, "kl_estimator": algorithm.kl.estimator}
     return {
         "run": run.name,
-        "algorithm": {key: getattr(algorithm, key) for key in keys} | {"kl_placement": algorithm.kl.placement},
+        "algorithm": {key: getattr(algorithm, key) for key in keys} | kl,
         "seed": run.config.seed,
         "rounds": run.config.rounds,
         **ends,
@@ -145,9 +150,9 @@ def _row(first: FinishedRun, run: FinishedRun) -> JSON:
 
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """Final accuracy less that of the first run, with 95% interval and p-value, or the reason why there is none."""
-    for fact in FACTS:
-        if fact.name in COMPARABLE and fact.value_of(first) != fact.value_of(run):
-            return {"value": None, "ci95": None, "p": None, "reason": COMPARABLE[fact.name]}
+    for reason, value_of in COMPARABLE.items():
+        if value_of(first) != value_of(run):
+            return {"value": None, "ci95": None, "p": None, "reason": reason}
     settings = first.config.evaluation
     seed = derive(first.config.seed, "comparison")
     samples = min(settings.num_generations, run.config.evaluation.num_generations)

@@ -96,10 +96,14 @@ def headline(summary: JSON) -> str:
             f"{begin} With fewer than {FEWEST} seeds, nothing can be said about training: another seed could order the "
             "arms differently."
         )
-    against = [row for row in summary["comparisons"] if row["less"] == summary["baseline"] and row["value"] is not None]
-    beyond = [f"{row['arm']} ({frame.points(row['value'])} points)" for row in against if row["p_holm"] <= ALPHA]
-    if not against:
-        return begin
-    if not beyond:
-        return f"{begin} No arm differs from {summary['baseline']} by more than seeds and problems explain."
-    return f"{begin} From {summary['baseline']} differ by more than seeds and problems explain: {', '.join(beyond)}."
+    baseline = summary["baseline"]
+    against = [row for row in summary["comparisons"] if row["less"] == baseline]
+    tested = [row for row in against if row["p_holm"] is not None]
+    beyond = [f"{row['arm']} ({frame.points(row['value'])} points)" for row in tested if row["p_holm"] <= ALPHA]
+    if beyond:
+        begin += f" From {baseline} differ by more than seeds and problems explain: {', '.join(beyond)}."
+    elif tested:
+        begin += f" No arm differs from {baseline} by more than seeds and problems explain."
+    if untested := [row["arm"] for row in against if row["p_holm"] is None]:
+        begin += f" Nothing is said of {', '.join(untested)}: too few seeds and problems in common with {baseline}."
+    return begin

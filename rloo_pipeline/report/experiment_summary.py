@@ -23,7 +23,7 @@ from rloo_pipeline.report.finished import FinishedRun
 from rloo_pipeline.seeds import derive
 
 FILE = "experiment.yaml"
-"""File in the folder of an experiment that Snakemake's process writes: its name, base, arms and seeds."""
+"""File in an experiment's folder that Snakemake's process writes: name, base, arms, their rounds, seeds."""
 
 
 class FinishedExperiment(NamedTuple):
@@ -37,7 +37,9 @@ class FinishedExperiment(NamedTuple):
     runs: Mapping[str, Mapping[int, FinishedRun]]
     """Arm → seed → run."""
     states: Sequence[JSON]
-    """Of every run: arm, seed, folder, rounds done, whether it is finished, its symptoms."""
+    """Of every run: arm, seed, folder, rounds done and planned, whether a gate ended it early, whether it is finished,
+    its symptoms.
+    """
     selection: JSON | None = None
     """selection.json, once `select` has chosen."""
     tests: Sequence[Array] = ()
@@ -65,13 +67,24 @@ def read(folder: Path) -> FinishedExperiment:
                 runs[arm][seed] = finished.read(run_folder)
             state = {"arm": arm, "seed": seed, "folder": f"{arm}/{seed}", "rounds": len(files.rounds)}
             symptoms = list(dict.fromkeys(symptom.title for symptom in files.symptoms()))
-            states.append(state | {"planned": files.config.rounds, "finished": is_finished, "symptoms": symptoms})
+            state |= _ends(files.config.rounds, about.get("rounds", {}).get(arm))
+            states.append(state | {"finished": is_finished, "symptoms": symptoms})
     if not any(runs.values()):
         raise UserError(
             f"{folder}: no run of the experiment is finished; make a copy with `cp -a`, which keeps the times of files"
         )
     facts = (about["experiment"], about["arms"], about["vary"], about["seeds"])
     return FinishedExperiment(*facts, runs, states, *_choice(folder, runs))
+
+
+def _ends(rounds: int, planned: int | None) -> JSON:
+    """The rounds planned for a run, and whether a gate ended it before: its config.yaml has fewer than planned then.
+
+    Args:
+        rounds: in its config.yaml.
+        planned: in experiment.yaml; None in one of an earlier version.
+    """
+    return {"planned": planned or rounds, "stopped": planned is not None and rounds < planned}
 
 
 def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tuple[JSON | None, Sequence[Array]]:

@@ -30,7 +30,7 @@ def arms_table(summary: JSON) -> list[list[str]]:
 
 def runs_table(summary: JSON) -> list[list[str]]:
     """The runs for a CSV file."""
-    head = ["arm", "seed", "finished", "rounds", "warmstart", "final", "seconds", "symptoms"]
+    head = ["arm", "seed", "finished", "rounds", "planned", "warmstart", "final", "seconds", "symptoms"]
     rows = [[*(run[key] for key in head[:-1]), "; ".join(run["symptoms"])] for run in summary["runs"]]
     return [head, *([_cell(cell) for cell in row] for row in rows)]
 
@@ -70,13 +70,16 @@ def _caption(summary: JSON) -> str:
     rows = "Dev" if summary["rows"] == "dev" else "Held-out"
     seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))
     intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts"
-    corrected = rf", with $p$ corrected by Holm over all {len(summary['comparisons'])} comparisons"
-    few = rf" With fewer than {FEWEST} seeds there are no intervals."
+    tests = sum(row["p"] is not None for row in summary["comparisons"])
+    corrected = rf", with $p$ corrected by Holm over {tests} comparison{'' if tests == 1 else 's'}" if tests else ""
+    few = "" if summary["enough_seeds"] else rf" With fewer than {FEWEST} seeds there are no intervals."
+    stopped = sum(run["finished"] and run["stopped"] for run in summary["runs"])
+    ended = rf" Of the runs, {stopped} ended before the last planned round." if stopped else ""
     return (
         rf"{rows} pass@1 (\%) in {_tex(summary['experiment'])}: mean and interquartile mean over {seeds} "
         rf"seed{'' if seeds == '1' else 's'}{intervals if summary['enough_seeds'] else ''}; difference from "
         rf"{_tex(summary['baseline'])} in points, paired by seed and prompt"
-        rf"{corrected if summary['enough_seeds'] else ''}.{'' if summary['enough_seeds'] else few}"
+        rf"{corrected}.{few}{ended}"
     )
 
 

@@ -48,7 +48,7 @@ class Style(NamedTuple):
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
     """A chart of one run, or None if no round has any of its values (such as the KL without a reference)."""
     curves = [Curve(line.label, _numbers(rounds), _values(line.metric, rounds)) for line in chart.lines]
-    band = [_band(_numbers(rounds), _limits(chart, rounds))] if chart.band else []
+    band = [_band(_numbers(rounds), _limits(chart, rounds), Style.at(chart.band_of).colour)] if chart.band else []
     return _figure(chart, curves, band, HEIGHT, legend=len(curves) > 1)
 
 
@@ -96,7 +96,11 @@ def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, le
     if len(distinct) < (2 if chart.only_changing else 1):
         return None
     rounds = max(len(curve.numbers) for curve in curves)
-    lines = [_trace(Style.at(number), curve, rounds <= FEW_ROUNDS) for number, curve in enumerate(curves)]
+    lines = [
+        _trace(Style.at(number), curve, rounds <= FEW_ROUNDS)
+        for number, curve in enumerate(curves)
+        if not legend or any(value is not None for value in curve.values)  # the figure's own legend has no empty line
+    ]
     legend_height = HEIGHT_OF_ENTRY * len(lines) if legend else 0
     return {"data": [*band, *lines], "layout": _layout(chart, rounds, height + legend_height, legend)}
 
@@ -134,7 +138,7 @@ def _limits(chart: Chart, rounds: Rounds) -> list[tuple[float, float] | None]:
     return limits
 
 
-def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: str = COLOURS[0]) -> JSON:
+def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: str) -> JSON:
     """One closed shape for every stretch of rounds without a gap."""
     x: list[int | None] = []
     y: list[float | None] = []

@@ -68,16 +68,20 @@ def figure_of(value: float | str | None) -> str:
     """
     if value is None or isinstance(value, str):
         return value or "–"
-    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value)
     return f"−{shown[1:]}" if shown.startswith("-") else shown
 
 
 def signed(value: float | None) -> str:
     """A difference with its sign, using a real minus sign; a dash for None."""
-    if value is None:
-        return "–"
-    shown = f"{value:+.3g}"
-    return "0" if float(shown) == 0 else shown.replace("-", "−")
+    if value is None or value == 0:
+        return "–" if value is None else "0"
+    return f"{'+' if value > 0 else ''}{figure_of(value)}"
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits; of a number that rounds to 1,000 or more all digits before the point, not 1e+03."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def chance(p: float | None) -> str:

@@ -24,7 +24,7 @@ from rloo_pipeline.runtime import installation
 
 BY_ROUND = Chart(
     "Held-out accuracy",
-    "Share of right answers, by the round that made the policy. Shaded: 95% interval.",
+    "Share of right answers, by the round that made the policy. Shaded: 95% interval of “sampled”.",
     (
         ChartLine("accuracy", "sampled"),
         ChartLine("greedy", "greedy"),
@@ -33,6 +33,10 @@ BY_ROUND = Chart(
     ("low", "high"),
     tickformat=".0%",
     from_zero=False,
+)
+EACH_ROUND = BY_ROUND._replace(
+    caption="Share of right answers, by the round that made the policy. Shaded: 95% interval on some problems.",
+    band_of=2,
 )
 
 
@@ -75,6 +79,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     return frame.fill(
         "page.html.j2",
         config=config,
+        folder=_folder(config, run),
         summary=summary,
         held_out=held_out,
         reward_names=[*(reward.column for reward in config.rewards), "reward"],
@@ -96,6 +101,12 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         **(_gain(summary) if finished else {}),
         **_costs(worked),
     )
+
+
+def _folder(config: Config, run: Path) -> str:
+    """The run's folder as a command names it where Snakemake works; for a run elsewhere, the one that it would have."""
+    here = Path.cwd()
+    return str(run.absolute().relative_to(here)) if run.absolute().is_relative_to(here) else f"results/{config.run}"
 
 
 def _if_there(file: Path, **expected: object) -> JSON | None:
@@ -127,9 +138,10 @@ def drawn_charts(
     config: Config, rounds: Sequence[JSON], evaluations: Mapping[str, JSON], held_out: Sequence[JSON]
 ) -> list[tuple[Chart, JSON | None]]:
     """The charts with their figures; accuracy by round comes first if policies in between were measured."""
-    drawn = [(chart, figure(chart, rounds)) for chart in charts(config.rewards)]
+    drawn = [(chart, figure(chart, rounds)) for chart in charts(config)]
     if held_out or len(evaluations) > 2:
-        drawn.insert(0, (BY_ROUND, figure(BY_ROUND, by_round(config, evaluations, held_out))))
+        chart = EACH_ROUND if held_out else BY_ROUND
+        drawn.insert(0, (chart, figure(chart, by_round(config, evaluations, held_out))))
     return drawn
 
 

@@ -30,7 +30,7 @@ GROUPS = 6
 COMPLETIONS = 8
 """Completions shown of a group, the first ones."""
 MAX_CHARACTERS = 6000
-"""Characters shown of a completion; of a longer one, its two ends, and of an episode those of each message."""
+"""Characters shown of a prompt or a completion; of a longer one its two ends, of several messages those of each."""
 
 THUMBNAIL, IMAGES = 160, 4
 """Longest side of an image on the page in pixels, and images shown of a prompt, the first ones."""
@@ -166,11 +166,17 @@ def _shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     half = most // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[len(text) - half :]}"
 
 
 def _messages(row: Mapping[str, Any]) -> Messages:
-    """The messages of a prompt as the page shows them."""
+    """The messages of a prompt as the page shows them, which share MAX_CHARACTERS."""
+    messages = _whole_messages(row)
+    most = MAX_CHARACTERS // max(1, len(messages))
+    return [message | {"content": _shortened(content_text(message["content"]), most)} for message in messages]
+
+
+def _whole_messages(row: Mapping[str, Any]) -> Messages:
     if isinstance(row["prompt"], str):
         return [{"role": "prompt", "content": row["prompt"]}]
     pixels = row.get(image_store.PIXELS)

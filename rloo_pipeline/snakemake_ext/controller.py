@@ -53,6 +53,7 @@ class Controller:
         self._workflow = workflow
         # a module's `prefix:` goes before all its files
         self._results = Path(workflow.modifier.path_modifier.modify(RESULTS))
+        self._configured = runs
         self.runs = early_stop.shortened(runs, self._results)
         """The runs, of an experiment without the rounds that a gate has spared."""
         self.folder = self._results / runs.name
@@ -257,4 +258,4 @@ class Controller:
         """The configuration of each folder in which stages run, and of an experiment its own and the links."""
         for run, config in self.runs.by_folder.items():
             run_folders.write_config(self._results / run, config)
-        run_folders.write_experiment(self.runs, self._results)
+        run_folders.write_experiment(self._configured, self._results)

@@ -39,13 +39,14 @@ def write_experiment(runs: RunSet, results: Path) -> None:
     """Writes what an experiment is, and the links of its runs.
 
     Args:
-        runs: of the experiment.
+        runs: of the experiment as configured, with the rounds that a gate has spared too.
         results: the folder that theirs are in.
     """
     if runs.experiment is None:
         return
-    arms = runs.experiment.arm_changes()
+    arms, seed = runs.experiment.arm_changes(), runs.experiment.seeds[0]
     about = runs.experiment.model_dump(mode="json", include={"experiment", "base", "vary", "seeds"}) | {"arms": arms}
+    about["rounds"] = {arm: runs.configs[f"{runs.name}/{arm}/{seed}"].rounds for arm in arms}
     _write_yaml(results / runs.name / experiment_summary.FILE, about)
     for run, config in runs.configs.items():
         for group, home in runs.homes[run].items():

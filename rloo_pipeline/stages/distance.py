@@ -68,7 +68,8 @@ def distance(
     if ranks.current().first:
         write_json(output, summary)
     interval = " (95% interval {:.3g} to {:.3g})".format(*estimate.ci95) if estimate.ci95 else ""
-    say(f"KL from policy 0: {estimate.value:.3g} nats a completion{interval}")
+    measure = "KL from policy 0" if settings.temperature else "log-ratio to policy 0 of greedy completions"
+    say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
 
 
 def _summed_logps(config: Config, folder: Path, sequences: Sequences, label: str) -> NDArray[np.float64]:

@@ -72,8 +72,13 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
     results = {key: evaluation[key] for key in RESULT_KEYS if evaluation.get(key)}
     write_json(output, {"policy": digest, "evaluated": name, "lm_eval": lm_eval.__version__, **results})
     for task, metrics in results["results"].items():
-        numbers = {key.partition(",")[0]: value for key, value in metrics.items() if isinstance(value, float)}
-        say(f"{name}: {task}: " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
+        say(f"{name}: {task}: {line_of(metrics)}")
+
+
+def line_of(metrics: JSON) -> str:
+    """The numbers of a task; a metric is named with the filter of answers that it is of, unless that is `none`."""
+    numbers = {key.removesuffix(",none"): value for key, value in metrics.items() if isinstance(value, float)}
+    return ", ".join(f"{key.replace(',', ' ')} {value:.4g}" for key, value in numbers.items())
 
 
 def section_of(config: Config) -> Harness:

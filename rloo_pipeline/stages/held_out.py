@@ -20,7 +20,8 @@ from rloo_pipeline.trackers.names import eval_metrics
 
 
 def held_out(config: Config, files: RoundFiles, round_: int, output: Path, events: Path) -> None:
-    """Sums up a round's held-out completions, by the functions that need no GPU.
+    """Sums up a round's held-out completions, by the functions that need no GPU; without the mean of the weighted sum
+    where one that counts in it needs a GPU.
 
     Args:
         config: of the stage.
@@ -30,6 +31,7 @@ def held_out(config: Config, files: RoundFiles, round_: int, output: Path, event
         events: TensorBoard file for the same numbers.
     """
     rewards = [reward for reward in config.rewards if not reward.gpus]
+    whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
     columns = [reward.column for reward in rewards]
     evaluation = config.evaluation.model_copy(
         update={"breakdown": [name for name in config.evaluation.breakdown if name in columns]}
@@ -45,6 +47,8 @@ def held_out(config: Config, files: RoundFiles, round_: int, output: Path, event
         "policy": policy,
         **summarize_evaluation(config, join_scores(rewards, tables.rollouts, tables.scores), 1),
     }
+    if not whole:
+        summary["rewards"]["reward"] = None
     write_json(output, summary)
     write_events(events, round_, eval_metrics(summary), "eval")
     low, high = summary["ci95"]

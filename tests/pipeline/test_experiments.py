@@ -92,6 +92,7 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
     assert "reward 'answer' (broken.py:broken) raised KeyError: 'no such thing'" in output
     folder = project.folder / "results" / "study"
     assert {run for run in arms if (folder / run / "0" / "summary.json").exists()} == {"good", "slow"}
+    assert "rloo run results/study/good/0/config.yaml" in (folder / "good/0/report.html").read_text(encoding="utf-8")
     good, slow = (rloo_pipeline.open_run(folder / arm / "0") for arm in ("good", "slow"))
     assert good.prompts().num_rows == slow.prompts().num_rows == 200
     assert good.rollouts(1)["completion"] == slow.rollouts(1)["completion"]

@@ -16,6 +16,16 @@ PROMPT = [5, 6, 7]
 SAID = [[8, 9, 2], [4, 2], [10, 11, 12, 13], [2]]
 
 
+def completions(samples: int) -> list[dict]:
+    """An evaluation's rows, with what the policy said."""
+    return [
+        {"prompt_id": f"p{place // samples}", "sample": place % samples, "prompt_ids": PROMPT, "completion_ids": ids}
+        | {"completion": "", "sampling_logps": [0.0] * len(ids), "finish_reason": "stop", "seed": 0}
+        | {"scores/answer": 0.0, "reward": 0.0, "seconds": 0.0, "error": None}
+        for place, ids in enumerate(SAID)
+    ]
+
+
 def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tiny_model) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -25,12 +35,6 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
     other = tmp_path / "other"
     tiny_qwen3(other, 4, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
     run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2, "temperature": 0.5, "breakdown": []})
-    rows = [
-        {"prompt_id": f"p{place // 2}", "sample": place % 2, "prompt_ids": PROMPT, "completion_ids": ids}
-        | {"completion": "", "sampling_logps": [0.0] * len(ids), "finish_reason": "stop", "seed": 0}
-        | {"scores/answer": 0.0, "reward": 0.0, "seconds": 0.0, "error": None}
-        for place, ids in enumerate(SAID)
-    ]
     folder = run.run / "evaluation" / "final"
     schema = completions_schema("answer")
 
@@ -45,7 +49,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
     expected = [logp(policy, ids) - logp(reference, ids) for ids in SAID]
     for path, value in ((other, sum(expected) / 4), (tiny_model, 0.0)):
         about = {"policy": policies.digest(path)}
-        tables.write(folder / "completions.parquet", rows, schema, "completions", **about)
+        tables.write(folder / "completions.parquet", completions(2), schema, "completions", **about)
         outcome = rloo(
             *("distance", "--completions", folder / "completions.parquet", "--policy", path),
             *("--reference", tiny_model, "--output", folder / "distance.json"),
@@ -54,6 +58,21 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
         distance = json.loads((folder / "distance.json").read_text())
         assert distance["kl/sequence_mean"] == pytest.approx(value, abs=1e-4)
         assert distance["kl"] == pytest.approx(value * 4 / 10, abs=1e-4)
+        assert "KL from policy 0: " in outcome.stderr
+
+
+def test_the_log_ratio_of_greedy_completions_is_not_called_a_kl(tmp_path, tiny_model) -> None:
+    evaluation = {"num_generations": 1, "temperature": 0, "breakdown": []}
+    folder = Round(tmp_path / "run", tiny_model, evaluation=evaluation).run / "evaluation" / "final"
+    about = {"policy": policies.digest(tiny_model)}
+    tables.write(folder / "completions.parquet", completions(1), completions_schema("answer"), "completions", **about)
+    outcome = rloo(
+        *("distance", "--completions", folder / "completions.parquet", "--policy", tiny_model),
+        *("--reference", tiny_model, "--output", folder / "distance.json"),
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert "log-ratio to policy 0 of greedy completions: 0 nats a completion" in outcome.stderr
+    assert "KL from" not in outcome.stderr
 
 
 def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:

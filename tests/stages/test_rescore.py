@@ -12,7 +12,7 @@ from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
 from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.change import change, combine
+from rloo_pipeline.evaluation.change import change
 
 NAN = float("nan")
 MINE = """
@@ -115,7 +115,8 @@ def test_a_file_of_rewards_that_cannot_be_used_is_a_sentence(tmp_path, changes, 
 
 def test_changes_by_hand() -> None:
     old, new = [[1.0, 2.0, 3.0], [1.0, 1.0, NAN]], [[3.0, 2.0, 1.0], [0.0, 1.0, 1.0]]
-    changes = change(old, new, [[-1, 0, 1], [0, 0, 0]], [[1, 0, -1], [-1, 0.5, 0.5]])
+    old_advantages, new_advantages = [[-1, 0, 1], [0, 0, 0]], [[1, 0, -1], [-1, 0.5, 0.5]]
+    changes = change(old, new, old_advantages, new_advantages)
     assert (changes.groups, changes.ranked_groups) == (2, 1)
     assert changes.kendall == changes.spearman == pytest.approx(-1)
     assert changes.informative == (0.5, 1.0)
@@ -123,10 +124,20 @@ def test_changes_by_hand() -> None:
     assert changes.sign_changes == pytest.approx(2 / 6)
     assert changes.awakened == pytest.approx(3 / 6)
     assert changes.silenced == 0
-    twice = combine([changes, changes])
+    twice = change(2 * old, 2 * new, 2 * old_advantages, 2 * new_advantages)
     assert (twice.groups, twice.ranked_groups, twice.completions, twice.unscorable) == (4, 2, 12, (2, 0))
     assert twice.reward == pytest.approx(changes.reward)
     assert twice.sign_changes == pytest.approx(changes.sign_changes)
+
+
+def test_all_rounds_weigh_each_scored_completion_equally(run, reward_file, tmp_path) -> None:
+    overall = rescored(run, tmp_path / "out", function=f"{reward_file}:length")
+    scored = []
+    for shard in run.run.glob("rounds/*/scores/*.parquet"):
+        scored += [reward for reward in pq.read_table(shard)["reward"].to_pylist() if reward is not None]
+    rounds = json.loads((tmp_path / "out" / "rescore.json").read_text())["rounds"]
+    assert len({changed["unscorable"][0] for changed in rounds.values()}) == 2, "so the rounds weigh differently"
+    assert overall["reward"][0] == pytest.approx(sum(scored) / len(scored))
 
 
 def test_a_reward_is_tried_on_rows_of_data(reward_file, tmp_path) -> None:

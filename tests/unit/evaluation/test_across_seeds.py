@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, ttest_1samp
+from scipy.stats import mannwhitneyu, norm, t, ttest_1samp
 
-from rloo_pipeline.evaluation.across_seeds import compare_arms, seeds_needed, summarize_arm
+from rloo_pipeline.evaluation.across_seeds import chance_ci95, compare_arms, seeds_needed, summarize_arm
 
 
 def trainings(draw, seeds: int, prompts: int, mean: float, between: float) -> np.ndarray:
@@ -43,6 +43,39 @@ def test_numbers_by_hand() -> None:
     u = mannwhitneyu(values.ravel(), others.ravel()).statistic
     assert compared.improvement == pytest.approx(u / 9)
     assert compared.p == pytest.approx(ttest_1samp((values - others).ravel(), 0).pvalue)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_intervals_of_the_chance_to_improve_contain_the_truth_in_19_of_20_experiments(seeds, shift) -> None:
+    """With the bounds of the test above; levels of trainings are normal, so the truth is known."""
+    draw = np.random.default_rng(seeds)
+    truth, hits = norm.cdf(shift / np.sqrt(2)), 0
+    for _ in range(400):
+        better = draw.normal(shift, 1, (seeds, 1)) > draw.normal(0, 1, seeds)
+        low, high = chance_ci95(float(better.mean()), seeds)
+        hits += low <= truth <= high
+    assert hits >= 368, hits / 400
+
+
+def test_where_all_seeds_seen_are_better_the_chance_to_improve_is_not_certain() -> None:
+    levels = np.array([[0.5], [0.6], [0.7]]).repeat(4, axis=1)
+    better, worse = compare_arms(levels + 0.25, levels, 100, 0), compare_arms(levels, levels + 0.25, 100, 0)
+    assert (better.improvement, worse.improvement) == (1.0, 0.0)
+    assert better.improvement_ci95 == (pytest.approx(0.3366, abs=1e-4), 1.0)
+    assert worse.improvement_ci95 == (0.0, pytest.approx(0.6634, abs=1e-4))
+    assert chance_ci95(1.0, 10)[0] > chance_ci95(1.0, 5)[0] > better.improvement_ci95[0], "more seeds say more"
+    low, high = chance_ci95(7 / 9, 3)
+    for end in (low, high):  # the equation in the paper, by hand
+        spread = end * (1 - end) * (1 + 2 * (1 - end) / (2 - end) + 2 * end / (1 + end)) / 9
+        assert abs(7 / 9 - end) == pytest.approx(t.ppf(0.975, 4) * np.sqrt(spread))
+
+
+def test_the_interval_of_a_difference_is_that_of_the_differences() -> None:
+    values = trainings(np.random.default_rng(1), 4, 30, 0.5, 0.05)
+    by_itself, from_zero = summarize_arm(values, 200, 7), compare_arms(values, np.zeros_like(values), 200, 7)
+    assert from_zero.ci95 == pytest.approx(by_itself.mean.ci95)
+    assert compare_arms(values, values, 200, 7).ci95 == (0.0, 0.0)
 
 
 def test_the_interval_of_a_share_ends_at_all_and_at_none() -> None:

@@ -192,6 +192,40 @@ def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> N
     assert not content["shared"]["held-out prompts"]["same"]
 
 
+@pytest.mark.parametrize("key", [{"temperature": 0.5}, {"max_completion_length": 64}])
+def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tmp_path, key) -> None:
+    evaluation = {"num_generations": SAMPLES, "breakdown": ["worked"], "bootstrap_samples": 200}
+    shutil.rmtree(pair[1])
+    finish_run(pair[1], configuration(run=SECOND, evaluation=evaluation | key), 0.58)
+    page, content = page_of(pair, tmp_path)
+    assert content["runs"][1]["difference"]["value"] is None
+    assert "– another temperature or length in evaluations" in text_of(page)
+    assert "some have another temperature or length in evaluations." in text_of(page)
+
+
+def test_more_samples_are_no_other_sampling(pair, tmp_path) -> None:
+    evaluation = {"num_generations": 2 * SAMPLES, "breakdown": ["worked"], "bootstrap_samples": 200}
+    first, second = (finished.read(folder) for folder in pair)
+    summary = first.summary | {"final": first.summary["final"] | {"num_generations": 2 * SAMPLES}}
+    more = first._replace(summary=summary, config=configuration(run=FIRST, evaluation=evaluation))
+    assert comparison.difference(more, second)["value"] is not None
+
+
+def test_only_comparisons_with_a_p_value_count_in_its_correction(folders, tmp_path) -> None:
+    runs = [finished.read(folder) for folder in folders]
+    runs[1] = runs[1]._replace(held_out_prompts=runs[1].held_out_prompts[1:])
+    text = text_of(comparison_page.render(comparison.compare(runs), runs))
+    assert "corrected" not in text, "one comparison is left"
+
+
+def test_captions_hold_for_each_of_several_algorithms(folders, tmp_path) -> None:
+    text = text_of(page_of(folders, tmp_path)[0])
+    assert "by each run’s estimator" in text
+    assert "k1 estimate" not in text
+    assert "with cispo, whose weight was cut" in text
+    assert "beta 0.05 in loss, k3" in text
+
+
 def test_only_keys_that_differ_are_shown(folders, tmp_path) -> None:
     page, content = page_of(folders, tmp_path)
     assert content["differing"] == {

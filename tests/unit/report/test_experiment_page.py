@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from synthetic_runs import Reader, configuration, finish_run, train_again, write_completions
+from synthetic_runs import ROUNDS, Reader, configuration, finish_run, train_again, write_completions
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.show_experiment import experiment
@@ -136,6 +136,55 @@ def test_runs_that_are_trained_again_or_go_on_are_not_finished(tmp_path) -> None
             train_again(folder / arm / str(seed), 1)
     with pytest.raises(UserError, match="no run of the experiment is finished"):
         experiment(folder)
+
+
+def page_of(folder: Path) -> str:
+    """The text of the page of an experiment that is changed."""
+    experiment(folder)
+    return " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+
+
+@pytest.fixture
+def changed(study, tmp_path) -> Path:
+    """A copy of the experiment, to be changed."""
+    return Path(shutil.copytree(study, tmp_path / "study"))
+
+
+def test_arms_with_too_few_common_seeds_are_not_compared(changed) -> None:
+    """Each arm has three seeds, two of them common."""
+    for run in ("plain/3", "better/0"):
+        (changed / run / "summary.json").unlink()
+    text = page_of(changed)
+    assert "Nothing is said of better, same_50%: too few seeds and problems in common with plain." in text
+    assert "by more than seeds" not in text
+    assert "corrected for" not in text
+    assert "Too few seeds" not in text
+    assert "fewer than 3 common seeds" in text, "what a dash means"
+    assert "corrected by Holm" not in (changed / "experiment.tex").read_text(encoding="utf-8")
+
+
+def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> None:
+    (changed / "plain/3/summary.json").unlink()
+    text = page_of(changed)
+    assert "p-values are corrected for the 2 comparisons of arms that have one (Holm)" in text
+    assert "From plain differ by more than seeds and problems explain: better (" in text
+    assert "Nothing is said of same_50%" in text
+    assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
+
+
+def test_a_run_that_a_gate_ended_is_marked(changed) -> None:
+    about = yaml.safe_load((changed / "experiment.yaml").read_text())
+    about["rounds"] = dict.fromkeys(ARMS, ROUNDS)
+    (changed / "experiment.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
+    assert "stopped" not in page_of(changed)
+    shutil.rmtree(changed / "better" / "0")
+    finish_run(changed / "better" / "0", configuration(run="study-bett-0", seed=0, rounds=3), 0.75)
+    text = page_of(changed)
+    assert "3 of 40 ! stopped" in text
+    assert "better 4 ! 1 stopped" in text
+    assert text.count("stopped") == 2
+    assert "A gate ended better with seed 0 after round 3 of 40; in the mean of its arm, the policy" in text
+    assert "1 ended before the last planned round" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
 
 def test_a_folder_without_an_experiment_is_one_sentence(tmp_path) -> None:

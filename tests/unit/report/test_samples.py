@@ -3,7 +3,7 @@
 import json
 
 from rloo_pipeline.data.tool_template import answer_messages, call_message
-from rloo_pipeline.report.samples import MAX_CHARACTERS, ShownTurn, turns_of
+from rloo_pipeline.report.samples import MAX_CHARACTERS, ShownTurn, _messages, turns_of
 
 
 def test_an_episode_is_shown_turn_by_turn() -> None:
@@ -27,3 +27,17 @@ def test_a_completion_without_tools_is_one_turn_and_messages_share_the_character
     for row in ({"completion": long}, {"messages": json.dumps([{"role": "assistant", "content": long}] * 3)}):
         shown = "".join(turn.text for turn in turns_of(row))
         assert shown.count("x") == MAX_CHARACTERS
+
+
+def test_a_prompt_is_shortened_as_a_completion_is() -> None:
+    long = "x" * (2 * MAX_CHARACTERS)
+    for prompt in (long, [{"role": "system", "content": long}, {"role": "user", "content": long}]):
+        shown = "".join(message["content"] for message in _messages({"prompt": prompt}))
+        assert shown.count("x") == MAX_CHARACTERS
+    short = [{"role": "user", "content": "1+1"}]
+    assert _messages({"prompt": short}) == short
+
+
+def test_of_more_messages_than_characters_none_is_shown_in_whole() -> None:
+    messages = [{"role": "assistant", "content": "xx"}] * (MAX_CHARACTERS // 2 + 1)
+    assert not any("x" in turn.text for turn in turns_of({"messages": json.dumps(messages)}))

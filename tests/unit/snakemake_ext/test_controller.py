@@ -5,9 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from helpers import mini
 
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import controller as module
+from rloo_pipeline.snakemake_ext import early_stop
 from rloo_pipeline.snakemake_ext.controller import Controller
 
 
@@ -61,3 +66,17 @@ def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch) -> None:
     slurm._workflow.dag = SimpleNamespace(needrun_jobs=list)
     slurm.start()
     assert module.controller_watch.VARIABLE not in os.environ
+
+
+def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_ended(tmp_path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(mini(rounds=5)))
+    arms = {"plain": {}, "long": {"rounds": 7}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "arms": arms, "seeds": [0, 1]}))
+    write_json(tmp_path / "study" / "long" / "1" / early_stop.STOPPED, {"round": 3})
+    study = controller()
+    study._results, study._configured = tmp_path, read_runs(tmp_path / "study.yaml")
+    study.runs = early_stop.shortened(study._configured, tmp_path)
+    study._write_configs()
+    written = {file: yaml.safe_load(file.read_text())["rounds"] for file in (tmp_path / "study").rglob("*.yaml")}
+    assert [written[tmp_path / "study" / "long" / seed / "config.yaml"] for seed in "01"] == [7, 3]
+    assert written[tmp_path / "study" / "experiment.yaml"] == {"plain": 5, "long": 7}
