@@ -29,6 +29,7 @@ ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+GENERATION = "generation_config.json"
 DECIDING = (".safetensors", "config.json")
 """Ends of the names of files that `digest` covers."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -219,7 +220,7 @@ def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json."""
-    path = base_of(folder) / "generation_config.json"
+    path = base_of(folder) / GENERATION
     configured = read_json(path).get("eos_token_id") if path.exists() else None
     ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
     eos = tokenizer.eos_token_id

@@ -30,7 +30,7 @@ from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, show
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.training import self_check
+from rloo_pipeline.training import policy_model, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -194,6 +194,7 @@ def _model_finding(config: Config, folder: Path | None) -> Finding:
     hf_config = read_json(folder / "config.json")
     context = model_dims.context(hf_config) or "unknown"
     checked = self_check.load_or_run(folder, config.model.trust_remote_code, config.dataset.shows_images)
+    policy_model.check_adapter(folder, config.model.trust_remote_code, config.update.lora)
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
         "model", True, f"{name}: {hf_config.get('model_type')}, context {context}, {config.model.dtype}{slow}"

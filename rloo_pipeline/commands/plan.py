@@ -74,6 +74,7 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
     costs = [float(sum(estimate.jobs(config).values())), sampled, disk]
     if card is None:
         return costs
+    config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
     difficulty = [estimate.hours(part, shape, card)["rollout"] for part in parts[1:]]
     return [*costs, sum(estimate.hours(config, shape, card).values()) + sum(difficulty)]
 

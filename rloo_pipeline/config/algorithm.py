@@ -34,7 +34,7 @@ class KL(Section):
     """Target for the mean KL of a completion, in nats. After each round `beta` is adjusted towards it (Ziegler et al.
     2019). Without a target `beta` is constant.
     """
-    gain: float = Field(0.1, gt=0)
+    gain: float = Field(0.1, gt=0, lt=5)
     """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
 
 
@@ -55,7 +55,10 @@ class Mismatch(Section):
 
 
 class ResponseLength(Section):
-    """Length penalties in the reward, by the completion's length in tokens. Both penalties can be used together."""
+    """Length penalties in the reward, by the completion's length in tokens. Both penalties can be used together. In
+    completions of several turns, `target` counts the tokens that the model sampled, and `overlong_cache` all tokens, as
+    `rollout.max_completion_length` does.
+    """
 
     overlong_cache: int | None = Field(None, ge=1)
     """Soft over-long penalty (DAPO): the penalty grows linearly over the last `overlong_cache` tokens before
@@ -162,6 +165,13 @@ class Algorithm(Section):
             raise ValueError(f"no estimator '{name}'{did_you_mean(name, names)}; there are {', '.join(names)}")
         return name
 
+    @field_validator("reward_clip_range")
+    @classmethod
+    def _check_range(cls, limits: tuple[float, float] | None) -> tuple[float, float] | None:
+        if limits is not None and limits[0] >= limits[1]:
+            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is no range; the first number must be below the second")
+        return limits
+
     @model_validator(mode="after")
     def _check_estimator(self) -> Self:
         """Estimators that divide by the spread of a group take no penalty in the rewards.
@@ -243,6 +253,23 @@ class Algorithm(Section):
         if correction.endswith("mis") and low is None and high is None:
             raise ValueError(f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max")
         return self
+
+    @property
+    def is_one_step(self) -> bool:
+        """Whether a round is one optimizer step, whose own log-probs are then those of π_old."""
+        return self.num_iterations * self.steps_per_generation == 1
+
+    @property
+    def needs_old_pass(self) -> bool:
+        """Whether the trainer computes log-probs of π_old before the first step.
+
+        It does so for a KL in the reward, and where several steps compare themselves with π_old.
+        """
+        if self.old_logps == "sampler":
+            return False
+        in_reward = self.beta != 0 and self.kl.placement != "loss"
+        compared = self.clip != "none" or self.mismatch.correction != "none"
+        return in_reward or (compared and not self.is_one_step)
 
     @property
     def acts_on_tokens(self) -> bool:

@@ -28,6 +28,7 @@ OWNED = {
     "zero_optimization.offload_param": "deepspeed.offload.parameters",
     "zero_optimization.overlap_comm": "the order in which gradients are summed",
     "zero_optimization.elastic_checkpoint": "how a trainer state is saved",
+    "zero_optimization.load_from_fp32_weights": "how a trainer state is loaded",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "how a policy is saved",
     "zero_allow_untested_optimizer": "update.optimizer",
     "zero_force_ds_cpu_optimizer": "update.optimizer",
@@ -48,8 +49,8 @@ OWNED = {
 class Lora(Section):
     """LoRA adapter (PEFT), trained instead of all weights."""
 
-    r: int = Field(16, ge=1)
-    """Rank of the adapter."""
+    r: int = Field(16, ge=1, le=512)
+    """Rank of the adapter; vLLM serves up to 512."""
     lora_alpha: int = Field(32, ge=1)
     """Scale: the output of the adapter is multiplied by lora_alpha / r."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
@@ -121,13 +122,16 @@ class Deepspeed(Section):
     """
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding."""
+    """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding, or
+    where there is dropout (`lora_dropout`, `disable_dropout: false`), by what is dropped.
+    """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 1 partitions the optimizer state over the processes, 2 also the gradients, 3 also the
     weights. In 16-bit formats the optimizer state is always partitioned.
     """
     communication_data_type: Literal["float32", "model"] = "float32"
-    """Number format of the gradient all-reduce. With `float32` several processes compute the same step as one process.
+    """Number format of the gradient all-reduce. With `float32` several processes compute the same step as one process,
+    if there is no dropout.
     `model` uses `model.dtype`: in 16 bits it halves the traffic and rounds every sum. In bfloat16 the relative error of
     the gradient norm is then about 1e-3, and Adam can move weights with small gradients in another direction.
     """

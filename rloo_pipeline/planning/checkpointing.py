@@ -39,9 +39,10 @@ def resolve_for(config: Config, shape: ModelDims, chip: str, room: float, sft: b
     if config.deepspeed.gradient_checkpointing != "auto":
         return config
     without, batch = advice.override(config, {"deepspeed.gradient_checkpointing": False}), None
-    if sft:
+    if sft and config.warmstart.sft is not None:
         tokens = config.deepspeed.max_tokens_per_micro_batch
         batch = memory.MicroBatch(tokens, tokens, several=True)
-        without = advice.override(without, {"update.lora": None})
+        trains_all = {"update.lora": None, "update.optimizer": config.warmstart.sft.optimizer}
+        without = advice.override(without, trains_all)
     needed = memory.total(memory.update(without, shape, chip, batch)) > room * memory.ROOM
     return advice.override(config, {"deepspeed.gradient_checkpointing": needed})

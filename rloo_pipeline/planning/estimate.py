@@ -87,7 +87,7 @@ def jobs(config: Config) -> dict[str, int]:
     """Number of jobs of each stage in a run from the beginning."""
     shards, evaluated = config.rollout.shards * config.rounds, len(config.evaluated)
     counts = {"stage-assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1}
-    counts |= {"rollout": shards, "score": shards}
+    counts |= {"rollout": shards, "score-alone": shards * _scored_alone(config), "score": shards}
     if config.tries_model:
         counts |= {"trial-probe": 1, "trial-checks": 1}
     if config.measures_difficulty:
@@ -101,12 +101,18 @@ def jobs(config: Config) -> dict[str, int]:
     counts |= {"update": config.rounds, "gate": config.rounds - 1, "evaluate": evaluated, "distance": evaluated - 1}
     if config.held_out_each_round:
         counts["held-out"] = config.rounds
+    counts["track"] = config.rounds if config.trackers else 0
     counts["report-so-far"] = sum(map(config.page_is_due, range(1, config.rounds)))
     if config.select:
         counts |= {"select": 1, "evaluate-chosen": 1}
     if config.evaluation.harness:
         counts |= {"stage-harness": 1, "harness": evaluated}
     return {stage: count for stage, count in (counts | {"report": 1}).items() if count}
+
+
+def _scored_alone(config: Config) -> int:
+    """Reward functions with jobs of their own."""
+    return sum(reward.gpus > 0 for reward in config.rewards)
 
 
 def jobs_saved(runs: RunSet) -> int:
@@ -118,8 +124,10 @@ def jobs_saved(runs: RunSet) -> int:
 
 def _jobs_of_group(group: str, config: Config) -> int:
     """Jobs that make the files of a group."""
-    if group in ("difficulty", "rollout", "score", "reference"):
+    if group in ("difficulty", "rollout", "reference"):
         return config.rollout.shards if group != "reference" or config.uses_reference else 0
+    if group == "score":
+        return config.rollout.shards * (1 + _scored_alone(config))
     counts = {"checks": 2, "trial": 2, "evaluate": 3 if config.evaluation.harness else 1}
     return counts.get(group, 1)
 
@@ -218,8 +226,8 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     shards, parallel, processes = config.rollout.shards, config.vllm.tensor_parallel_size, config.deepspeed.processes
     flops = card.teraflops * 1e12 * MFU
     forward = 2.0 * shape.parameters * counts["trained tokens"]
-    passes = 3 * config.algorithm.num_iterations * (4 / 3 if config.deepspeed.gradient_checkpointing else 1)
-    old_logps = 1 if config.algorithm.beta != 0 or config.algorithm.num_iterations > 1 else 0
+    passes = 3 * config.algorithm.num_iterations * (4 / 3 if config.deepspeed.gradient_checkpointing is True else 1)
+    passes += config.algorithm.needs_old_pass
     cache = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
     batch = max(
         1.0, min(BATCH, counts["completions per round"] / shards, memory.concurrent_sequences(config, shape, cache))
@@ -229,7 +237,7 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     seconds = {
         "rollout": counts["completion tokens"] / batch * read_per_step / (card.bandwidth * 1e12 * DECODING)
         + STARTS["rollout"] * shards * config.rounds * parallel,
-        "update": forward * (passes + old_logps) / flops + STARTS["update"] * config.rounds * processes,
+        "update": forward * passes / flops + STARTS["update"] * config.rounds * processes,
     }
     seconds["rollout"] *= sampler_gpus(config) / parallel
     if config.uses_reference:

@@ -1,6 +1,7 @@
 """Wall-clock time of a run, and what SLURM's queue adds in each of the ways to run there.
 
 A round is a chain of three jobs: rollout, then score (and reference beside it), then update; shards run side by side.
+Reward functions with jobs of their own run before the other ones.
 With `rollout.refill` there is one more before the update, and one for its reference log-probs. With `rollout.lag`, only
 part of this chain is behind the update before.
 Before the first round come prompts and warm start, after the last one evaluation, distance and report.
@@ -16,7 +17,7 @@ from rloo_pipeline.planning import estimate
 
 SUBMISSION = 20.0
 """Seconds that a stage as a SLURM job takes besides its wait and its work (docs/cluster.md): submission, polling."""
-ON_SNAKEMAKES_MACHINE = {"stage-assets", "stage-harness", "gate"}
+ON_SNAKEMAKES_MACHINE = {"stage-assets", "stage-harness", "gate", "select", "track"}
 """Stages that are no SLURM jobs."""
 MUCH = 0.2
 """Share of the whole time from which waiting in the queue is a reason for one job."""
@@ -78,10 +79,11 @@ def _waits_of_rounds(config: Config) -> int:
     """Jobs of the rounds that wait one after the other: an update waits for the one before, and for its rollouts, which
     a lag lets begin earlier.
     """
+    alone = any(reward.gpus for reward in config.rewards)
     refill = 1 + config.uses_reference if config.rollout.refill else 0
     until = [0]
     for round_ in range(1, config.rounds + 1):
-        sampled = until[config.rollout.policy_of(round_)] + 2 + refill
+        sampled = until[config.rollout.policy_of(round_)] + 2 + alone + refill
         until.append(max(until[-1], sampled) + 1)
     return until[-1]
 

@@ -32,7 +32,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
         output: the policy.
 
     Raises:
-        UserError: the model is not complete or cannot be trained, or no demonstrations are left.
+        UserError: the model is not complete or cannot be trained as configured, or no demonstrations are left.
     """
     model = asset_files.model_of(assets)
     model_support.check_run(config, model)
@@ -41,10 +41,11 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     if trial is not None and config.warmstart.sft is not None:
         checks = read_artifact(trial, policy=policy.digest(model))["asks_for_sft"]
         say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
+    result = self_check.load_or_run(model, config.model.trust_remote_code, config.dataset.shows_images)
+    policy_model.check_adapter(model, config.model.trust_remote_code, config.update.lora)
     if config.warmstart.sft is not None and trains(config, trial):
         sft(checkpointing.resolve(config, model, sft=True), config.warmstart.sft, assets, prompts, output)
         return
-    result = self_check.load_or_run(model, config.model.trust_remote_code, config.dataset.shows_images)
     if config.model.quantization is None:  # else they are loaded here
         plain_model.check_tensors(model, config.model.trust_remote_code)
     policy.load_tokenizer(model, config.model.trust_remote_code)

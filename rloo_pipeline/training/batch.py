@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from rloo_pipeline import import_string
@@ -39,6 +39,8 @@ class Completions(NamedTuple):
     """log π_ref; None where beta is 0."""
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
+    lengths: Int[Tensor, " completions"] | None = None
+    """Tokens that count against `max_completion_length`, with those of tools and users; None where there are none."""
 
 
 class AlgorithmState(NamedTuple):
@@ -97,7 +99,7 @@ def make_batch(
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
     scores = shaping.exclude(completions.scores, excluded)
-    rewards, moments = _shaped(algorithm, rollout, scores, completions.mask.sum(-1), state.moments)
+    rewards, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
     token_kl = _kl_in_reward(algorithm, completions, masked)
     divergence = None if token_kl is None else token_kl.double().sum(-1)
     penalised = rewards
@@ -120,18 +122,20 @@ def make_batch(
 
 
 def _shaped(
-    algorithm: Algorithm, rollout: Rollout, rewards: Tensor, lengths: Tensor, moments: shaping.Moments
+    algorithm: Algorithm, rollout: Rollout, rewards: Tensor, completions: Completions, moments: shaping.Moments
 ) -> tuple[Tensor, shaping.Moments]:
     """Applies length penalties, standardization and clipping; returns the updated moments too.
 
     If all scores so far are equal, only penalties differ; the rewards are then not standardized.
     """
     length, differ = algorithm.response_length, nan_stats.differ(rewards)
+    sampled = completions.mask.sum(-1)
     if length.overlong_cache is not None:
+        lengths = sampled if completions.lengths is None else completions.lengths
         penalty = shaping.overlong(lengths, rollout.max_completion_length, length.overlong_cache)
         rewards = rewards + length.overlong_penalty * penalty
     if length.target is not None:
-        rewards = rewards + length.target_penalty * shaping.off_target(lengths, length.target)
+        rewards = rewards + length.target_penalty * shaping.off_target(sampled, length.target)
     if algorithm.reward_normalization != "none":
         previous = moments if algorithm.reward_normalization == "running" else shaping.Moments()
         moments = previous.add(rewards)

@@ -1,9 +1,9 @@
 """A DeepSpeed engine around a policy: log-probs, optimizer steps, saving.
 
 The loss of an optimizer step is a sum over sequences divided by a number that is fixed before the step, so it does not
-depend on how the sequences are cut into micro-batches and spread over ranks. DeepSpeed averages gradients over ranks;
-the loss is therefore multiplied by their number. The learning rate is a pure function of the step, so the step count
-is the whole state of the scheduler.
+depend on how the sequences are cut into micro-batches and spread over ranks; only dropout does, which is drawn for each
+micro-batch. DeepSpeed averages gradients over ranks; the loss is therefore multiplied by their number. The learning
+rate is a pure function of the step, so the step count is the whole state of the scheduler.
 """
 
 from __future__ import annotations
@@ -73,8 +73,6 @@ class Engine:
             config=configuration,
         )
         self.device: torch.device = self.engine.device
-        self.saved = False
-        """Whether this engine has saved a policy before; the next one then has the same files beside its weights."""
         self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
         self.step_count = 0
         self.grad_norm = 0.0
@@ -153,7 +151,7 @@ class Engine:
         loss = self._backward(sequences, batches, rows[0], loss_of, advance)
         self.engine.step()
         while not self.engine.was_step_applied() and deepspeed_config.can_lower_loss_scale(self.engine):
-            self._backward(sequences, batches, rows[0], loss_of, lambda _: None)
+            self._backward(sequences, batches, rows[0], loss_of, None)
             self.engine.step()
         self.grad_norm = float(self.engine.get_global_grad_norm() or 0.0)
         if not isfinite(self.grad_norm):
@@ -170,18 +168,23 @@ class Engine:
         batches: list[list[int]],
         filler: int,
         loss_of: LossOf,
-        advance: Callable[[int], None],
+        advance: Callable[[int], None] | None,
     ) -> Tensor:
-        """Adds up this rank's gradients and returns its share of the loss; row `filler` stands in an empty batch."""
+        """Adds up this rank's gradients and returns its share of the loss; row `filler` stands in an empty batch.
+
+        Nothing is counted if there is no `advance`: the step is a repeated one.
+        """
         import torch
 
         total = torch.zeros((), dtype=torch.float64)
         for rows in batches:
             pack = sequences.pick(rows or [filler]).to(self.device)
-            loss = self.engine(pack, loss_at_rows(rows, loss_of))
+            with self.experts.counting(bool(rows) and advance is not None):
+                loss = self.engine(pack, loss_at_rows(rows, loss_of))
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double().cpu()
-            advance(len(rows))
+            if advance is not None:
+                advance(len(rows))
         return total
 
     def skip_step(self) -> None:
@@ -218,23 +221,29 @@ class Engine:
     def _write_policy(self, weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
         """Writes the policy's files to an empty folder."""
         if self.settings.lora is not None:
-            self.model.peft_config["default"].base_model_name_or_path = str(policy.base_of(self.folder))
+            adapter = self.model.peft_config["default"]
+            adapter.base_model_name_or_path = str(policy.base_of(self.folder))
+            if isinstance(adapter.target_modules, set):  # whose order differs between processes
+                adapter.target_modules = sorted(adapter.target_modules)
             self.model.save_pretrained(target, state_dict=dict(weights))
         elif self.split:
             policy_model.save_split(self.model, weights, target, self.folder)
         else:
-            policy_model.save(self.model, dict(weights), target, self.folder, only_weights_differ=self.saved)
-            self.saved = True
+            policy_model.save(self.model, dict(weights), target, self.folder)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first."""
+        """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.
+
+        They are on the CPU, but for an adapter's and its base's, of which PEFT writes a small part.
+        """
         from rloo_pipeline.training import split_loading
 
         if self.settings.zero_stage == 3:
             yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
         else:
             for name, tensor in self.engine.module.state_dict().items():
-                yield name.removeprefix("model."), tensor.detach().cpu()
+                weight = tensor.detach()
+                yield name.removeprefix("model."), weight if self.settings.lora is not None else weight.cpu()
 
     def leave_gpu(self) -> None:
         """As `offload`, but only from a GPU."""

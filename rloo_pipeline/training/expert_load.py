@@ -1,4 +1,8 @@
-"""How a mixture of experts spreads its tokens, counted while the optimizer steps of a round run.
+"""How a mixture of experts spreads its tokens, counted in the forward passes of a round's optimizer steps.
+
+A token counts once for each pass over the completions: neither old log-probs count, nor layers that run again in the
+backward pass, nor steps that are repeated. Tokens of a prompt count once for each micro-batch that has them, and
+padding counts where a model trains in padded batches.
 
 With n_e tokens that a layer sends to expert e, the share of an expert is p_e = n_e / Σ n, and the entropy of the layer
 is −Σ p_e·log p_e / log E: 1 where all E experts get the same, 0 where one gets everything.
@@ -7,7 +11,8 @@ is −Σ p_e·log p_e / log E: 1 where all E experts get the same, 0 where one g
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +32,7 @@ class ExpertLoad:
     def __init__(self, model: torch.nn.Module) -> None:
         """Hooks the layers of experts; a model without them has no metrics."""
         self.counts: list[Tensor] = []
+        self.counts_now = False
         for layer in model.modules():
             names = CHOSEN & inspect.signature(layer.forward).parameters.keys()
             if names and hasattr(layer, "num_experts"):
@@ -39,11 +45,22 @@ class ExpertLoad:
         self.counts.append(torch.zeros(int(layer.num_experts), dtype=torch.float64))
 
         def count(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if not self.counts_now:
+                return
             chosen = parameters.bind(*args, **named).arguments[name]
             most = len(self.counts[layer_index])
             self.counts[layer_index] += chosen.flatten().bincount(minlength=most)[:most].cpu()
 
         layer.register_forward_pre_hook(count, with_kwargs=True)
+
+    @contextmanager
+    def counting(self, counts: bool = True) -> Iterator[None]:
+        """A block in which the model's forward passes are counted, if `counts`; elsewhere they are not."""
+        self.counts_now = counts
+        try:
+            yield
+        finally:
+            self.counts_now = False
 
     def reset(self) -> None:
         """Sets the counts to 0."""

@@ -50,6 +50,7 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False)
         model = plain_model.load_adapter(model, folder)
     if split:
         split_loading.gather_for_forward(model)
+    model.requires_grad_(False)  # else the kernels would make room for gradients, also where none is computed
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.artifacts.policy import INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
-from rloo_pipeline.config import JSON
+from rloo_pipeline.artifacts.policy import GENERATION, INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
+from rloo_pipeline.config import JSON, Lora
+from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import self_check
-from rloo_pipeline.training.plain_model import load_adapter, load_plain
+from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 
@@ -77,7 +80,7 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
     `split` is that of `load`.
 
     Raises:
-        UserError: as `load`.
+        UserError: as `load`, or a new adapter names a layer that the model has not.
     """
     model: Any = load(
         folder,
@@ -96,10 +99,56 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
         return model.train()
     if is_adapter(folder):
         return load_adapter(model, folder, trainable=True).train()
+    _check_targets(model, settings.lora)
     import peft
 
     config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump(), exclude_modules=_beside_text(model))
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
+
+
+def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> None:
+    """Checks that the model in a folder has the layers that get an adapter, before anything is sampled.
+
+    Raises:
+        UserError: it has not.
+    """
+    if lora is None or lora.target_modules == "all-linear":
+        return
+    import_shims.prepare_transformers()
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits
+    with init_empty_weights(include_buffers=False):
+        model = auto_class(config.to_dict()).from_config(config, trust_remote_code=trust_remote_code)
+    _check_targets(model, lora)
+
+
+def _check_targets(model: nn.Module, lora: Lora) -> None:
+    """Checks the names of layers that get an adapter: PEFT ignores a name that no layer has, if others are there.
+
+    Raises:
+        UserError: no layer has one of them.
+    """
+    if lora.target_modules == "all-linear":
+        return
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    beside = re.compile(_beside_text(model) or r"(?!)")
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding, Conv1D)) and not beside.fullmatch(name)
+    ]
+    for name in lora.target_modules:
+        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+            last = sorted({layer.rpartition(".")[2] for layer in layers})
+            raise UserError(
+                f"update.lora.target_modules: the model has no layer '{name}'{did_you_mean(name, last)}; "
+                f"there are {', '.join(last)}"
+            )
 
 
 def _beside_text(model: Any) -> str | None:
@@ -117,10 +166,8 @@ def _freeze_vision(model: Any) -> None:
         parameter.requires_grad_(parameter in trained)
 
 
-def save(
-    model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, previous: Path, only_weights_differ: bool
-) -> None:
-    """Writes weights and configuration, and copies tokenizer and generation files from the previous policy.
+def save(model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, previous: Path) -> None:
+    """Writes weights and configuration, and copies the tokenizer and other files from the previous policy.
 
     The `lm_head.weight` that engines clone from tied embeddings is not written.
 
@@ -129,19 +176,12 @@ def save(
         weights: the policy's weights by name.
         target: empty folder to write to.
         previous: folder of the previous policy.
-        only_weights_differ: `previous` was saved from this model, so that only its weights differ. This skips
-            `save_pretrained`, which takes longer than writing a small model's weights.
     """
     tied = getattr(model.config, "tie_word_embeddings", False)
     state_dict = {
         name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")
     }
-    if only_weights_differ and _is_one_file_of(state_dict, previous):
-        from safetensors.torch import save_file
-
-        save_file(state_dict, target / WEIGHTS, metadata={"format": "pt"})
-    else:
-        model.save_pretrained(target, state_dict=state_dict)
+    _save_pretrained(model, target, state_dict)
     checked = getattr(model, "self_check", None)
     if isinstance(checked, SelfCheck):
         checked.write(target)
@@ -152,21 +192,26 @@ def save_split(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], ta
     """As `save`, for weights that come one at a time and are written as they come."""
     from rloo_pipeline.training import split_loading
 
-    model.save_pretrained(target, state_dict={})
+    _save_pretrained(model, target, {})
     (target / WEIGHTS).unlink(missing_ok=True)
     split_loading.write_shards(weights, target)
     model.self_check.write(target)  # type: ignore[operator, union-attr]
     copy_side_files(previous, target)
 
 
-def _is_one_file_of(weights: Mapping[str, Tensor], folder: Path) -> bool:
-    """Whether the policy in `folder` stores exactly these names in a single weights file."""
-    if (folder / INDEX).exists() or not (folder / WEIGHTS).exists():
-        return False
-    from safetensors import safe_open
+def _save_pretrained(model: PreTrainedModel, target: Path, state_dict: Mapping[str, Tensor]) -> None:
+    """`model.save_pretrained`, with any generation defaults that transformers has read.
 
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        return set(file.keys()) == weights.keys()
+    It would refuse to write some that it reads, such as a temperature without `do_sample`, which models come with.
+    """
+    from transformers import GenerationConfig
+
+    defaults: Any = getattr(model, "generation_config", None)
+    model.generation_config = GenerationConfig()
+    model.save_pretrained(target, state_dict=dict(state_dict))
+    model.generation_config = defaults
+    if defaults is not None and (target / GENERATION).exists():
+        defaults.to_json_file(target / GENERATION, keys_to_pop=["compile_config"])
 
 
 def copy_side_files(source: Path, target: Path) -> None:

@@ -46,6 +46,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> Completions:
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
         reference_logps=None if round_tables.reference is None else _padded(round_tables.reference["reference_logps"]),
         sampling_logps=sampling,
+        lengths=torch.tensor(tables.lengths(round_tables.rollouts["completion_ids"])),
     )
 
 

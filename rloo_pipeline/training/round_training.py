@@ -73,11 +73,11 @@ def train(
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     torch.manual_seed(derive(config.seed, "update", round_))
     engine.experts.reset()
-    passes = config.algorithm.num_iterations + needs_old_pass(config.algorithm)
+    passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config, tables_used)
-        if needs_old_pass(config.algorithm):
+        if config.algorithm.needs_old_pass:
             old_logps = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
@@ -93,26 +93,9 @@ def train(
     return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
 
 
-def _single_step(algorithm: Algorithm) -> bool:
-    """Whether a round is one optimizer step, whose own log-probs are then those of π_old."""
-    return algorithm.num_iterations * algorithm.steps_per_generation == 1
-
-
-def needs_old_pass(algorithm: Algorithm) -> bool:
-    """Whether the trainer computes log-probs of π_old before the first step.
-
-    It does so for a KL in the reward, and where several steps compare themselves with π_old.
-    """
-    if algorithm.old_logps == "sampler":
-        return False
-    in_reward = algorithm.beta != 0 and algorithm.kl.placement != "loss"
-    compared = algorithm.clip != "none" or algorithm.mismatch.correction != "none"
-    return in_reward or (compared and not _single_step(algorithm))
-
-
 def measures_ratio(algorithm: Algorithm) -> bool:
     """Whether the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
-    return algorithm.old_logps == "sampler" or needs_old_pass(algorithm) or _single_step(algorithm)
+    return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
 
 
 def _steps(

@@ -12,6 +12,11 @@ from rloo_pipeline.training.engine import Engine
 
 TAG = "state"
 ALGORITHM_STATE = "carried.json"
+KEYS = {
+    "world": "deepspeed.processes",
+    "zero_stage": "deepspeed.zero_stage (where 0 counts as 1 in 16-bit formats)",
+}
+"""What facts about a state are called in the configuration, where they come from there."""
 
 
 def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:
@@ -68,7 +73,7 @@ def load(engine: Engine, source: Path, **about: object) -> JSON:
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(
-                f"{source}: trainer state with {key} {saved.get(key)}, this run has {value}; "
+                f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, this run has {value}; "
                 "keep the old setting or start a new run"
             )
     strict = engine.weights_in_state and engine.settings.lora is None

@@ -9,7 +9,6 @@ from helpers import Round, mini, rloo_in_turn
 
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.loading import validate
-from rloo_pipeline.training.round_training import needs_old_pass
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +126,7 @@ def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_
     ],
 )
 def test_old_log_probs_are_computed_only_where_something_compares_with_them(needed, algorithm) -> None:
-    assert needs_old_pass(validate(mini(algorithm=algorithm), "test").algorithm) == needed
+    assert validate(mini(algorithm=algorithm), "test").algorithm.needs_old_pass == needed
 
 
 def test_two_passes_over_one_batch_are_two_passes(tmp_path, tiny_model) -> None:

@@ -40,3 +40,9 @@ def test_every_key_that_is_set_here_is_refused_there() -> None:
     for key in {*our_keys, *OWNED} - free:
         with pytest.raises(ValueError, match="cannot be set there; it follows from"):
             Config(**mini(deepspeed={"config": nest({key: 1})}))
+
+
+def test_the_weights_of_a_state_are_those_that_were_saved() -> None:
+    """DeepSpeed would take rounded ones, and a run that was interrupted would go on with others."""
+    with pytest.raises(ValueError, match=r"load_from_fp32_weights cannot be set there"):
+        Config(**mini(deepspeed={"config": {"zero_optimization": {"load_from_fp32_weights": False}}}))

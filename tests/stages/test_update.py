@@ -266,4 +266,4 @@ def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
     assert outcome.returncode == 1
     last = outcome.stderr.splitlines()[-1]
     assert "one of the 2 ranks failed" in last
-    assert "world 1, this run has 2" in last
+    assert "deepspeed.processes 1, this run has 2" in last

@@ -99,3 +99,13 @@ def test_auto_trains_only_where_the_trial_asks_for_it(tmp_path, tiny_model) -> N
     outcome = rloo(*arguments, "--output", run.run / "refused")
     assert outcome.returncode == 1
     assert "checks.json: its policy is of another mode" in outcome.stderr
+
+
+def test_a_misspelt_layer_of_the_adapter_is_refused_before_anything_is_trained_or_sampled(tmp_path, tiny_model) -> None:
+    run = Round(tmp_path / "run", tiny_model, update={"lora": {"target_modules": ["q_proj", "v_poj"]}})
+    staged(run.run / "assets", tiny_model)
+    arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
+    outcome = rloo("warmstart", *arguments)
+    assert outcome.returncode == 1
+    assert "update.lora.target_modules: the model has no layer 'v_poj'; did you mean 'v_proj'?" in outcome.stderr
+    assert not run.policy(0).exists()

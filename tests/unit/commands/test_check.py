@@ -136,6 +136,11 @@ def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case
         inputs.require(case())
 
 
+def test_an_adapter_on_a_layer_that_the_model_has_not_is_a_problem(case, tmp_path) -> None:
+    config = case(update={"lora": {"target_modules": ["q_proj", "v_poj"]}})
+    assert "no layer 'v_poj'; did you mean 'v_proj'?" in problems(config, tmp_path)["model"]
+
+
 def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path, monkeypatch) -> None:
     from rloo_pipeline.training import formats
 

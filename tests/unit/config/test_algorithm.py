@@ -63,6 +63,9 @@ REFUSED = {
         ["maxrl", "reward_normalization", "leave it out"],
     ),
     "a clipped success": ({"preset": "maxrl", "reward_clip_range": [0, 0.5]}, {}, ["maxrl", "reward_clip_range"]),
+    "a range the wrong way round": ({"reward_clip_range": [1, 0]}, {}, ["algorithm.reward_clip_range", "[1, 0]"]),
+    "a range without width": ({"reward_clip_range": [0, 0]}, {}, ["algorithm.reward_clip_range", "[0, 0]"]),
+    "a gain that turns beta": ({"kl": {"target": 6, "gain": 5}}, {}, ["algorithm.kl.gain", "less than 5"]),
     "a success of two weights": (NO_KL | {"advantage": "maxrl"}, {}, ["maxrl", "format", "weight 0.1"]),
     "a geometric mean with one bound": (
         {"mismatch": {"correction": "sequence_mean_mis", "min": 0.98, "max": None}},

@@ -44,6 +44,7 @@ def message_of(folder: Path, text: str) -> str:
         ("checks: {probe_prompts: 16}", "checks:", ": checks: the section is empty; give it a key, or leave it out"),
         ("vllm: {threads: 1}", "vllm: 1", ": vllm: must be a section with keys of its own (gpu_memory_utilization"),
         ("update: {", "update: {lora: {target_modules: 3}, ", ": update.lora.target_modules: Input should be a valid"),
+        ("update: {", "update: {lora: {r: 513}, ", ": update.lora.r: Input should be less than or equal to 512"),
         ("seed: 1", "seed: 1\nseed: 2", ": key 'seed' occurs twice, in lines 4 and 5; remove one"),
         ("{beta: 0.05", "{beta: 0, beta: 0.05", ": key 'beta' occurs twice, in lines 29 and 29"),
         ("seed: 1", "seed 1", ", line 5: not valid YAML: could not find expected ':'"),

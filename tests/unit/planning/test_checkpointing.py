@@ -14,10 +14,13 @@ from rloo_pipeline.runtime import devices
 SHAPE = ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 @pytest.mark.parametrize("sft", [False, True])
-def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft) -> None:
-    config = Config(**mini(deepspeed={"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 65536}))
-    without = advice.override(config, {"deepspeed.gradient_checkpointing": False})
+def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft, optimizer) -> None:
+    """SFT has an optimizer of its own."""
+    other = {"warmstart": {"sft": {"optimizer": optimizer}}} if sft else {"update": {"optimizer": optimizer}}
+    config = Config(**mini(deepspeed={"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 65536}, **other))
+    without = advice.override(config, {"deepspeed.gradient_checkpointing": False, "update.optimizer": optimizer})
     batch = memory.MicroBatch(65536, 65536, several=True) if sft else None
     edge = memory.total(memory.update(without, SHAPE, "cuda", batch)) / memory.ROOM
     for room, expected in ((edge * 0.999, True), (edge * 1.001, False)):

@@ -9,9 +9,10 @@ import pytest
 from helpers import ROOT, Project, mini, rloo
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.commands import plan
 from rloo_pipeline.commands.plan import plan_run
-from rloo_pipeline.config import Config, Offload
-from rloo_pipeline.config.loading import load
+from rloo_pipeline.config import Algorithm, Config, Offload
+from rloo_pipeline.config.loading import load, read_mapping
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import advice, estimate, memory
 from rloo_pipeline.runtime.console import Terminal
@@ -57,6 +58,8 @@ def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
 
 def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
     changes = {"rounds": 3, "rollout": {"refill": 2}, "algorithm": {"filter_zero_variance": True}}
+    on_gpus = [{**reward, "gpus": 1} if reward["name"] == "format" else reward for reward in mini()["rewards"]]
+    changes |= {"rewards": on_gpus, "report_to": ["mlflow"]}
     counts = estimate.jobs(Config(**mini(**changes)))
     outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", **changes)
     planned = dict(re.findall(r"^(\w+) +(\d+)$", outcome.stdout + outcome.stderr, re.MULTILINE))
@@ -113,6 +116,54 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
     text = next(estimate.fits(other, qwen._replace(parameters=9_000_000_000), card)).advice
     assert "offload" not in text, "only AdamW can"
     assert "zero_stage: 3" not in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"update.optimizer": "muon"},
+        {"update.optimizer": "adafactor"},
+        {"model.train_vision": True, "dataset.image_column": "image"},
+        {"deepspeed.processes": 3, "deepspeed.nodes": 3},
+    ],
+)
+def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> None:
+    config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0} | changes)
+    assert advice._is_allowed(config)
+    text = next(estimate.fits(config, qwen._replace(parameters=9_000_000_000), estimate.card_of("h100"))).advice
+    advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
+    assert advice._is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
+    assert "deepspeed.processes" not in advised, "several processes are what they refuse"
+
+
+def test_every_example_is_allowed_as_it_is() -> None:
+    for file in sorted((ROOT / "config").glob("*.yaml")):
+        if "model" in read_mapping(file):
+            config = load(file)
+            assert Config.model_validate(config.model_dump(mode="json")) == config, file.name
+
+
+def test_the_hours_of_an_update_count_the_passes_that_it_takes(qwen) -> None:
+    def hours(**changes) -> float:
+        parts = {"deepspeed.gradient_checkpointing": False, "deepspeed.processes": 1, **changes}
+        algorithm = Algorithm.model_validate({"beta": 0, "steps_per_generation": parts.pop("steps", 1)})
+        config = gsm8k(**parts).model_copy(update={"algorithm": algorithm})
+        work = estimate.hours(config, qwen, estimate.card_of("h100"))["update"]
+        return work - estimate.STARTS["update"] * config.rounds / 3600
+
+    assert hours(steps=2) == pytest.approx(hours() * 4 / 3), "log-probs of the policy before the first step"
+    assert hours(**{"deepspeed.gradient_checkpointing": True}) == pytest.approx(hours() * 4 / 3)
+    assert hours(**{"deepspeed.gradient_checkpointing": "auto"}) == hours(), "a plan decides it before"
+
+
+def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_path, qwen, monkeypatch) -> None:
+    config = gsm8k(**{"deepspeed.gradient_checkpointing": "auto", "deepspeed.processes": 1, "deepspeed.zero_stage": 0})
+    monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)
+    card = estimate.card_of("h100")
+    for size, checkpoints in ((1e6, False), (1.0, True)):
+        decided = advice.override(config, {"deepspeed.gradient_checkpointing": checkpoints})
+        expected = estimate.hours(decided, qwen, card._replace(gigabytes=size))
+        assert plan._costs(config, card._replace(gigabytes=size), 0)[3] == pytest.approx(sum(expected.values()))
 
 
 def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:

@@ -38,6 +38,19 @@ def test_a_lag_shortens_the_chain_of_seven_rounds_and_a_refill_lengthens_it(lag,
     assert stages.gpus == one.gpus == (3 if lag else 2)
 
 
+@pytest.mark.parametrize(("lag", "waits"), [(0, 28), (1, 16)])
+def test_a_reward_with_a_job_of_its_own_is_one_more_wait_of_a_round(lag, waits) -> None:
+    on_gpus = [{**reward, "gpus": 1} for reward in mini()["rewards"]]
+    stages, _ = queueing.modes(Config(**mini(rounds=7, rewards=on_gpus, rollout={"lag": lag})), 60)
+    assert stages.waits == 2 + waits + 3
+
+
+def test_what_snakemake_runs_itself_is_no_job_of_slurm() -> None:
+    """The rules that workflow/Snakefile names as local, but for `all`, which has nothing to run."""
+    text = (ROOT / "workflow" / "Snakefile").read_text().partition("localrules:")[2].partition("\n\n")[0]
+    assert {name.strip(" ,").replace("_", "-") for name in text.split()} - {"all"} == queueing.ON_SNAKEMAKES_MACHINE
+
+
 def test_wall_clock_is_gpu_time_over_the_gpus_of_each_stage() -> None:
     config = Config(**mini(rollout={"shards": 4}, deepspeed={"processes": 2}, vllm={"tensor_parallel_size": 2}))
     wall = queueing.wall_seconds(config, {"rollout": 8.0, "reference": 4.0, "update": 3.0})

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import cpu_limits, engine_size
 
@@ -66,3 +67,10 @@ def test_vllm_prepares_only_the_modules_of_the_adapter() -> None:
     expected = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]}
     assert engine_size.adapter_settings(hf_config) == expected
     assert "lora_target_modules" not in engine_size.adapter_settings(hf_config | {"target_modules": ".*_proj"})
+
+
+def test_every_rank_that_the_configuration_allows_is_one_of_vllms_or_below() -> None:
+    for rank in (1, 9, 511, 512):
+        assert engine_size.vllm_lora_rank(Lora(r=rank).r) >= rank
+    with pytest.raises(ValueError, match="less than or equal to 512"):
+        Lora(r=513)

@@ -131,6 +131,13 @@ def batch_of(algorithm: dict[str, Any], logps: dict[str, list[list[float]]]) -> 
     )
 
 
+def test_the_overlong_penalty_counts_what_tools_answered_and_the_target_length_does_not(logps) -> None:
+    length = {"overlong_cache": LONGEST, "overlong_penalty": 0.5, "target": 4, "target_penalty": 0.1}
+    batch, _ = batch_of({"beta": 0, "response_length": length}, logps)
+    penalties = [0.5 * sum(turns) / LONGEST + 0.1 * abs(sum(turns[::2]) - 4) / 4 for turns in TURNS]
+    assert batch.rewards.tolist() == pytest.approx([s - p for s, p in zip(SCORES, penalties, strict=True)])
+
+
 def kl_of(name: str, logp: Any, reference: float) -> Any:
     if name == "k1":
         return logp - reference

@@ -1,5 +1,8 @@
-"""Weights that lack a tensor, have one too many or one of another shape are refused by name by every loader."""
+"""Weights that lack a tensor, have one too many or one of another shape are refused by name by every loader, and so are
+layers of an adapter that are not there. Generation defaults go from policy to policy.
+"""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,9 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import swap_check
 from rloo_pipeline.training import forward_only, plain_model, policy_model
+from rloo_pipeline.training.kernels import lm_head
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
 
 TENSOR = "model.layers.0.mlp.up_proj.weight"
 ADAPTER_TENSOR = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
@@ -81,3 +88,78 @@ def test_a_tied_weight_that_is_stored_with_other_values_is_refused(tmp_path, tin
             continue
         with pytest.raises(UserError, match=r"lm_head.weight is not equal"):
             policy_model.load(folder, "float32", False)
+
+
+def test_nothing_makes_room_for_gradients_of_a_model_that_only_scores(tiny_model, monkeypatch) -> None:
+    """Entropies come from a loss, whose kernel would hold a gradient of the vocabulary in float32."""
+    loss, rooms = lm_head._Projection.loss, []
+
+    def watched(self, for_weight: bool, for_bias: bool) -> torch.Tensor:
+        rooms.append(for_weight or for_bias)
+        return loss(self, for_weight, for_bias)
+
+    monkeypatch.setattr(lm_head._Projection, "loss", watched)
+    model = TokenLogProbs(forward_only.load(tiny_model, "float32", False), 1.0)
+    scored = forward_only.score(model, Sequences([[4, 5]], [[6, 7, 2]]), 64, "log-probs", entropies=True)
+    assert len(scored.entropies[0]) == 3
+    assert rooms == [False]
+
+
+SAMPLING = {"temperature": 0.6, "top_p": 0.9, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("file", "defaults", "valid"),
+    [
+        ("generation_config.json", {**SAMPLING, "do_sample": True}, True),
+        ("generation_config.json", SAMPLING, False),
+        ("generation_config.json", {"pad_token_id": -1}, False),
+        ("config.json", SAMPLING, False),
+    ],
+)
+def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
+    tmp_path, tiny_model, file, defaults, valid
+) -> None:
+    """transformers writes only what it finds valid, and reads more."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(before | defaults))
+    model = policy_model.load(folder, "float32", False)
+    for name, save in (
+        ("whole", lambda target: policy_model.save(model, model.state_dict(), target, folder)),
+        ("split", lambda target: policy_model.save_split(model, [("a", torch.zeros(1))], target, folder)),
+    ):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name)
+        written = json.loads((tmp_path / name / "generation_config.json").read_text())
+        assert defaults.items() <= written.items()
+    if valid:
+        model.save_pretrained(tmp_path / "plain")
+        for written in (tmp_path / "plain").iterdir():
+            assert written.read_bytes() == (tmp_path / "whole" / written.name).read_bytes(), written.name
+    else:
+        with pytest.raises(ValueError, match="GenerationConfig is invalid"):
+            model.save_pretrained(tmp_path / "plain")
+    again = policy_model.load(tmp_path / "whole", "float32", False)
+    assert again.generation_config.to_dict() == model.generation_config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["q_proj", "v_poj"], "no layer 'v_poj'; did you mean 'v_proj'?; there are down_proj, embed_tokens, "),
+        (["self_attn"], "no layer 'self_attn'"),
+        (["proj"], "no layer 'proj'"),
+    ],
+)
+def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_name(tiny_model, names, message) -> None:
+    with pytest.raises(UserError) as error:
+        policy_model.check_adapter(tiny_model, False, Lora(target_modules=names))
+    assert str(error.value).startswith(f"update.lora.target_modules: the model has {message}")
+
+
+@pytest.mark.parametrize("names", ["all-linear", ["q_proj", "v_proj"], ["layers.1.mlp.up_proj", "lm_head"]])
+def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
+    policy_model.check_adapter(tiny_model, False, Lora(target_modules=names))
+    policy_model.check_adapter(tiny_model, False, None)

@@ -51,7 +51,7 @@ def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afte
     policy_model.load(tiny_model, "bfloat16", False)
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
-    policy_model.save(model, model.state_dict(), tmp_path, tiny_model, only_weights_differ=False)
+    policy_model.save(model, model.state_dict(), tmp_path, tiny_model)
     assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
     monkeypatch.setattr(self_check, "_results", {})
     policy_model.load(tmp_path, "float32", False)

@@ -1,0 +1,37 @@
+"""What an engine writes of a policy that is an adapter."""
+
+import pytest
+import torch
+
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.config import Lora
+from rloo_pipeline.training import policy_model
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.learning_rate import LearningRate
+from rloo_pipeline.training.settings import TrainerSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
+
+
+@pytest.mark.parametrize("names", ["all-linear", ["q_proj", "lm_head"]])
+def test_the_frozen_base_stays_where_it_is_when_an_adapter_is_written(tmp_path, tiny_model, monkeypatch, names) -> None:
+    rate = LearningRate(0.0, "constant", 0, 0, 0.0)
+    lora = Lora(r=2, target_modules=names)
+    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
+    engine = Engine(tiny_model, settings, 0)
+    copied, cpu = list[int](), torch.Tensor.cpu
+
+    def counted(tensor: torch.Tensor, *words, **named) -> torch.Tensor:
+        copied.append(tensor.numel())
+        return cpu(tensor, *words, **named)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", counted)
+    engine.save_policy(tmp_path / "policy")
+    monkeypatch.undo()
+    assert sum(copied) == 0
+    targets = read_json(tmp_path / "policy" / "adapter_config.json")["target_modules"]
+    assert targets == sorted(targets), "in any process"
+    again = policy_model.load_trainable(tmp_path / "policy", settings)
+    loaded = dict(again.named_parameters())
+    for name, weight in engine.model.named_parameters():
+        torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)
