@@ -215,12 +215,18 @@ def with_answer(row: dict, answer: int) -> dict:
 
 def write_prompts(folder: Path, rows: list[dict], part: str = "train") -> None:
     """Writes prompts as the stage `prompts` does."""
-    import datasets
-
     from rloo_pipeline.artifacts.manifest import write_manifest
+    from rloo_pipeline.artifacts.prompt_set import as_dataset
 
-    datasets.Dataset.from_list(rows).save_to_disk(str(folder / part))
+    as_dataset(rows).save_to_disk(str(folder / part))
     write_manifest(folder)
+
+
+def score(reward, batch) -> list[float | None]:
+    """The scores of a reward function, where each row is a prompt of its own."""
+    from rloo_pipeline.scoring.score_batch import score_all
+
+    return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores
 
 
 def staged(folder: Path, model: Path) -> Path:

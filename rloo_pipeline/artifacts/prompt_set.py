@@ -1,11 +1,17 @@
-"""Reads the templated prompts that the stage `prompts` wrote."""
+"""Templated prompts: how the stage `prompts` stores their rows, and how others read them.
+
+Arrow would give every object of a column the keys of all of them. A column whose objects have different keys is
+therefore stored as JSON, in the type of that name, so that its rows come back as they were.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +21,9 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.manifest import verify_manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TOOLS = "tools.json"
 """Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
@@ -61,7 +70,7 @@ class PromptSet:
 
     def rows(self, indices: list[int]) -> list[dict[str, Any]]:
         """The rows at these indices with all their columns; images are decoded."""
-        return [self._with_images(row) for row in self.table.take(indices).to_pylist()]
+        return [self._with_images(row) for row in rows_of(self.table.take(indices))]
 
     def _with_images(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row with the pixels of its images in the column of the dataset that had them."""
@@ -88,8 +97,8 @@ class PromptSet:
             UserError: a prompt_id is not in this set.
         """
         unique_ids = pa.array(sorted(set(prompt_ids)))
-        selected = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=unique_ids)).to_pylist()
-        rows = {row["prompt_id"]: self._with_images(row) for row in selected}
+        selected = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=unique_ids))
+        rows = {row["prompt_id"]: self._with_images(row) for row in rows_of(selected)}
         for prompt_id in prompt_ids:
             if prompt_id not in rows:
                 raise UserError(
@@ -97,6 +106,48 @@ class PromptSet:
                     "it; delete the rollouts and run again"
                 )
         return rows
+
+
+def as_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
+    """Rows of prompts with the columns of the first one, as they are stored."""
+    import datasets
+
+    return datasets.Dataset.from_dict({name: _column([row.get(name) for row in rows]) for name in rows[0]})
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows that were stored."""
+    names = [field.name for field in table.schema if isinstance(field.type, pa.JsonType)]
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows if names else ():
+        row.update({name: json.loads(row[name]) for name in names if row[name] is not None})
+    return rows
+
+
+def _column(values: list[Any]) -> list[Any] | pa.Array:
+    """A column as `datasets` takes it: JSON where its objects have different keys."""
+    if not _keys_differ(values):
+        return values
+    try:
+        texts = [None if value is None else json.dumps(value) for value in values]
+    except TypeError:  # a generator may give dates and the like, which only Arrow can store
+        return values
+    return pa.array(texts, pa.json_())
+
+
+def _keys_differ(values: Iterable[Any]) -> bool:
+    """Whether objects have different keys, among these values or at one place within them."""
+    given = (value for value in values if value is not None)
+    first = next(given, None)
+    if isinstance(first, list | tuple):
+        lists = (value for value in chain([first], given) if isinstance(value, list | tuple))
+        return _keys_differ(item for value in lists for item in value)
+    if not isinstance(first, dict):
+        return False
+    objects = [value for value in chain([first], given) if isinstance(value, dict)]
+    return any(value.keys() != first.keys() for value in objects) or any(
+        _keys_differ([value[key] for value in objects]) for key in first
+    )
 
 
 def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:

@@ -33,6 +33,7 @@ def read_rows(source: Source, path: str) -> list[Row]:
 
 
 def _generated(source: Source) -> list[Row]:
+    """The rows of a generator, each with all columns in order of appearance; None where a row lacks a column."""
     name = str(source.generator)
     function = import_string.load(name)
     try:
@@ -49,7 +50,8 @@ def _generated(source: Source) -> list[Row]:
             raise UserError(
                 f"the generator {name} gave a {type(row).__name__} as row {number}; it must give dicts of columns"
             )
-    return rows
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return [{column: row.get(column) for column in columns} for row in rows]
 
 
 def _loaded(source: Source, path: Path) -> list[Row]:

@@ -7,7 +7,8 @@ are a column of the dataset; each row has one of two kinds:
   by line; blanks at line ends and empty lines at the beginning and end are ignored. The exit status must be 0.
 - asserts on the program's functions, as in MBPP and HumanEval: a list of strings, each of them a test, or one string,
   in which each asserting statement is a test. A function `check(candidate)` (HumanEval) is called with the function
-  that the column `entry_point` names.
+  that the column `entry_point` names. Where all that the tests name is one builtin, as in `assert sum(10, 15) == 6`,
+  it is the program's function.
 
 How programs are kept from faking success: expected outputs never enter the program's process. For scripts, this process
 compares. For asserts, the tests run in a second process with a sandbox of its own: where they call a function of the
@@ -106,7 +107,7 @@ def code_reward(
     self_test(confinement, limits)
     settings = RunSettings(confinement, limits, partial)
     entry_points = columns.get(entry_point_column) or [None] * len(completions)
-    rows = list(zip(completions, columns[tests_column], entry_points, range(len(completions)), strict=True))
+    rows = list(zip(completions, columns[tests_column], entry_points, strict=True))
     with ThreadPoolExecutor(workers) as threads:
         outcomes = list(threads.map(bind(_score, settings), rows))
     for place, outcome in enumerate(outcomes):
@@ -115,10 +116,10 @@ def code_reward(
     return [None if isinstance(outcome, UnusableTestsError) else outcome for outcome in outcomes]
 
 
-def _score(settings: RunSettings, row: tuple[Any, Any, str | None, int]) -> float | UnusableTestsError | None:
-    completion, column_value, entry_point, number = row
+def _score(settings: RunSettings, row: tuple[Any, Any, str | None]) -> float | UnusableTestsError | None:
+    completion, column_value, entry_point = row
     try:
-        tests = read_tests(column_value, entry_point, f"row {number}")
+        tests = read_tests(column_value, entry_point)
         if tests is None:
             return None
         program = program_of(text_of(completion))

@@ -9,9 +9,9 @@ and name that node in the configuration (the nodes that score must be able to re
     - function: rloo_pipeline.rewards.judge:judge_reward
       options: {base_url: "http://node17:8000/v1", model: judge}
 
-The judge gets the prompt and the answer after the thinking, at temperature 0. A reply without a score, or with a score
-out of range, gives None and an entry in the column `error`. The `timeout` of the reward in the configuration must cover
-all attempts together.
+The judge gets the prompt and the answer after the thinking, at temperature 0. A reply without a score, with a score out
+of range, or cut at `max_tokens`, gives None and an entry in the column `error`. The `timeout` of the reward in the
+configuration must cover all attempts together.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:
         )
         if reply.choices is None:
             raise TypeError("no choices")
-        return (reply.choices[0].message.content or "") if reply.choices else ""
+        if not reply.choices or getattr(reply.choices[0], "finish_reason", None) == "length":
+            return ""  # of a reply that is cut, the last score may be cut too, or not be the last one
+        return reply.choices[0].message.content or ""
     except openai.APIStatusError as error:
         raise UserError(
             f"{REWARD}: {shown_url} refused with status {error.status_code} "
@@ -228,8 +230,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _score_in(reply: str, pattern: re.Pattern[str]) -> float | None:
-    """The last score in a reply."""
-    matches = pattern.findall(after_thinking(reply))
+    """The last score in a reply, outside of its thinking."""
+    matches = pattern.findall(after_thinking(reply).partition(THINK_START)[0])
     try:
         return float(matches[-1]) if matches else None
     except ValueError:

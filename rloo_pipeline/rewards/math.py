@@ -5,6 +5,9 @@ its last `####`, whichever comes last. Without such a mark it is the text after 
 `the answer is `; else the last number. Numbers may carry currency, thousands separators, units, a percent sign (50%
 equals 50 and 0.5) or a word such as million. A completion without a readable answer scores 0.
 
+A Markdown heading that begins with a word (`#### Step 2: total`) is no mark if text follows. One that begins with a
+number (`#### 2. The total`) cannot be told from an answer.
+
 The gold answer is read in the same way, so it may be a bare expression, a `\\boxed{…}` or a whole GSM8K solution that
 ends with `#### 42`. A gold answer that cannot be read gives None: the row does not apply, its answer is not wrong.
 
@@ -29,7 +32,9 @@ SECONDS = 5
 LONGEST = 400
 """Most characters of an expression that math-verify gets; answers are short."""
 
-_MARK = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|####|<answer>")
+_HEADING = r"[^\S\n]*[*_]*[A-Za-z]{2}[^\n]*\n\s*\S"
+"""What follows the `####` of a Markdown heading."""
+_MARK = re.compile(rf"\\(?:boxed|fbox)\s*(?=\{{)|(?<=[^\n#])#{{4,}}+|(?<![^\n])#{{4,}}+(?!{_HEADING})|<answer>")
 _ANSWER_IS = re.compile(
     r"^[^\S\n]*A:|\banswer\W{0,4}(?:\s+is)?\W{0,3}:"
     r"|\banswer(?:\s+(?:to|in)\b[^\n.:]{0,80}?)?\s+(?:is|(?:w|sh)ould be|(?:will|must) be)\b",
@@ -37,8 +42,9 @@ _ANSWER_IS = re.compile(
 )
 _UNIT = re.compile(r"(?:[°/-]?[A-Za-z]{2,}+|[°/-]?[mglLhs](?![A-Za-z])|[\s.,;:!?*()\[\]°²³])*+\Z")
 _GOES_ON = re.compile(
-    r"\s*(?:[-+*/×÷^!<>_]\s*(?:[\d({.\\]|[A-Za-z](?![A-Za-z]))|[xX]\s*\d|(?:[,;:&]|or|and)\s*-?\d|\\)"
-    r"|[A-Za-z](?![A-Za-z])(?<![mglLhs])"
+    r"\s*(?:[-+*/×÷^!<>_]\s*(?:[\d({.\\]|[A-Za-z](?![A-Za-z]))|[xX]\s*\d|(?:[,;:&]|or|and)\s*-?\d|[\\√])"
+    r"|[²³]|\s*[α-ω](?<!μ)(?![ά-ώ])|[A-Za-z](?![A-Za-z])(?<![mglLhs])"
+    r"|\s+[a-z](?<![mglhs])(?![A-Za-z]|\s+[A-Za-z]{2}|\.[A-Za-z])"
 )
 """Matches after a first number where the text is a longer expression, a list, or several guesses."""
 _WORDS = re.compile(r"(?!sin|cos|tan|log|sqrt|exp|inf)[A-Za-z]{3,}")

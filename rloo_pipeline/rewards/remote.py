@@ -96,7 +96,7 @@ async def remote_reward(
             body = {name: values[start : start + batch_size] for name, values in rows.items()}
             async with shared.limit:
                 answer = await _post_with_retries(shared.client, body, target)
-            return _scores(answer, len(body["completions"]), start, target)
+            return _scores(answer, len(body["completions"]), target)
 
         parts = await http_service.gather([score_from(start) for start in range(0, len(completions), batch_size)])
     return [score for part in parts for score in part]
@@ -150,7 +150,7 @@ async def _post(client: AsyncClient, body: dict[str, list[Any]], target: Target)
         ) from None
 
 
-def _scores(answer: Any, count: int, start: int, target: Target) -> list[float | None]:
+def _scores(answer: Any, count: int, target: Target) -> list[float | None]:
     """The scores in an answer, after a check for one finite number or null per completion."""
     values = answer.get("rewards", answer.get("scores")) if isinstance(answer, dict) else answer
     if not isinstance(values, list) or len(values) != count:
@@ -159,12 +159,12 @@ def _scores(answer: Any, count: int, start: int, target: Target) -> list[float |
             f"{REWARD}: {target.shown_url} answered {shown} for {count} completions; it must return a list with one "
             "number or null each"
         )
-    for index, value in enumerate(values):
+    for value in values:
         number = isinstance(value, int | float) and math.isfinite(value)
         if not (value is None or number):
             shown = http_service.without(target.secret, repr(value))
             raise UserError(
-                f"{REWARD}: {target.shown_url} returned {shown} for row {start + index}; it must return a finite "
-                "number or null"
+                f"{REWARD}: {target.shown_url} returned {shown} for a completion; it must return a finite number or "
+                "null"
             )
     return [None if value is None else float(value) for value in values]

@@ -165,8 +165,8 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
         columns = [completion.columns() for completion in sampler.sample(requests, draws[0].sampling, "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
-            f"{sampler.settings['model']}: the policy samples with log-probs that are not finite, as weights with NaN "
-            "cause; find the round whose update wrote such weights"
+            f"{sampler.folder}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
+            "the round whose update wrote such weights"
         )
     rows = iter(
         {

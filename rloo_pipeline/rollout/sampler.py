@@ -64,6 +64,8 @@ class Sampler:
         policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
+        self.folder = folder
+        """Of the policy; settings["model"] is its base if it is an adapter."""
         self.digest = digest or policy.digest(folder)
         if policy.is_adapter(folder):
             policy.verify(base)
@@ -135,7 +137,7 @@ class Sampler:
         self._wake_up()
         policy.check(folder)
         digest = digest or policy.digest(folder)
-        self.settings["model"] = str(policy.base_of(folder))
+        self.folder, self.settings["model"] = folder, str(policy.base_of(folder))
         if self.llm is None:
             self.lora = None if self.lora is None else _lora_request(folder, 1)
         elif digest != self.digest:
@@ -198,7 +200,7 @@ class Sampler:
 
     def play(self, turns: Turns, sampling: SamplingConfig, label: str) -> None:
         """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
-        long as it has another.
+        long as it has another, and is not started for none.
 
         Args:
             turns: the requests.
@@ -206,13 +208,18 @@ class Sampler:
             label: of the progress line.
         """
         began = time.monotonic()
-        self.llm = self.llm or self._start_engine()
-        self._wake_up()
-        engine = self.llm.llm_engine
+        if turns.total:
+            self.llm = self.llm or self._start_engine()
+            self._wake_up()
+            self._play_with(self.llm, turns, sampling, label)
+        self.seconds = time.monotonic() - began
+
+    def _play_with(self, llm: LLM, turns: Turns, sampling: SamplingConfig, label: str) -> None:
+        engine = llm.llm_engine
         running: dict[str, tuple[int, Request, SamplingParams]] = {}
         with counting(label, turns.total) as counter:
             while True:
-                running |= self._enqueue(self.llm, turns.requests(not running), sampling)
+                running |= self._enqueue(llm, turns.requests(not running), sampling)
                 if not running:
                     break
                 for output in engine.step():
@@ -220,7 +227,6 @@ class Sampler:
                         index, request, params = running.pop(output.request_id)
                         completion = completion_of(engine.get_tokenizer(), request, params, output)
                         counter.advance(turns.take(index, completion))
-        self.seconds = time.monotonic() - began
 
     def _enqueue(
         self, llm: LLM, requests: Iterable[tuple[int, Request]], sampling: SamplingConfig

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import image_store
+from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
 from rloo_pipeline.data import images
 from rloo_pipeline.data.prompting import encode, prompt_of
@@ -74,7 +75,8 @@ class Templater:
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         prompt_rows = [self._begin(row, location) for row, location in zip(rows, locations, strict=True)]
-        texts = resets.observations(self.pool, _as_stored(prompt_rows))
+        stored = rows_of(as_dataset(prompt_rows).data.table)  # as later stages read them
+        texts = resets.observations(self.pool, stored)
         for row, text, location in zip(prompt_rows, texts, locations, strict=True):
             prompt = _with_observation(row["prompt"], text, location)
             ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
@@ -119,11 +121,3 @@ def _with_observation(prompt: Any, text: str, location: str) -> Any:
             "dataset.user_prompt, or name a column of messages in dataset.prompt_column"
         )
     return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + text}]
-
-
-def _as_stored(rows: list[Row]) -> list[Row]:
-    """Rows as they are read from a prompt set, where a key that a row lacks is None."""
-    import datasets
-
-    stored: list[Row] = datasets.Dataset.from_list(rows).to_list()
-    return stored

@@ -89,7 +89,8 @@ class CallReader:
         extracted = parser.extract_tool_calls(answer, request)
         try:
             calls = tuple((call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls)
-        except ValueError:
+            json.dumps(calls, ensure_ascii=False).encode()  # a lone surrogate can be neither sent nor stored
+        except (ValueError, RecursionError):
             return ToolCalls(text, (), True)
         if not calls:
             return ToolCalls(text, (), bool(self.mark) and self.mark in answer)

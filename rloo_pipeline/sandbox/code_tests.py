@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
+from symtable import SymbolTable, symtable
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.sandbox.inside.examiner import standard_modules
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LOOK_UP_NAMES = {"eval", "exec", "globals", "locals", "vars", "__import__"}
+"""Builtins by which tests may reach names that they do not write."""
 
 
 class UnusableTestsError(Exception):
@@ -20,6 +25,8 @@ class Asserts(NamedTuple):
 
     units: list[tuple[str, bool]]
     """Pieces of code, each with whether it is a test; the others prepare tests."""
+    builtin: str = ""
+    """The builtin whose name the program's function has; empty where it has a name of its own."""
 
     @property
     def num_tests(self) -> int:
@@ -34,17 +41,17 @@ class ScriptCase(NamedTuple):
     output: str
 
 
-def read_tests(column_value: Any, entry_point: str | None, where: str) -> Asserts | list[ScriptCase] | None:
+def read_tests(column_value: Any, entry_point: str | None) -> Asserts | list[ScriptCase] | None:
     """The tests of a row; None where the row has none.
 
     Args:
         column_value: the row's value in the column of tests.
         entry_point: name of the function under test, for tests that define `check`.
-        where: the row, for messages.
 
     Raises:
         UserError: the value is neither a string, a list of strings, nor a list of inputs with outputs.
-        UnusableTestsError: the tests are not valid Python, or assert nothing.
+        UnusableTestsError: the tests are not valid Python, assert nothing, or name several builtins and no function of
+            the program.
     """
     if column_value is None or column_value == "" or column_value == []:
         return None
@@ -53,20 +60,20 @@ def read_tests(column_value: Any, entry_point: str | None, where: str) -> Assert
     if isinstance(column_value, Sequence) and all(isinstance(test, str) for test in column_value):
         return _asserts(list(column_value), entry_point)
     if isinstance(column_value, Sequence) and all(isinstance(t, Mapping) and "output" in t for t in column_value):
-        return [ScriptCase(_text(test, "input", where), _text(test, "output", where)) for test in column_value]
+        return [ScriptCase(_text(test, "input"), _text(test, "output")) for test in column_value]
     raise UserError(
-        f"the tests of {where} are neither a string, a list of strings, nor a list of {{input, output}}: "
-        "convert the column to one of these forms"
+        f"the tests of a row ({column_value!r:.50}) are neither a string, a list of strings, nor a list of "
+        "{input, output}: convert the column to one of these forms"
     )
 
 
-def _text(test: Mapping[str, Any], key: str, where: str) -> str:
+def _text(test: Mapping[str, Any], key: str) -> str:
     """The input or output of a test; a number can be written in several ways, so it is no text."""
     value = test.get(key)
     if value is None or isinstance(value, str):
         return value or ""
     raise UserError(
-        f"the tests of {where} have an {key} that is not text but {type(value).__name__} ({value!r:.50}): make it a "
+        f"the tests of a row have an {key} that is not text but {type(value).__name__} ({value!r:.50}): make it a "
         "string, exactly as a program reads or prints it"
     )
 
@@ -97,7 +104,28 @@ def _split(texts: list[str], entry_point: str | None) -> Asserts:
         asserts.units.append((f"check({entry_point})", True))
     if not asserts.num_tests:
         raise UnusableTestsError("nothing is asserted, or nothing calls 'check' and the row names no entry point")
-    return asserts
+    return asserts._replace(builtin=_tested_builtin([text for text, _ in asserts.units]))
+
+
+def _tested_builtin(texts: list[str]) -> str:
+    """The builtin that the program is asked to write, as in MBPP's `assert sum(10, 15) == 6`: the one name that the
+    tests use and do not define. Empty where they use names that are no builtins.
+    """
+    scopes = [scope for text in texts for scope in _scopes(symtable(text, "tests.py", "exec"))]
+    names = [name for scope in scopes for name in scope.get_symbols() if name.is_global()]
+    defined = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    used = {name.get_name() for name in names if name.is_referenced()} - defined - standard_modules(texts)
+    if used - {*dir(builtins)} or used & LOOK_UP_NAMES:
+        return ""
+    if len(used) > 1:
+        raise UnusableTestsError(f"they name nothing but builtins, and several of them: {', '.join(sorted(used))}")
+    return "".join(used)
+
+
+def _scopes(table: SymbolTable) -> Iterator[SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _scopes(child)
 
 
 def _is_test(statement: ast.stmt, helpers: set[str]) -> bool:

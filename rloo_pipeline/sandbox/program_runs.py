@@ -107,7 +107,7 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
         UnusableTestsError: the tests need something that the sandbox lacks.
     """
     deadline = time.monotonic() + settings.limits.seconds
-    job = json.dumps({"program": text, "units": tests.units, "all": settings.partial}).encode() + b"\n"
+    job = {"program": text, "units": tests.units, "builtin": tests.builtin, "all": settings.partial}
     confinement = (settings.confinement, settings.limits)
     with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
         with (
@@ -120,7 +120,7 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
                 end.close()
             if not _ready(report.reader, deadline):
                 return 0
-            feeder = _feed(to_examiner.writer, job)
+            feeder = _feed(to_examiner.writer, json.dumps(job).encode() + b"\n")
             lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
         feeder.join()
     return _count_passed(lines)

@@ -105,8 +105,3 @@ def log_summary(reward: Reward, result: FunctionScores) -> None:
         if reasons := [text for text in rows if text]:
             line += f"; {len(reasons)} {outcome}, the first: {reasons[0]}"
     say(line)
-
-
-def score(reward: Reward, batch: RewardBatch) -> Scores:
-    """The scores of one function, where each row is a prompt of its own."""
-    return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores

@@ -133,7 +133,8 @@ def _redirect_output(parent: int) -> None:
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
-    number, start, columns = batch.number, 0, list(batch.columns.items())
+    number, start = batch.number, 0
+    columns = [(name, _apart(values)) for name, values in batch.columns.items()]
     mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
     for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
         end = start + count
@@ -143,6 +144,25 @@ def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
             arguments.update(copy.deepcopy(mutable))
         yield Call(number, range(batch.first + start, batch.first + end), arguments, deadline)
         number, start = number + 1, end
+
+
+def _apart(values: list[Any]) -> list[Any]:
+    """Values of which no two are one list or dict, as the rows of a prompt have them: a function may change its own."""
+    own: list[Any] = []
+    seen: set[int] = set()
+    for value in values:
+        own.append(_copy(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return own
+
+
+def _copy(value: Any) -> Any:
+    """New lists and dicts of the same content; images are not copied."""
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return value
 
 
 def die_with(parent: int) -> None:
@@ -242,7 +262,8 @@ class _Caller:
         if isinstance(error, reward_call.BadOutputError):
             return Failed(call.number, seconds, bad=str(error))
         if isinstance(error, UserError):
-            return Failed(call.number, seconds, bad=f"cannot continue: {error}")
+            rows = reward_call.rows_text(call.rows)
+            return Failed(call.number, seconds, bad=f"cannot continue with {rows}: {error}")
         message = one_line(f"raised {type(error).__name__}: {error}", 500)
         message += import_string.error_location(error, self.reference)
         text = "".join(traceback.format_exception(error))

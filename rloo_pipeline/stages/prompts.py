@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import image_store, policy, vision
 from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json
 from rloo_pipeline.artifacts.manifest import write_manifest
-from rloo_pipeline.artifacts.prompt_set import TOOLS
+from rloo_pipeline.artifacts.prompt_set import TOOLS, as_dataset
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import images
 from rloo_pipeline.data.prompting import check_columns, check_names
@@ -132,7 +132,7 @@ def _save(rows: list[Row], folder: Path) -> None:
     """Writes Arrow with `datasets`; token ids are int32, other columns keep their types."""
     import datasets
 
-    table = datasets.Dataset.from_list(rows)
+    table = as_dataset(rows)
     for name in ("prompt_ids", image_store.PLACEHOLDERS):
         if name in table.column_names:
             table = table.cast_column(name, datasets.List(datasets.Value("int32")))

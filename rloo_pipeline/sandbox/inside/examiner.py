@@ -1,7 +1,7 @@
 """The examiner's process: runs the tests in a sandbox of its own and reports results on its standard error.
 
-Names that are neither defined by the tests nor Python builtins belong to the program. The program runs in another
-sandbox and is reached through the wire (`remote_program.py`).
+Names that are neither defined by the tests nor Python builtins belong to the program, and a builtin that the program is
+asked to write. The program runs in another sandbox and is reached through the wire (`remote_program.py`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ def main(bounds: dict[str, int]) -> None:
     os.write(report.fileno(), READY)
     job = wire.receive()
     begin()
-    for result in examine(ProgramProxy(wire, job["program"]), job["units"], job["all"]):
+    for result in examine(ProgramProxy(wire, job["program"]), job["units"], job["builtin"], job["all"]):
         report.write(json.dumps(result) + "\n")
         report.flush()
 
 
-def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -> Iterator[dict[str, Any]]:
+def examine(
+    program: ProgramProxy, units: list[tuple[str, bool]], builtin: str, every: bool
+) -> Iterator[dict[str, Any]]:
     """Runs units of tests. Stops at a failed preparation, and at the first failed test unless `every` is true.
 
     Args:
         program: the program under test.
         units: pieces of code, each with whether it is a test.
+        builtin: name of the builtin that the program defines itself; empty for none.
         every: run all tests.
 
     Yields:
@@ -49,7 +52,7 @@ def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -
     """
     texts = [text for text, _ in units]
     try:
-        names = TestNamespace(program, texts)
+        names = TestNamespace(program, texts, builtin)
         codes = [compile(text, "tests.py", "exec") for text in texts]
     except (MemoryError, RecursionError) as error:
         yield {"unsupported": f"Python cannot compile them within the limits ({type(error).__name__})"}
@@ -74,12 +77,17 @@ def examine(program: ProgramProxy, units: list[tuple[str, bool]], every: bool) -
 class TestNamespace(dict[str, Any]):
     """The tests' namespace: each use of a name that they do not define is looked up in the program."""
 
-    def __init__(self, program: ProgramProxy, texts: list[str]) -> None:
+    def __init__(self, program: ProgramProxy, texts: list[str], builtin: str) -> None:
         super().__init__(__name__="tests")
-        self._program = program
-        self._modules = _modules("\n".join(texts))
+        self._program, self._builtin = program, builtin
+        self._modules = standard_modules(texts)
 
     def __missing__(self, name: str) -> Any:
+        if name == self._builtin:
+            try:
+                return self._program.name(name)
+            except KeyError:  # for which Python would take the builtin
+                raise NameError(f"the program does not define {name}") from None
         if hasattr(builtins, name):  # never the program's: its `abs` could return 0
             raise KeyError(name)
         if name in self._modules:
@@ -87,9 +95,9 @@ class TestNamespace(dict[str, Any]):
         return self._program.name(name)
 
 
-def _modules(text: str) -> set[str]:
-    """Standard modules that the tests use by name: `math.isclose` must not come from the program either."""
-    nodes = list(ast.walk(ast.parse(text)))
+def standard_modules(texts: list[str]) -> set[str]:
+    """Standard modules that tests use by name: `math.isclose` must not come from the program either."""
+    nodes = list(ast.walk(ast.parse("\n".join(texts))))
     owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return (owners - called) & set(getattr(sys, "stdlib_module_names", ("math", "itertools", "collections")))

@@ -117,6 +117,12 @@ def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
             read_rows(Source(generator=f"{file}:made", options=options), "")
 
 
+def test_the_rows_of_a_generator_have_the_columns_of_all_rows(tmp_path) -> None:
+    file = tmp_path / "data.py"
+    file.write_text("def made():\n    yield {'a': 1}\n    yield {'b': 2, 'a': 3}\n")
+    assert read_rows(Source(generator=f"{file}:made"), "") == [{"a": 1, "b": None}, {"a": 3, "b": 2}]
+
+
 def dataset(**changes) -> Dataset:
     return Dataset(train=Source(path="a"), eval=Source(path="b"), **changes)
 

@@ -19,10 +19,10 @@ from rloo_pipeline.scoring import reward_call
 QUESTION = [{"role": "user", "content": "Name a prime."}]
 
 
-def saying(*replies: str | None) -> Any:
+def saying(*replies: str | None, finish_reason: str = "stop") -> Any:
     def answer(request: Request, number: int) -> tuple[int, Any]:
         message = {"role": "assistant", "content": replies[number % len(replies)]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice = {"index": 0, "message": message, "finish_reason": finish_reason}
         body = {"id": "1", "object": "chat.completion", "created": 0, "model": "judge", "choices": [choice]}
         return 200, body
 
@@ -42,6 +42,8 @@ def ask(address: str, texts: list[str], **options: Any) -> list[float | None]:
         ("Weak. **Score:** 2.5", 0.25),
         ("Score: 3 would be harsh.\nScore: 7", 0.7),
         ("<think>Score: 9?</think>No.\nscore = 4", 0.4),
+        ("<think>Perhaps a Score: 9, or", None),
+        ("Score: 4\n<think>or Score: 9", 0.4),
         ("Score: 11", None),
         ("Score: -1", None),
         ("I cannot say.", None),
@@ -54,6 +56,13 @@ def test_the_last_score_in_the_reply_counts(reply: str | None, score: float | No
     with serving(saying(reply)) as server:
         assert ask(server.address, ["7"]) == [score]
     assert notes == ({} if score is not None else {0: "got a reply of judge without a score from 0 to 10"})
+
+
+def test_a_reply_that_is_cut_has_no_score() -> None:
+    notes = reward_call.collect_notes()
+    with serving(saying("Score: 1", finish_reason="length")) as server:
+        assert ask(server.address, ["7"]) == [None]
+    assert notes == {0: "got a reply of judge without a score from 0 to 10"}
 
 
 def test_the_judge_gets_only_the_answer_at_temperature_0() -> None:

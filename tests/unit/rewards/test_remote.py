@@ -108,9 +108,9 @@ def test_a_refusal_is_not_retried() -> None:
     [
         ({"rewards": [1.0]}, "answered 1 scores for 2 completions"),
         ({"reward": [1.0, 2.0]}, r"answered \{'reward': \[1.0, 2.0\]\} for 2"),
-        ([1.0, "high"], "returned 'high' for row 1"),
-        (b"[1.0, NaN]", "returned nan for row 1"),
-        (b"[1.0, Infinity]", "returned inf for row 1"),
+        ([1.0, "high"], "returned 'high' for a completion;"),
+        (b"[1.0, NaN]", "returned nan for a completion;"),
+        (b"[1.0, Infinity]", "returned inf for a completion;"),
         (b"<html>", r"did not answer with JSON \(<html>\)"),
         (3, "answered 3 for 2 completions"),
     ],

@@ -141,6 +141,11 @@ def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, t
     assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
 
 
+def test_a_call_that_cannot_be_stored_cannot_be_read(reader) -> None:
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud800"}}</tool_call>'
+    assert reader.read(call, []) == (call, (), True)
+
+
 def test_several_calls_at_once_may_be_too_many(template, reader, tmp_path, monkeypatch) -> None:
     file = tmp_path / "tools.py"
     file.write_text(TOOLS.format(seconds=0))

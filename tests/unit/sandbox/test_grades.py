@@ -104,6 +104,26 @@ def test_check_is_called_with_the_entry_point(reward):
     assert reward(ADD, check + "check(add)") == 1
 
 
+BUILTIN = ["assert sum(10, 15) == 6", "assert sum(4, 6) == 3"]
+"""Tests of MBPP, task 126."""
+
+
+def test_the_program_may_be_asked_for_a_function_with_the_name_of_a_builtin(reward):
+    program = "def sum(a, b): return builtin([n for n in range(1, min(a, b)) if a % n == b % n == 0])"
+    right = "from builtins import sum as builtin\n" + program
+    assert reward(right, BUILTIN) == 1
+    assert reward(right.replace("range(1", "range(2"), BUILTIN) == 0
+    assert reward("def sum(a, b): return 6", BUILTIN, partial=True) == 0.5
+    assert reward("x = 1", "assert sum([1, 2]) == 3") == 0, "the builtin is not the program's"
+    assert reward(right, "def check(f):\n    assert f(10, 15) == 6", entry_point="sum") == 1
+
+
+def test_beside_a_name_of_the_program_a_builtin_is_pythons(reward):
+    program = "def f(x): return x\ndef abs(x): return 0\ndef sum(x): return 0"
+    assert reward(program, "assert abs(f(1) - 2) < 0.1") == 0
+    assert reward(program, "assert globals()['f'](1) == 1 and sum([1]) == 1") == 1
+
+
 def test_rows_are_independent_and_run_several_at_a_time(confinement):
     programs = [ADD, "def add(a, b): return 0", "while True: pass", ADD]
     tests = ["assert add(1, 2) == 3"] * 3 + [None]
@@ -113,9 +133,9 @@ def test_rows_are_independent_and_run_several_at_a_time(confinement):
 def test_unusable_tests_give_none_and_a_note(confinement):
     notes = reward_call.collect_notes()
     tests = ["def check(c):\n    assert c(1) == 1", "assert (", "x = 1", "import no_such_module\nassert add(1, 2) == 3",
-             "class T: pass\nassert add(T(), 2)"]  # fmt: skip
-    assert code_reward([ADD] * 6, tests=[*tests, None], image=IMAGE) == [None] * 6
-    assert sorted(notes) == [0, 1, 2, 3, 4], "the last has no tests"
+             "class T: pass\nassert add(T(), 2)", "assert set(sum(2, 3)) == set([1])"]  # fmt: skip
+    assert code_reward([ADD] * 7, tests=[*tests, None], image=IMAGE) == [None] * 7
+    assert sorted(notes) == [0, 1, 2, 3, 4, 5], "the last has no tests"
     assert all(why.startswith("cannot run the tests: ") for why in notes.values())
 
 
@@ -127,13 +147,13 @@ def test_the_program_is_the_last_python_code_block_after_the_thinking():
     assert program_of("<think>\n```python\nnever ends\n```") is None
 
 
-def test_tests_of_an_unknown_form_raise_an_error_that_names_the_row():
-    with pytest.raises(UserError, match="tests of row 7"):
-        read_tests([1, 2], None, "row 7")
+def test_tests_of_an_unknown_form_raise_an_error_that_shows_them():
+    with pytest.raises(UserError, match=r"the tests of a row \(\[1, 2\]\) are neither"):
+        read_tests([1, 2], None)
     with pytest.raises(UserError, match="tests_column"):
         code_reward(["x"], tests_column="tets", tests=["assert x"])
     with pytest.raises(UnusableTestsError):
-        read_tests("print(add(1, 2))", None, "row 0")
+        read_tests("print(add(1, 2))", None)
 
 
 @pytest.fixture

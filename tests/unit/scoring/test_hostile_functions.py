@@ -115,6 +115,20 @@ def test_a_change_of_an_option_is_not_seen_by_the_next_call(tmp_path) -> None:
     assert score_all([reward], RewardBatch(rows, rows, None, {}), [4] * 10, 1)[0].scores == [8.0] * 40
 
 
+@pytest.mark.parametrize(("calls", "keys"), [([4] * 10, {}), ([1] * 40, {}), ([4] * 10, {"batch": "all"})])
+def test_a_change_of_a_rows_arguments_is_not_seen_by_other_rows(tmp_path, calls, keys) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def mine(prompts, completions, about):\n    scores = []\n    for prompt, info in zip(prompts, about):\n"
+        "        scores.append(float(len(prompt[0]['content']) + len(info['tags'])))\n"
+        "        prompt[0]['content'] += ' more'\n        info['tags'].append('seen')\n    return scores"
+    )
+    prompt, about = [{"role": "user", "content": "a"}], {"tags": ["b"]}
+    batch = RewardBatch([prompt] * 40, ["x"] * 40, None, {"about": [about] * 40})
+    reward = Reward.model_validate({"function": f"{file}:mine"} | keys)
+    assert score_all([reward], batch, calls, 1)[0].scores == [2.0] * 40
+
+
 @pytest.mark.parametrize("returned", ["b'12'", "bytearray(2)", "memoryview(b'12')", "'12'"])
 def test_bytes_are_no_list_of_scores(tmp_path, returned) -> None:
     file = tmp_path / "mine.py"

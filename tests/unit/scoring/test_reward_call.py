@@ -1,10 +1,11 @@
 """A call of a reward function: which return values are scores, and what its errors name."""
 
 import pytest
+from helpers import score
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.score_batch import RewardBatch, score
+from rloo_pipeline.scoring.score_batch import RewardBatch
 
 
 @pytest.mark.parametrize("value", ["'0.5'", "b'0.5'", "bytearray(b'0.5')", "[0.5]"])

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import ROOT, has_ended, wait_until
+from helpers import ROOT, has_ended, score, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score, score_all
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time
 from rloo_pipeline.rewards.calls import unscored
-
-def length(completions):
-    return [float(len(text)) for text in completions]
 
 def number(completions, **columns):
     return [float(text) for text in completions]
@@ -122,6 +119,12 @@ async def never_awaits(completions):
     if "7" in completions:
         time.sleep(1e6)
     return number(completions)
+
+def refuses(completions):
+    from rloo_pipeline.errors import UserError
+    if "7" in completions:
+        raise UserError("name another column")
+    return number(completions)
 """
 NUMBERS = [float(row) for row in range(20)]
 
@@ -155,7 +158,7 @@ def without(row: int) -> list[float | None]:
         ("never_awaits", {}, "took over 2 s"),
         ("crashes", {"on_error": "none"}, "died of SIGSEGV"),
         ("leaves", {"on_error": "none"}, "ended its process with exit code 3"),
-        ("raises", {"on_error": "none"}, "raised ValueError: boom (mine.py, line 33)"),
+        ("raises", {"on_error": "none"}, "raised ValueError: boom (mine.py, line 30)"),
     ],
 )
 def test_a_failing_row_loses_only_its_own_score(file, name, keys, message) -> None:
@@ -173,7 +176,7 @@ def test_an_error_names_the_function_and_the_failing_row(file, name) -> None:
 
 def test_an_error_names_rows_that_fail_only_together(file) -> None:
     with pytest.raises(
-        UserError, match=r"boom \(mine.py, line 38\) for rows 4 to 7 together and for none of them alone"
+        UserError, match=r"boom \(mine.py, line 35\) for rows 4 to 7 together and for none of them alone"
     ):
         scored(file, "raises_together")
 
@@ -252,6 +255,11 @@ def test_bad_output_names_the_row_of_the_table(file) -> None:
         scored(file, "nan_at_seven", on_error="none")
 
 
+def test_an_error_that_every_row_would_have_names_the_rows_of_the_call(file) -> None:
+    with pytest.raises(UserError, match=r"'refuses' .* cannot continue with rows 4 to 7: name another column$"):
+        scored(file, "refuses")
+
+
 @pytest.mark.parametrize("name", ["tells", "tells_later"])
 def test_a_function_can_say_why_a_row_has_no_score(file, name, caplog) -> None:
     with caplog.at_level("INFO", "rloo"):
@@ -276,16 +284,13 @@ def test_workers_get_their_threads_and_a_gpu_function_has_one_process(file) -> N
     assert threads_and_processes(gpus=1) == ({1}, 1)
 
 
-def test_score_calls_one_function(file) -> None:
-    assert score(Reward(function=f"{file}:length"), batch(3)) == [1.0, 1.0, 1.0]
-
-
 def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys\nfrom rloo_pipeline.config import Reward\n"
-        "from rloo_pipeline.scoring.score_batch import RewardBatch, score\n"
-        "score(Reward(function=sys.argv[1]), RewardBatch(['p'] * 2, ['7', '7'], [[1]] * 2, {}))\n"
+        "from rloo_pipeline.scoring.score_batch import RewardBatch, score_all\n"
+        "batch = RewardBatch(['p'] * 2, ['7', '7'], [[1]] * 2, {})\n"
+        "score_all([Reward(function=sys.argv[1])], batch, [1, 1], 1)\n"
     )
     for name in ("sleeps", "backtracks", "never_awaits"):
         command = [sys.executable, str(script), f"{file}:{name}"]
