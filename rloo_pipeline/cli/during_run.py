@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.cli.command import RUN, Command, command, option
-from rloo_pipeline.config.run_set import read_runs
+from rloo_pipeline.config.loading import read_mapping
+from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 
@@ -39,17 +42,25 @@ def _diagnose(arguments: argparse.Namespace) -> None:
 
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
+    from rloo_pipeline.snakemake_ext import failures, frozen_config
 
     project = Path.cwd()
-    runs = read_runs(arguments.config)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-C", nargs="*", default=[])
+    named, others = parser.parse_known_args(arguments.snakemake)
+    raw = read_mapping(arguments.config, named.config)
+    runs = runs_of(raw, arguments.config, str(arguments.config))
+    folder = project / "results" / runs.name / submission.FOLDER
+    submission.refuse_second(runs.name, folder)
+    # the job may start, and start again, after the user has edited the file for the next run
+    copy = frozen_config.write(raw, runs, arguments.config, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
-    argv = [*installation.snakefile_option(project), "--configfile", str(arguments.config)]
+    argv = [*installation.snakefile_option(project), "--configfile", str(copy)]
     argv += ["--profile", installation.profile(name)]
     if not arguments.controller:
         argv += ["--cores", str(arguments.cpus_per_node * arguments.nodes)]
     margin = None if arguments.stop_before is None else arguments.stop_before * 60
-    folder = project / "results" / runs.name / submission.FOLDER
-    plan = allocation.Plan([*argv, *arguments.snakemake], project, folder, arguments.controller, margin)
+    plan = allocation.Plan([*argv, *others], project, folder, arguments.controller, margin)
     request = submission.Resources(
         arguments.time,
         arguments.nodes,
@@ -57,6 +68,7 @@ def _submit(arguments: argparse.Namespace) -> None:
         arguments.cpus_per_node,
         dict(_sbatch_option(text) for text in arguments.sbatch),
     )
+    os.environ[failures.COMMAND] = shlex.join(["rloo", *arguments.argv])
     number = submission.submit(runs.name, plan, request)
     print(f"job {number}; `rloo status {runs.name}` shows its progress")
 

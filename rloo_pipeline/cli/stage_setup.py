@@ -53,10 +53,13 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
     processes = processes or section.processes
     if section.nodes == 1 and not ranks.is_rank():
         gpu_claims.claim(processes, from_the_end=True)
+    argv = without_log(arguments.argv)
+    if section.nodes > 1 and processes == 1 and nodes.is_outside_image():  # its rule may have started ranks instead
+        nodes.launch(1, 1, section.threads, arguments.output, argv)
+        return False
     if processes == 1 or ranks.is_rank():
         nodes.join()
         return True
-    argv = without_log(arguments.argv)
     if section.nodes > 1:
         nodes.launch(section.nodes, processes, section.threads, arguments.output, argv)
     else:

@@ -68,8 +68,18 @@ def require(name: str) -> None:
         )
 
 
-def prepare(config: Config, image: str) -> None:
-    """Sets the environment variables that Apptainer and the engines in the image read."""
+def prepare(config: Config, image: str, in_job: bool = False) -> None:
+    """Sets the environment variables that Apptainer and the engines in the image read.
+
+    Args:
+        config: of the run.
+        image: its image.
+        in_job: whether this process inherits them from one that may run on another node, whose folders this node may
+            not have.
+    """
+    inherited = os.environ.get("APPTAINER_BIND", "").split(",")
+    if in_job:
+        inherited = [bind for bind in inherited if Path(bind.partition(":")[0]).exists()]
     cache_folders = dict(_cache_folders())
     if not Path(os.environ.setdefault("TMPDIR", tempfile.gettempdir())).is_dir():
         del os.environ["TMPDIR"]  # the folder of the node that submitted the job, which this node does not have
@@ -77,7 +87,7 @@ def prepare(config: Config, image: str) -> None:
     folders = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
     if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
         folders.append(f"{file}:{file}:ro")  # the report records which image it was
-    binds = [*os.environ.get("APPTAINER_BIND", "").split(","), *filter(None, folders)]
+    binds = [*inherited, *filter(None, folders)]
     binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
     if Path("/dev/nvidiactl").exists():
@@ -106,6 +116,8 @@ def _outside_folders(config: Config) -> Iterator[str]:
     paths += [Path(source.name) for source in sources if source.name]
     if config.model.name_or_path:
         paths.append(Path(config.model.name_or_path))
+    if config.evaluation.harness and config.evaluation.harness.include_path:
+        paths.append(Path(config.evaluation.harness.include_path))
     modules = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
     paths += [Path(module) for module in modules if module.endswith(".py")]
     working_folder = Path.cwd().resolve()

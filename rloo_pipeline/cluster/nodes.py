@@ -73,6 +73,11 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
         raise UserError(f"one of the {processes} ranks on {nodes} nodes failed: {why}")
 
 
+def is_outside_image() -> bool:
+    """Whether the run's stages have an image and this process is not in one."""
+    return IMAGE in os.environ and "APPTAINER_CONTAINER" not in os.environ
+
+
 def take_rank() -> None:
     """Sets RANK, WORLD_SIZE and LOCAL_RANK in a process that `launch` started; does nothing in others."""
     if RENDEZVOUS not in os.environ or "RANK" in os.environ:

@@ -22,7 +22,10 @@ class SlurmJob(NamedTuple):
     """How often it was requeued."""
 
 
-ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+ENDED = (
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
+    "PREEMPTED",
+)
 """States of jobs that have ended, which SLURM still shows for some minutes."""
 
 

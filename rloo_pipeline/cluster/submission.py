@@ -30,21 +30,33 @@ class Resources(NamedTuple):
     """Further options by name, without dashes; True for options without a value."""
 
 
-def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
-    """Submits a run, or an experiment, by its name. Returns the id of the job.
+def refuse_second(run: str, folder: Path) -> None:
+    """Refuses to submit a run, or an experiment, whose job is still there.
+
+    Args:
+        run: its name.
+        folder: for the record of its job.
 
     Raises:
-        UserError: a job of this run waits or runs already, there is no SLURM, or SLURM refuses.
+        UserError: a job of this run waits or runs already, or SLURM does not answer.
     """
-    folder = plan.folder
     record = _read_record(folder)
     running = slurm.job(record["job"]) if record else None
     if record and running:
         raise UserError(
             f"{run}: job {record['job']} is already in the queue ({running.state}); `rloo cancel {run}` ends it"
         )
+
+
+def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
+    """Submits a run, or an experiment, by its name. Returns the id of the job.
+
+    Raises:
+        UserError: there is no SLURM, or SLURM refuses.
+    """
     import submitit
 
+    folder = plan.folder
     try:
         executor = submitit.SlurmExecutor(folder=folder)
     except RuntimeError:

@@ -1,5 +1,4 @@
-"""Starts a run: `rloo run`, which becomes `snakemake`; and from Python, through Snakemake's API in a child process
-(`python -m rloo_pipeline.commands.launch`).
+"""Starts a run: `rloo run`, which becomes `snakemake`, and the same from Python, in a child process.
 
 Snakemake cannot run its event loop inside that of a notebook, and a notebook should not inherit the settings of the
 engines. So Snakemake is a child process and every stage a child of that; the caller of `run` never holds a GPU.
@@ -13,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -53,14 +53,19 @@ def run(
 
     project, file = Path(folder).resolve(), Path(config).resolve()
     name = (changes or {}).get("run") or load(file).run
-    call = {"config": str(file), "cores": cores, "changes": dict(changes or {}), "dry_run": dry_run}
-    if _run_child(project, call):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as changed:  # --config would make text of numbers in sections
+        json.dump(dict(changes or {}), changed)
+        changed.flush()
+        files = [str(file), *([changed.name] if changes else [])]
+        options = [*files, "--cores", str(cores), *(["--dry-run"] if dry_run else [])]
+        failed = _run_child(command_line(options, project), project, f"rloo_pipeline.run({str(config)!r}, …)")
+    if failed:
         raise UserError(f"{file}: the run failed; see the lines above and results/{name}/logs")
     return None if dry_run else Run(project / "results" / name)
 
 
-def command_line(arguments: Sequence[str]) -> list[str]:
-    """The command line of Snakemake for `rloo run [CONFIG] [OPTION …]` in this folder.
+def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
+    """The command line of Snakemake for `rloo run [CONFIG] [OPTION …]` in a folder, by default this one.
 
     Adds the Snakefile where the folder has none, the folder of a profile for its name, and all cores where no option
     says how many.
@@ -68,11 +73,11 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     Raises:
         UserError: no configuration is named, and the folder has none.
     """
-    options, snakefile = list(arguments), installation.snakefile_option(Path())
+    options, snakefile = list(arguments), installation.snakefile_option(folder)
     if options and not options[0].startswith("-"):
         options.insert(0, "--configfile")
     names_config = any(word.startswith("--configfile") for word in options)
-    if snakefile and not names_config and not installation.DEFAULT_CONFIG.exists():
+    if snakefile and not names_config and not (folder / installation.DEFAULT_CONFIG).exists():
         raise UserError(
             f"{installation.DEFAULT_CONFIG}: no such configuration file in this folder; name one, as in `rloo run "
             "my-run.yaml`, or make a project with `rloo init`"
@@ -97,11 +102,17 @@ def become_snakemake(arguments: Sequence[str]) -> NoReturn:
     os.execv(command[0], command)
 
 
-def _run_child(project: Path, call: Mapping[str, Any]) -> int:
-    """Calls `run_snakemake` in a child process and prints its output as it comes. Returns its exit status."""
-    argv = [sys.executable, "-m", "rloo_pipeline.commands.launch", json.dumps(call)]
+def _run_child(argv: Sequence[str], project: Path, typed: str) -> int:
+    """Runs Snakemake in a child process and prints its output as it comes. Returns its exit status.
+
+    Args:
+        argv: its command line.
+        project: its working folder.
+        typed: the call that continues the run, for its messages.
+    """
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(argv, cwd=project, text=True, **pipes) as child:
+    environment = os.environ | {failures.COMMAND: typed}
+    with subprocess.Popen(argv, cwd=project, env=environment, text=True, **pipes) as child:
         try:
             for line in child.stdout or ():
                 print(line, end="", flush=True)
@@ -109,38 +120,3 @@ def _run_child(project: Path, call: Mapping[str, Any]) -> int:
             child.terminate()
             raise
     return int(child.returncode)
-
-
-def run_snakemake(config: Path, cores: int, changes: Mapping[str, Any], dry_run: bool) -> bool:
-    """Does what `snakemake --cores CORES --configfile CONFIG` does in this folder, with the options of
-    profiles/default, to which the logger belongs.
-
-    Returns:
-        Whether the run succeeded.
-    """
-    from snakemake.api import SnakemakeApi
-    from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
-
-    from rloo_pipeline.snakemake_ext.logger import LogHandlerSettings
-
-    plain = os.environ.get("SNAKEMAKE_LOGGER_RLOO_PLAIN", "").lower() == "true"
-    logger = {"rloo": LogHandlerSettings(plain=plain)}
-    with SnakemakeApi(OutputSettings(printshellcmds=True, dryrun=dry_run, log_handler_settings=logger)) as api:
-        try:
-            workflow = api.workflow(
-                resource_settings=ResourceSettings(cores=cores),
-                config_settings=ConfigSettings(config=changes, configfiles=[config]),
-                snakefile=installation.snakefile(Path()),
-            )
-            dag = workflow.dag(dag_settings=DAGSettings(force_incomplete=True))
-            dag.execute_workflow(executor="dryrun" if dry_run else "local")
-        except Exception as error:
-            api.print_exception(error)
-            return False
-    return True
-
-
-if __name__ == "__main__":
-    call = json.loads(sys.argv[1])
-    succeeded = run_snakemake(Path(call["config"]), call["cores"], call["changes"], call["dry_run"])
-    raise SystemExit(0 if succeeded else 1)

@@ -1,7 +1,8 @@
 """Digests of the code behind each stage, so that an edit reruns the stages it affects and no others.
 
 The digest of a stage covers its own file, every module of this package that it imports, directly or indirectly, and the
-files of functions that the configuration names, with the modules that these import from their own folder. Modules that
+files of functions that the configuration names, with the modules that these import from their own folder; that of the
+benchmarks also the user's task files. Modules that
 cannot change a result are left out, and so are imports under `if TYPE_CHECKING:`.
 
 A Python file is digested as a syntax tree, in a form that is the same in Python 3.11 to 3.13, so comments, docstrings
@@ -28,6 +29,8 @@ WITHOUT_EFFECT = {
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """
+TASK_FILES = (".yaml", ".yml", ".py")
+"""Suffixes of lm-eval's task files, which count as text."""
 READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}
 """Names by which code can read docstrings or comments. If a user's code has one, these count in the digest."""
 
@@ -45,10 +48,19 @@ def source_digest(stage: str, config: Config) -> str:
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(file.resolve()) for file in (stage_file, *user_files) if file is not None]
     digests = {(_name(file), _digest(file, text)) for closure in closures for file, text in _with_text_flag(closure)}
+    if "harness" in stage:
+        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}
     total = hashlib.sha256()
     for name, digest in sorted(digests):
         total.update(f"{name} {digest}\n".encode())
     return total.hexdigest()[:16]
+
+
+def _task_files(config: Config) -> Iterator[Path]:
+    """The user's own task files of lm-eval."""
+    harness = config.evaluation.harness
+    if harness and harness.include_path:
+        yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 
 
 def source_files(file: Path) -> frozenset[Path]:

@@ -86,3 +86,8 @@ class Scoring(Section):
     """Number of processes of a scoring job that call reward functions, one per CPU core. Each async function has one
     more process.
     """
+
+    @property
+    def memory_mb(self) -> int:
+        """Memory that a scoring job asks for in its first attempt."""
+        return 3000 + 1000 * self.workers

@@ -28,6 +28,7 @@ from rloo_pipeline.environments import contract, tools
 from rloo_pipeline.environments.contract import EnvironmentCode
 from rloo_pipeline.environments.episode import serve
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import process_end
 from rloo_pipeline.sandbox.inside import limits
 from rloo_pipeline.scoring.worker import die_with
 from rloo_pipeline.scoring.worker_process import adopt_orphans, end_orphans
@@ -138,7 +139,7 @@ class Keeper:
         if pid == 0:
             self._become(file)
         os.close(file)
-        self.processes[episode] = pid, os.pidfd_open(pid)
+        self.processes[episode] = pid, process_end.readable_after(pid)
 
     def _become(self, file: int) -> None:
         """Serves an episode in the new process, and ends it."""

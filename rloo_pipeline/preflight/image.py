@@ -32,7 +32,6 @@ def findings(image: str) -> Iterator[Finding]:
     program = shutil.which("apptainer")
     runs = apptainer(program)
     yield runs
-    yield namespaces()
     exists = "://" in image or Path(image).exists()
     yield Finding(
         "image",
@@ -42,7 +41,10 @@ def findings(image: str) -> Iterator[Finding]:
         "share; a run without --sdm apptainer needs none: ask with --no-image",
     )
     if runs.ok and exists and program:
-        yield from cuda(_output(program, "exec", image, "cat", LOCK), driver())
+        lock = _output(program, "exec", image, "cat", LOCK)
+        if lock is None:  # else Apptainer has them, or does without: by setuid, or by a profile of AppArmor
+            yield namespaces()
+        yield from cuda(lock, driver())
 
 
 def apptainer(program: str | None) -> Finding:
@@ -59,7 +61,10 @@ def apptainer(program: str | None) -> Finding:
 
 
 def namespaces(system: Path = SYSTEM) -> Finding:
-    """Users may create user namespaces: according to the kernel's settings, and by creating one."""
+    """Users may create user namespaces: by creating one, or else according to the kernel's settings."""
+    unshare = shutil.which("unshare")
+    if unshare and _output(unshare, "--user", "--map-root-user", "true") is not None:
+        return Finding("user namespaces", True, "allowed")
     for file, bad in (
         ("user/max_user_namespaces", "0"),
         ("kernel/unprivileged_userns_clone", "0"),
@@ -69,8 +74,7 @@ def namespaces(system: Path = SYSTEM) -> Finding:
         if setting.exists() and setting.read_text().strip() == bad:
             fix = f"ask the administrators for {file.replace('/', '.')} other than {bad}, or for setuid Apptainer"
             return Finding("user namespaces", False, f"{setting} is {bad}", fix)
-    unshare = shutil.which("unshare")
-    if unshare and _output(unshare, "--user", "--map-root-user", "true") is None:
+    if unshare:
         return Finding("user namespaces", False, "unshare --user fails", "ask the administrators to allow them")
     return Finding("user namespaces", True, "allowed")
 

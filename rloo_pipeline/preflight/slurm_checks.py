@@ -2,7 +2,7 @@
 and the jobs request as many GPUs as their engines use.
 
 Requests that the rules make themselves are read from workflow/rules/*.smk, from `growing(amount)`: the amount of the
-first attempt, and the first number of a sum.
+first attempt, and the first number of a sum; `scoring_memory` follows from the configuration.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import yaml
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.planning import estimate
 from rloo_pipeline.preflight import Finding
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
-GROWING = re.compile(r"(mem_mb|runtime)=growing\((\d+)")
+GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
 GPUS = re.compile(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?")
 UNLIMITED = ("UNLIMITED", "infinite", "INVALID")
 
@@ -139,7 +138,7 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
     engine_gpus = _engine_gpus(config)
     default, per_rule = settings.get("default-resources") or {}, settings.get("set-resources") or {}
     by_rule = {}
-    for rule, own in _rules(rules):
+    for rule, own in _rules(rules, config):
         resources = {**default, **own, **(per_rule.get(rule) or {})}
         minutes, memory = _first_number(resources.get("runtime")), _first_number(resources.get("mem_mb"))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
@@ -150,18 +149,31 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
 def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     """By rule: the configuration key with the number of GPUs per node that its engine uses, and that number."""
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
-    parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
-    episodes = parallel
-    if config.rollout.environment_gpus:
-        episodes = (f"{parallel[0]} + rollout.environment_gpus", estimate.sampler_gpus(config))
-    sampling = ["probe", "trial_probe", "rollout", "evaluate", "evaluate_chosen"]
-    sampling += ["refill"] if config.rollout.refill else []
-    sampling += ["difficulty"] if config.measures_difficulty else []
-    return {**dict.fromkeys(training, ranks), **dict.fromkeys(sampling, episodes), "harness": parallel}
+    if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
+        training += ["distance", *(["reference", "refill_reference"] if config.uses_reference else [])]
+    scoring = ["probe", "trial_probe", "evaluate", "evaluate_chosen"]
+    scoring += ["refill"] if config.rollout.refill else []
+    scoring += ["difficulty"] if config.measures_difficulty else []
+    parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
+    # reward functions with `gpus` take turns with the engine
+    rewards = ("rewards.gpus", max((reward.gpus for reward in config.rewards), default=0))
+    engine = max(parallel, rewards, key=lambda pair: pair[1])
+    return {
+        **dict.fromkeys(training, ranks),
+        **dict.fromkeys(scoring, _with_environments(engine, config)),
+        "rollout": _with_environments(parallel, config),
+        "harness": parallel,
+    }
 
 
-def _rules(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
+def _with_environments(engine: tuple[str, int], config: Config) -> tuple[str, int]:
+    key, count = engine
+    beside = config.rollout.environment_gpus
+    return (f"{key} + rollout.environment_gpus", count + beside) if beside else engine
+
+
+def _rules(folder: Path, config: Config) -> Iterator[tuple[str, dict[str, int]]]:
     """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
     resources: dict[str, dict[str, int]] = {}
     for file in sorted(folder.glob("*.smk")):
@@ -169,7 +181,8 @@ def _rules(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
         headers = list(RULE.finditer(text))
         ends = [*(header.start() for header in headers), len(text)][1:]
         for header, end in zip(headers, ends, strict=False):
-            own = {name: int(amount) for name, amount in GROWING.findall(text[header.start() : end])}
+            found = GROWING.findall(text[header.start() : end])
+            own = {name: int(amount or config.scoring.memory_mb) for name, amount in found}
             name = header[1] or header[3]
             resources[name] = own or resources.get(header[2] or "", {})
             if resources[name]:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rloo_pipeline.runtime import process_end
+
 VARIABLE = "RLOO_CONTROLLER"
 """Environment variable of jobs on Snakemake's machine: its process id and its PID namespace, as `name` gives them."""
 _watched: set[int] = set()
@@ -35,7 +37,7 @@ def end_with(pid: int, action: Callable[[], object]) -> None:
     """Calls `action` in a thread when a process has ended, or at once if it has ended already."""
     _watched.add(pid)
     try:
-        handle = os.pidfd_open(pid)
+        handle = process_end.readable_after(pid)
     except ProcessLookupError:
         action()
         return

@@ -3,7 +3,7 @@
 Snakemake counts the stages that run (`gpu_stages` in a profile), but does not say which GPUs are whose, and left alone
 each would take the first. So a stage takes a name for each GPU, that of an abstract Unix socket, and puts these GPUs in
 CUDA_VISIBLE_DEVICES. The kernel releases the names, however the stage ends, and they leave no file. A job of SLURM sees
-only its own GPUs and has nothing to choose.
+only its own GPUs, which in each job can have the same numbers, so the names contain the job's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _take(candidates: list[str], needed: int) -> list[str]:
     for name in candidates:
         claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            claimed.bind(f"\0rloo-gpu-{os.getuid()}-{name}")
+            claimed.bind(f"\0rloo-gpu-{os.getuid()}-{os.environ.get('SLURM_JOB_ID', '')}-{name}")
         except OSError as error:
             claimed.close()
             if error.errno != errno.EADDRINUSE:

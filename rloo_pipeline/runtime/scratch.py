@@ -2,16 +2,20 @@
 
 Libraries leave files in TMPDIR (vLLM's `vllm_dist_*`, torchrun's folders), and a killed process leaves all of its own.
 So TMPDIR is set to a folder with a lock file beside it. Each process that uses the folder has a shared lock, which the
-kernel releases when the process ends; the next process that takes such a folder removes those that nobody has locked.
+kernel releases when the process ends; the next process on this host that takes such a folder removes those that nobody
+has locked. Other hosts may share TMPDIR, and their locks need not be seen here, so the lock file names its host. Where
+the file system has no locks, folders of killed processes stay.
 While a process that outlives a killed owner can still write into the folder, or make it anew, it stays.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -46,7 +50,8 @@ def claim(folder: Path) -> None:
     remove_abandoned(folder.parent)
     temporary = folder / LOCK
     lock = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    os.write(lock, socket.gethostname().encode())
+    _lock(lock)
     temporary.rename(_lock_of(folder))  # locked before anyone can see it
     _locks.append(lock)
     _own.append((os.getpid(), folder))
@@ -82,7 +87,8 @@ def remove_abandoned(top: Path) -> None:
                 continue
             with lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(top / lock.name.removeprefix(LOCK))
+                if file.read() == socket.gethostname():
+                    _remove(top / lock.name.removeprefix(LOCK))
         except OSError:  # in use, or already removed
             continue
 
@@ -96,8 +102,14 @@ def _folder_around() -> Path | None:
 def _share(folder: Path) -> None:
     if not _locks:
         lock = os.open(_lock_of(folder), os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        _lock(lock)
         _locks.append(lock)
+
+
+def _lock(handle: int) -> None:
+    """Shares the lock of a file, if the file system has locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_SH)
 
 
 def _lock_of(folder: Path) -> Path:

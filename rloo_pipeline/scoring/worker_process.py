@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.runtime import process_end
 from rloo_pipeline.scoring.messages import (
     BadMessageError,
     Began,
@@ -211,7 +212,7 @@ class WorkerProcess:
     def end(self) -> None:
         """Waits for a dismissed worker, then kills the rest of its process group."""
         if self.process.poll() is None:
-            end = os.pidfd_open(self.process.pid)  # Popen.wait with a timeout polls with sleeps
+            end = process_end.readable_after(self.process.pid)  # Popen.wait with a timeout polls with sleeps
             wait([end], EXIT_SECONDS)
             os.close(end)
         self.kill()

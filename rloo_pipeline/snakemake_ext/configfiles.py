@@ -1,4 +1,4 @@
-"""The files of `--configfile`, checked before Snakemake reads them.
+"""The files of `--configfile`, or the project's own where none is named, checked before Snakemake reads them.
 
 Snakemake reads them before it reads the Snakefile. Of a missing file it prints a traceback, and of a broken one a
 sentence without the file's name.
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
 
 
 def check(argv: Sequence[str] | None = None) -> None:
-    """Checks the configuration files named on the command line.
+    """Checks the configuration files of a command line.
 
     Args:
         argv: the command line; this process's if not given. One of another program is not looked at.
@@ -28,7 +29,10 @@ def check(argv: Sequence[str] | None = None) -> None:
         return
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--configfile", "--configfiles", nargs="+", type=Path, default=[], dest="files")
-    files = parser.parse_known_args(options)[0].files
+    parser.add_argument("--directory", "-d", type=Path, default=Path())
+    named = parser.parse_known_args(options)[0]
+    default = named.directory / DEFAULT_CONFIG
+    files = named.files or ([default] if default.exists() else [])
     if files:
         from snakemake.exceptions import CliException
 

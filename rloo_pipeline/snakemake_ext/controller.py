@@ -18,7 +18,7 @@ from typing import Any
 
 from snakemake.logging import logger
 from snakemake.path_modifier import PathModifier
-from snakemake.settings.types import DeploymentMethod
+from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.config.run_set import RESULTS, RunSet
@@ -31,6 +31,8 @@ from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import (
     ancient_inputs,
     early_stop,
+    failures,
+    frozen_config,
     input_functions,
     locks,
     longer_run,
@@ -40,9 +42,6 @@ from rloo_pipeline.snakemake_ext import (
 from rloo_pipeline.snakemake_ext.logger import LogHandler
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
-
-RENAMED = {"update_passing": "update_transient"}
-"""Rules that profiles may still name as they were called before."""
 
 
 class Controller:
@@ -60,12 +59,14 @@ class Controller:
         """Folder of the run or of the experiment."""
         self.stopped = {run for run, config in self.runs.configs.items() if self._stopped_after(run) == config.rounds}
         """Runs, by their folders below results/, that a gate ended at the number of rounds that they have now."""
-        self.image = containers.image(runs.first, installation.root())
-        """The image that stages run in with `--sdm apptainer`."""
         self._in_image = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
         self._main = bool(workflow.is_main_process)
+        chosen = None if self._main else os.environ.get(nodes.IMAGE)
+        self.image = chosen or containers.image(runs.first, installation.root())
+        """The image that stages run in with `--sdm apptainer`: in a job the one that its run started with."""
         self._is_module = not workflow.modifier.is_main_snakefile()
         self._held = locks.Hold(False)
+        self._config_copy: Path | None = None
         # while rules are read, Snakemake has no executor yet, and local_exec is always true
         self.several_nodes = self._main and not workflow.dryrun and steps.nodes() > 1
         """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
@@ -106,7 +107,7 @@ class Controller:
         if self._in_image:
             containers.require(self.image)
             for config in self.runs.configs.values():
-                containers.prepare(config, self.image)
+                containers.prepare(config, self.image, in_job=not self._main)
             os.environ[nodes.IMAGE] = self.image
         else:
             trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
@@ -151,10 +152,9 @@ class Controller:
         settings, rules = self._workflow.resource_settings, {rule.name for rule in self._workflow.rules}
         unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
         if unknown and self._main and not self._is_module:
-            hints = [f"{name} is now {RENAMED[name]}" for name in sorted(unknown & RENAMED.keys())]
             raise UserError(
-                f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}"
-                + (f" ({'; '.join(hints)})" if hints else f"; its rules are {', '.join(sorted(rules))}")
+                f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
+                f"are {', '.join(sorted(rules))}"
             )
         input_functions.note_parameters(self._workflow.rules)
         if self.several_nodes:
@@ -175,6 +175,8 @@ class Controller:
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
                 f"{slurm_checks.USE_OURS}"
             )
+        if not self._held.alone:  # Snakemake's own lock was left out, or cleared
+            raise UserError(self._held.message)
         if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
             self._workflow.scheduler.keepgoing = True
         self._require_inputs()
@@ -182,10 +184,10 @@ class Controller:
         self._refuse_fewer_rounds(
             run for run in self.runs.configs if str(self._results / run / "summary.json") in outputs
         )
-        if self._held.alone:
-            self._write_configs()
-            for run, config in self.runs.configs.items():
-                early_stop.forget(self._results / run, config.rounds)
+        self._freeze_config()
+        self._write_configs()
+        for run, config in self.runs.configs.items():
+            early_stop.forget(self._results / run, config.rounds)
         if not self._workflow.local_exec or self.several_nodes:  # jobs are on other machines
             return
         scratch.use(self._workflow.snakemake_tmp_dir)
@@ -196,6 +198,15 @@ class Controller:
             stages = {argv[1] for argv in commands if argv[0] == "rloo"}
             cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
             manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
+
+    def _freeze_config(self) -> None:
+        """From here on jobs, and the call that finishes a run after a gate, read the configuration from copies."""
+        file = next(iter(self._workflow.config_settings.configfiles), None)
+        self._config_copy = frozen_config.write(
+            self._workflow.config, self.runs, file, frozen_config.FOLDER / self.runs.name
+        )
+        if self._config_copy:
+            self._workflow.config_settings = ConfigSettings(configfiles=[self._config_copy])
 
     def _outputs(self) -> Iterator[str]:
         """Files that the jobs of this call will write."""
@@ -229,8 +240,9 @@ class Controller:
         }
         if not (self._held.alone and ended) or self._workflow.dag_settings.targets:
             return
-        rounds = None if self.runs.experiment else next(iter(ended.values()))
-        command = early_stop.command(rounds, self._workflow.config_settings.config_args or [])
+        # of an experiment, `shortened` ends the runs
+        change = f"experiment={self.runs.name}" if self.runs.experiment else f"rounds={next(iter(ended.values()))}"
+        command = early_stop.command(change, self._config_copy)
         if command is None:
             return
         for run, stopped in ended.items():
@@ -239,7 +251,7 @@ class Controller:
             run_folders.write_config(self._results / run, self.runs.configs[run], rounds=stopped)
         for handler in self._log_handlers():
             handler.give_terminal_back()
-        if not subprocess.run(command, check=False).returncode:
+        if not subprocess.run(command, env=os.environ | {failures.COMMAND: failures.typed()}, check=False).returncode:
             for run, stopped in ended.items():
                 folder, planned = self._results / run, self.runs.configs[run].rounds
                 reason = folder / early_stop.STOPPED

@@ -53,17 +53,17 @@ def shortened(runs: RunSet, results: Path) -> RunSet:
     return replace(runs, configs=configs)
 
 
-def command(rounds: int | None, config_args: Sequence[str], argv: Sequence[str] | None = None) -> list[str] | None:
-    """The command line of this Snakemake process, with `rounds` rounds; None if Snakemake was called from Python.
+def command(change: str, configfile: Path | None, argv: Sequence[str] | None = None) -> list[str] | None:
+    """The command line of this Snakemake process, for another configuration; None if Snakemake was called from Python.
 
     Args:
-        rounds: None for an experiment, whose runs `shortened` ends.
-        config_args: what was given to `--config`; the option counts only once, so it is given again in full.
+        change: for `--config`, which counts only once, so it also takes the place of what was given there.
+        configfile: the configuration that this process works on, with what was given to `--config`; None if no file
+            has it.
         argv: the command line; this process's by default.
     """
     command_line = list(sys.argv if argv is None else argv)
     if not configfiles.is_snakemake(command_line[0]):
         return None
-    unchanged = [pair for pair in config_args if not pair.startswith("rounds=")]
-    options = ["--nolock"] if rounds is None else ["--nolock", "--config", *unchanged, f"rounds={rounds}"]
-    return [sys.executable, "-m", "snakemake", *command_line[1:], *options]
+    config = ["--configfile", str(configfile), "--config", change] if configfile else []
+    return [sys.executable, "-m", "snakemake", *command_line[1:], "--nolock", *config]

@@ -104,10 +104,14 @@ def block(failures: Sequence[Failure]) -> list[str]:
 
 
 def go_on() -> str:
-    """How the run is continued: by the command line of this process."""
-    typed = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
-    command = os.environ.get(COMMAND, typed)
-    return "the same command continues from here" + (f": {command}" if command else ".")
+    """How the run is continued: by what started it."""
+    return "the same command continues from here" + (f": {command}" if (command := typed()) else ".")
+
+
+def typed() -> str:
+    """What the user has typed: the command line of this process, or as COMMAND has it; empty where neither is known."""
+    own = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
+    return os.environ.get(COMMAND, own)
 
 
 def _text(log: Path, since: float) -> str | None:

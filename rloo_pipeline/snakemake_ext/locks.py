@@ -4,7 +4,8 @@ Snakemake locks a folder with marker files, and a killed process leaves them beh
 also holds a lock of the operating system (flock), which ends with the process. A process that gets the locks of all
 runs in a folder knows that no other main process of this host is alive there, so markers that were left on this host
 are stale. For a process on another host this is known only if it ran in a SLURM job: SLURM says whether that job has
-ended, or whether it is this job, put back into the queue.
+ended, or whether it is this job, put back into the queue. On a file system without locks, a process of this host has
+ended where its number is free.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import NamedTuple
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
 
+OWNER = "RLOO_RUN_OWNER"
+"""Environment variable of what the owner of a run's lock starts: its name, as the file has it."""
 _held: list[int] = []
 
 
@@ -42,14 +45,19 @@ def hold(folder: Path, run: str) -> Hold:
     own = hidden / f"rloo-{run}.lock"
     handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o644)
     owner = os.read(handle, 1000).decode()
-    if not _lock(handle):
-        return Hold(False)
+    locked = _lock(handle)
+    if not locked and owner and owner == os.environ.get(OWNER):
+        return Hold(True)  # the call by which the owner finishes the run
+    if locked is False:
+        return Hold(False, f"results/{run}: {owner or 'another process'} is at work on it, or suspended; end it first")
     _held.append(handle)
     markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
-    if markers and owner and not (_of_this_host(owner) or _job_ended(owner)):
-        return Hold(False, f"locked by a run on another host ({owner}); if it is dead, run `snakemake --unlock`")
+    if markers and owner and not _has_ended(owner, locked):
+        remedy = "if it is dead, repeat the command with --unlock, then without"
+        return Hold(False, f"locked by a process that may be alive ({owner}); {remedy}")
+    os.environ[OWNER] = _this_process()
     os.ftruncate(handle, 0)
-    os.pwrite(handle, _this_process().encode(), 0)
+    os.pwrite(handle, os.environ[OWNER].encode(), 0)
     atexit.register(os.ftruncate, handle, 0)  # a process that ends by itself leaves no owner
     if not markers or not all(_is_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
         return Hold(True)
@@ -63,8 +71,11 @@ def _this_process() -> str:
     return f"{socket.gethostname()} process {os.getpid()}" + (f" of SLURM job {number}" if number else "")
 
 
-def _of_this_host(owner: str) -> bool:
-    return owner.startswith(f"{socket.gethostname()} ")
+def _has_ended(owner: str, locked: bool | None) -> bool:
+    """Whether an owner has provably ended, given whether the file could be locked."""
+    if owner.startswith(f"{socket.gethostname()} "):
+        return bool(locked) or not Path("/proc", owner.split()[2]).exists()
+    return _job_ended(owner)
 
 
 def _job_ended(owner: str) -> bool:
@@ -78,23 +89,20 @@ def _job_ended(owner: str) -> bool:
         return False
 
 
-def _lock(handle: int) -> bool:
-    """Takes a lock if it is free. Without locks in the file system only Snakemake's markers protect."""
+def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
+    """Takes a lock if it is free; None where the file system has no locks."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        return None
     return True
 
 
 def _is_free(path: Path) -> bool:
     """Whether no process holds a run's lock, as far as this host's file system and SLURM can tell."""
     with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
+        locked = _lock(file.fileno(), fcntl.LOCK_SH)
         owner = file.read()
-    return not owner or _of_this_host(owner) or _job_ended(owner)
+    return locked is not False and (not owner or _has_ended(owner, locked))

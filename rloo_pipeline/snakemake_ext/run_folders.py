@@ -78,7 +78,11 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _write_yaml(path: Path, content: Any) -> None:
-    text = sealed(yaml.safe_dump(content, sort_keys=False))
+    write_text(path, sealed(yaml.safe_dump(content, sort_keys=False)))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, touched only when it changes."""
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

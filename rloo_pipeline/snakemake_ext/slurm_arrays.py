@@ -33,6 +33,7 @@ def submit(executor: Any, command: str, jobs: Sequence[Any]) -> list[SubmittedJo
 
     Raises:
         RuntimeError: sbatch refuses the array.
+        WorkflowError: it prints no number of a job, or several.
     """
     folder = executor.slurm_logdir / f"rule_{jobs[0].name}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def submit(executor: Any, command: str, jobs: Sequence[Any]) -> list[SubmittedJo
     )
     if sbatch.returncode:
         raise RuntimeError(f"sbatch refuses it: {' '.join(sbatch.stderr.split())}")
-    array = sbatch.stdout.strip().split(";")[0]
+    array = plugin.validate_or_get_slurm_job_id(sbatch.stdout.strip().split(";")[0], sbatch.stdout)
     numbers = ", ".join(str(job.jobid) for job in jobs)
     executor.logger.info(
         f"Jobs {numbers} have been submitted as SLURM array {array}_[1-{len(jobs)}] (logs: {folder}/{array}_*.log)."

@@ -69,6 +69,9 @@ def check_plugin() -> None:
 class Executor(plugin.Executor):  # type: ignore[misc]
     """Submits a run's jobs to SLURM."""
 
+    _shown_for: int | None = None
+    """Seconds for which squeue shows a job that has ended; None until SLURM has said."""
+
     def __init__(self, workflow: Any, logger: Any) -> None:
         """Raises: WorkflowError, where the SLURM plugin is not the one that this was made for."""
         try:
@@ -157,13 +160,14 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         return states  # type: ignore[no-any-return]
 
     def _status_program(self) -> str:
-        """squeue or sacct, as the profile says, as far as it will do."""
+        """squeue or sacct, as the profile says, as far as it will do: squeue must show an ended job for long enough."""
         program: str = self.get_status_command()
         if not job_status_query.is_query_tool_available("sacct"):
             return "squeue"
-        shown_for = job_status_query.get_min_job_age() if program == "squeue" else None
-        enough = 3 * self.workflow.executor_settings.init_seconds_before_status_checks
-        return "squeue" if shown_for is not None and shown_for >= enough else "sacct"
+        if program == "squeue" and self._shown_for is None:
+            self._shown_for = job_status_query.get_min_job_age()
+        enough = 3 * max(self.workflow.executor_settings.init_seconds_before_status_checks, LONGEST_WAIT)
+        return "squeue" if self._shown_for is not None and self._shown_for >= enough else "sacct"
 
     def _report(self, job_info: Any, verdict: Verdict) -> None:
         log = job_info.aux.get("slurm_logfile")

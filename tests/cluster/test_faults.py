@@ -59,6 +59,19 @@ def test_jobs_of_a_killed_controller_write_nothing_after_it_is_restarted(cluster
     assert "was started again" in cluster.logs()
 
 
+def test_jobs_that_start_after_an_edit_of_the_configuration_have_the_one_of_their_run(cluster, finished) -> None:
+    cluster.at_round_1(finished, "rounds/00001/scores", "policies/00001")
+    (cluster.folder / "slow.py").write_text(SLOW_FIRST.format(folder=str(cluster.folder)))
+    rewards = [*mini()["rewards"], {"function": "slow.py:slow_first", "weight": 0, "timeout": 600}]
+    started = cluster.start(*GO_ON, "--", "results/mini/policies/00001", rewards=rewards)
+    wait_until((cluster.folder / "at work").exists, 120, "the job is at work")
+    cluster.configure(run="other")
+    (cluster.folder / "go on").touch()
+    cluster.finish(started)
+    assert (cluster.folder / "results" / "mini" / "policies" / "00001").exists()
+    assert not (cluster.folder / "results" / "other").exists()
+
+
 def test_a_full_disk_is_one_sentence_and_with_space_the_run_continues(cluster, finished) -> None:
     results = cluster.folder / "results"
     results.mkdir()

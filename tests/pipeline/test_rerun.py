@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import AFTER_SFT, STOP, Project, mini
 
+import rloo_pipeline
+
 pytestmark = pytest.mark.slow
 
 REPORT = {"summary.json", "report.html"}
@@ -216,6 +218,17 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     assert project.snakemake("--cores", "1", "--", "results/mini/rounds/00002/diagnosis.json", rounds=3).returncode == 0
     assert not (run / "stopped.json").exists()
     assert project.planned(rounds=3, gates=STOP) == third, "the diagnosis of a round is not printed again"
+
+
+@pytest.mark.long
+def test_a_gate_ends_a_run_from_python_with_a_report_too(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished)
+    file = project.configure(gates=STOP)
+    run = rloo_pipeline.run(file, changes={"rounds": 3}, folder=project.folder)
+    assert run is not None
+    folder = project.folder / "results" / "mini"
+    assert run.config.rounds == json.loads((folder / "stopped.json").read_text())["round"] == 2
+    assert (folder / "report.html").stat().st_mtime > (folder / "stopped.json").stat().st_mtime
 
 
 @pytest.mark.long

@@ -1,11 +1,18 @@
 """`rloo submit`, `status` and `cancel` without SLURM; tests/cluster/test_submit.py has them with it."""
 
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers import MINI, ROOT
+
+from rloo_pipeline.cli import main
+from rloo_pipeline.cluster import slurm, submission
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.snakemake_ext import failures
 
 
 @pytest.fixture
@@ -36,3 +43,31 @@ def test_each_error_is_one_line(project, argv, message) -> None:
     assert outcome.returncode == 1
     assert message in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_a_submitted_run_has_the_name_and_the_keys_that_its_arguments_give_it_then(project, monkeypatch) -> None:
+    """The job reads a copy of the configuration, which the user may edit for the next run meanwhile."""
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(failures.COMMAND, "")
+    submitted = []
+    monkeypatch.setattr(submission, "submit", lambda run, plan, _: submitted.append((run, plan)) or "7")
+    options = ("--sdm=apptainer", "--config", "run=other", "update={learning_rate: 1.0e-6}", "--retries=0")
+    shutil.copyfile(MINI, "mine.yaml")
+    main.main(["submit", "--config=mine.yaml", "--time=60", "--", *options])
+    Path("mine.yaml").write_text("run: [")
+    [(run, plan)] = submitted
+    assert failures.go_on().endswith(": rloo submit --config=mine.yaml --time=60 -- " + shlex.join(options))
+    assert (run, plan.folder) == ("other", project / "results" / "other" / submission.FOLDER)
+    assert plan.snakemake_args[-2:] == ["--sdm=apptainer", "--retries=0"]
+    copy = Path(plan.snakemake_args[plan.snakemake_args.index("--configfile") + 1])
+    assert load(copy) == load(MINI, ["run=other", "update={learning_rate: 1.0e-6}"])
+
+
+@pytest.mark.parametrize(("state", "waits"), [("RUNNING", True), ("PREEMPTED", False), ("COMPLETED", False)])
+def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, waits) -> None:
+    """squeue shows it for some minutes. A job whose partition cancels preempted ones stays as PREEMPTED."""
+    for name, line in (("squeue", f"7|{state}|None|1:00"), ("scontrol", "JobId=7 Restarts=0")):
+        (tmp_path / name).write_text(f"#!{shutil.which('sh')}\necho '{line}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (slurm.job("7") is not None) == waits

@@ -12,7 +12,7 @@ from rloo_pipeline.errors import UserError
 
 try:
     CONFIGFILES = list(map(Path, workflow.overwrite_configfiles))
-    refuse_bad_files(CONFIGFILES)
+    refuse_bad_files(map(Path, workflow.configfiles))  # with those that a Snakefile names
     RUNS, CONTROLLER = snakemake_ext.install(
         workflow,
         runs_of(
@@ -159,7 +159,7 @@ def growing(amount):
 
 
 def scoring_memory(wildcards, attempt):
-    return (3000 + 1000 * RUNS.of(wildcards).scoring.workers) * attempt
+    return RUNS.of(wildcards).scoring.memory_mb * attempt
 
 
 onstart:

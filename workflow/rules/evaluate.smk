@@ -15,6 +15,7 @@ rule evaluate:
         f"{RUN}/benchmarks/evaluate/{{name}}.tsv"
     threads: by_run(sampling_threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
@@ -59,6 +60,7 @@ rule evaluate_chosen:
         seed=one_of(map(str, SEEDS)),
     threads: max(map(sampling_threads, RUNS.configs.values()))
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
@@ -86,6 +88,7 @@ rule distance:
     threads: by_run(pass_threads)
     resources:
         **PASS_RESOURCES,
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
@@ -121,6 +124,7 @@ rule harness:
         f"{RUN}/benchmarks/harness/{{name}}.tsv"
     threads: by_run(lambda config: config.vllm.threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(240),
     params:

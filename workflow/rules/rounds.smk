@@ -21,6 +21,7 @@ rule rollout:
     priority: next_policy_first(1)
     threads: by_run(lambda config: config.vllm.threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
@@ -52,6 +53,7 @@ rule score_alone:
     threads: lambda wildcards: alone(wildcards)[wildcards.reward].threads
     resources:
         gres=lambda wildcards: f"gpu:{alone(wildcards)[wildcards.reward].gpus}",
+        gpu_stages=1,
         mem_mb=growing(16000),
         runtime=growing(60),
     params:
@@ -110,6 +112,7 @@ rule refill:
     priority: next_policy_first(2)
     threads: by_run(sampling_threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
@@ -161,6 +164,7 @@ rule reference:
     threads: by_run(pass_threads)
     resources:
         **PASS_RESOURCES,
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
@@ -215,6 +219,7 @@ rule update:
     threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
     resources:
         **SPREAD_RESOURCES,
+        gpu_stages=1,
         mem_mb=growing(16000),
         runtime=growing(240),
     params:

@@ -13,6 +13,7 @@ rule warmstart:
     threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
     resources:
         **(SPREAD_RESOURCES if TRAINS_FIRST else {}),
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(240),
     params:
@@ -37,6 +38,7 @@ rule probe:
     priority: 10
     threads: by_run(sampling_threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
@@ -61,6 +63,7 @@ rule checks:
     priority: 10
     threads: by_run(lambda config: config.deepspeed.threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
@@ -85,6 +88,7 @@ rule difficulty:
     priority: 5
     threads: by_run(sampling_threads)
     resources:
+        gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(240),
     params:

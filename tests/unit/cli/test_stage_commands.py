@@ -2,13 +2,16 @@
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 from helpers import mini
 
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.cli import main
+from rloo_pipeline.cluster import nodes
 from rloo_pipeline.runtime import gpu_claims, torchrun
 
 WORDS = {
@@ -18,6 +21,7 @@ WORDS = {
         *("--rollouts", "r", "--scores", "s", "--output-scores", "s"),
     ),
     "checks": ("--assets", "a", "--prompts", "p", "--policy", "p", "--probe", "p"),
+    "warmstart": ("--assets", "a", "--prompts", "p", "--trial", "trial.json"),
     "reference": ("--policy", "p", "--rollouts", "r"),
     "distance": ("--completions", "c", "--policy", "p", "--reference", "r"),
 }
@@ -74,3 +78,24 @@ def test_ranks_of_a_split_model_take_no_gpu_from_their_launcher(run_stage, stage
     assert run_stage(stage, deepspeed=split) == [(2, True), "2 ranks"]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     assert run_stage(stage, deepspeed=split) == []
+
+
+@pytest.mark.parametrize(("trains", "started"), [(False, (1, 1)), (True, (2, 4))])
+def test_a_warm_start_whose_rule_is_for_several_nodes_runs_in_the_image_also_without_training(
+    run_stage, tmp_path, monkeypatch, trains, started
+) -> None:
+    """Such a rule starts the stage outside of the image, and the environment there may have no torch."""
+    monkeypatch.chdir(tmp_path)
+    write_json(Path("trial.json"), {"asks_for_sft": trains})
+    launched = []
+    monkeypatch.setattr(nodes, "launch", lambda *argv: launched.append(argv[:2]))
+    monkeypatch.setenv(nodes.IMAGE, "image.sif")
+    monkeypatch.delenv("APPTAINER_CONTAINER", raising=False)
+    spread = {"deepspeed": {"processes": 4, "nodes": 2}}
+    run_stage("warmstart", **spread)
+    assert launched == [started]
+    monkeypatch.setenv("APPTAINER_CONTAINER", "/images/image.sif")
+    monkeypatch.setenv("RLOO_MEETING", "file")  # as what srun has started
+    monkeypatch.setattr(nodes, "join", lambda: None)
+    run_stage("warmstart", **spread)
+    assert launched == [started]

@@ -57,6 +57,35 @@ def test_the_name_is_the_one_that_the_build_gives(project) -> None:
     assert outcome.stdout == f"images: {images / name} is there\n", outcome.stderr
 
 
+NO_WHEEL = (
+    "mkdir -p $IMAGES/.cache/wheels-cpu $IMAGES/.cache/wheels-cuda; "
+    "echo 'ERROR: No matching distribution found for torch' >&2; exit 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pip", "message"),
+    [
+        ("cpu", NO_WHEEL, "No matching distribution found"),
+        ("cuda", NO_WHEEL, "No matching distribution found"),
+        ("cpu", "exit 0", "pip took a build of torch for CUDA"),
+    ],
+)
+def test_a_build_whose_wheels_cannot_be_fetched_says_why_and_the_next_one_fetches_again(
+    tmp_path, kind, pip, message
+) -> None:
+    for name, script in (("apptainer", "exit 1"), ("python", f'case "$*" in *download*) {pip} ;; esac')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    own = {"PYTHON": str(tmp_path / "python"), "IMAGES": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    outcome = subprocess.run(
+        [ROOT / "containers" / "build", kind], env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 1
+    assert message in outcome.stderr
+    assert not list((tmp_path / ".cache").glob("wheels-*/.*"))
+
+
 def test_the_image_for_gpus_is_preferred_if_it_is_built(project) -> None:
     assert containers.image(config(), project).startswith("images/rloo-cpu-0.1.0-")
     cuda = containers._image_name("cuda", project)
@@ -82,7 +111,7 @@ def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
 
 def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> None:
     outside = tmp_path_factory.mktemp("outside")
-    for name in ("model", "data", "more", "scratch", "rewards"):
+    for name in ("model", "data", "more", "scratch", "rewards", "tasks"):
         (outside / name).mkdir()
     (outside / "rewards" / "mine.py").write_text("def mine(completions):\n    return [0.0] * len(completions)\n")
     (outside / "data" / "train.jsonl").touch()
@@ -92,11 +121,11 @@ def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> No
         data_dir=str(outside / "data"),
         container={"binds": [str(outside / "more")]},
         rewards=[{"function": f"{outside}/rewards/mine.py:mine", "name": "answer"}],
-        evaluation={"breakdown": []},
+        evaluation={"breakdown": [], "harness": {"tasks": ["mine"], "include_path": str(outside / "tasks")}},
     )
     os.environ["APPTAINER_BIND"] = "/site"
     containers.prepare(configuration, "images/x.sif")
-    assert {"/site", *(str(outside / name) for name in ("model", "data", "more", "scratch", "rewards"))} <= set(binds())
+    assert {"/site", *(str(folder) for folder in outside.iterdir())} <= set(binds())
     before = binds()
     containers.prepare(configuration, "images/x.sif")
     assert binds() == before, "a job prepares again what it inherits"
@@ -107,6 +136,22 @@ def test_a_scratch_folder_of_another_node_is_left_out(project, tmp_path) -> None
     containers.prepare(config(), "images/x.sif")
     assert "TMPDIR" not in os.environ
     assert not any("of-the-login-node" in bind for bind in binds())
+
+
+@pytest.mark.parametrize("tmpdir", [None, "/tmp"])
+def test_a_job_does_not_bind_what_only_the_node_of_its_snakemake_has(project, tmp_path, tmpdir) -> None:
+    """TMPDIR may be a folder of the SLURM job, and SLURM may set another one in each job."""
+    of_controller = tmp_path / "job-1"
+    of_controller.mkdir()
+    os.environ |= {"TMPDIR": str(of_controller), "APPTAINER_BIND": "/of-other-nodes"}
+    containers.prepare(config(), "images/x.sif")
+    assert {str(of_controller), "/of-other-nodes"} <= set(binds())
+    of_controller.rmdir()
+    if tmpdir:
+        os.environ["TMPDIR"] = tmpdir
+    containers.prepare(config(), "images/x.sif", in_job=True)
+    assert not {str(of_controller), "/of-other-nodes"} & set(binds())
+    assert str(project / "home" / ".cache") in binds()
 
 
 def test_gpus_are_requested_only_on_machines_with_gpus(project) -> None:

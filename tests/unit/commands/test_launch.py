@@ -1,7 +1,13 @@
-"""The command line that `rloo run` becomes."""
+"""The command line that `rloo run` becomes, and that a run from Python starts."""
+
+import json
+from pathlib import Path
 
 import pytest
+import yaml
+from helpers import mini
 
+from rloo_pipeline.commands import launch
 from rloo_pipeline.commands.launch import command_line
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
@@ -40,3 +46,23 @@ def test_a_profile_is_that_of_the_folder_or_of_the_package(tmp_path, monkeypatch
     assert command_line(["--profile", "slurm"])[-1] == str(installation.root() / "profiles" / "slurm")
     (tmp_path / "profiles" / "slurm").mkdir(parents=True)
     assert command_line(["--profile", "slurm"])[-1] == "profiles/slurm"
+
+
+def test_a_run_from_python_is_that_command_so_that_it_too_goes_on_after_a_gate(tmp_path, monkeypatch) -> None:
+    """early_stop.py repeats the command line of Snakemake. Changes keep their types."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(mini()))
+    changes = {"rounds": 1, "warmstart": {"sft": None}}
+    commands = []
+
+    def run_child(argv: list[str], folder: Path, _: str) -> int:
+        assert json.loads(Path(argv[argv.index(str(file)) + 1]).read_text()) == changes
+        commands.append((argv, folder))
+        return 0
+
+    monkeypatch.setattr(launch, "_run_child", run_child)
+    assert launch.run(file, 2, changes=changes, folder=tmp_path, dry_run=True) is None
+    [(argv, folder)] = commands
+    words = ["--snakefile", str(installation.root() / "Snakefile"), "--configfile", str(file), argv[-4]]
+    assert argv[1:] == ["-m", "snakemake", *words, "--cores", "2", "--dry-run"]
+    assert folder == tmp_path

@@ -18,7 +18,6 @@ from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, showing
 from rloo_pipeline.diagnosis.symptoms import REGISTRY
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.snakemake_ext import early_stop
 from rloo_pipeline.stages.gate import gate
 
 ROUNDS = 12
@@ -342,12 +341,3 @@ def test_the_table_shows_a_run_in_flight(tmp_path) -> None:
         print_table(tmp_path / "study")
     with pytest.raises(UserError, match="not the folder of a run"):
         print_table(tmp_path / "none")
-
-
-def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds() -> None:
-    argv = ["/bin/snakemake", "--profile", "slurm", "--config", "run=x", "rounds=50"]
-    again = early_stop.command(7, ["run=x", "rounds=50"], argv)
-    assert again is not None
-    assert again[1:] == ["-m", "snakemake", *argv[1:], "--nolock", "--config", "run=x", "rounds=7"]
-    assert early_stop.command(7, [], ["/lib/snakemake/__main__.py"]) is not None
-    assert early_stop.command(7, [], ["/bin/jupyter"]) is None, "called from Python, the caller decides"

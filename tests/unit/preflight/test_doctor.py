@@ -64,6 +64,27 @@ def test_kernel_settings_against_namespaces_are_found(tmp_path, monkeypatch, fil
 
 
 @pytest.mark.parametrize(
+    ("starts", "subjects"),
+    [
+        (True, ["apptainer", "image", "image runs", "CUDA"]),
+        (False, ["apptainer", "image", "user namespaces", "image runs"]),
+    ],
+)
+def test_without_user_namespaces_an_image_that_starts_all_the_same_is_no_problem(
+    tmp_path, monkeypatch, starts, subjects
+) -> None:
+    """As with a setuid Apptainer, or where AppArmor allows them to Apptainer alone."""
+    reads = "echo torch" if starts else "exit 1"
+    executable(tmp_path, "apptainer", f"[ $1 = --version ] && echo 1.4.5 && exit\n{reads}")
+    executable(tmp_path, "unshare", "exit 1")
+    (tmp_path / "image.sif").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    findings = list(image.findings(str(tmp_path / "image.sif")))
+    assert [finding.subject for finding in findings] == subjects
+    assert all(finding.ok for finding in findings) == starts
+
+
+@pytest.mark.parametrize(
     ("lock", "driver", "oks"),
     [
         (LOCK, (13, 0), [True, True]),
@@ -133,6 +154,9 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert {"rollout", "score", "update", "update_last", "update_transient", "evaluate", "report"} <= by_rule.keys()
     assert by_rule["update_last"] == by_rule["update"]
     assert by_rule["update"].minutes == 240
+    assert by_rule["score"].megabytes == 4000, "one worker"
+    many = Config(**mini(scoring={"workers": 64}))
+    assert slurm_checks.requests(settings, rules, many)["score"].megabytes == 67000
     assert by_rule["update"].partition == "gpu"
     settings["set-resources"]["update"]["runtime"] = "30 * attempt"
     assert slurm_checks.requests(settings, rules, config)["update"].minutes == 30
@@ -154,6 +178,24 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert fix.startswith("set gres to that number in the profile")
     assert with_environments["harness"].engine_gpus == ("vllm.tensor_parallel_size", 1)
     assert set(used.values()) <= {None, ("deepspeed.processes", 4), ("vllm.tensor_parallel_size", 1)}
+
+
+def test_all_gpus_that_a_stage_uses_are_compared_with_its_request() -> None:
+    """Log-probs of a model that ZeRO 3 splits run on the ranks of an update; where samples are scored at once, a reward
+    function may need more GPUs than the engine.
+    """
+    settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
+    rewards = [reward | {"gpus": 4} for reward in mini()["rewards"]]
+    changes = {"deepspeed": {"processes": 8, "zero_stage": 3}, "rewards": rewards, "vllm": {"tensor_parallel_size": 2}}
+    by_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", Config(**mini(**changes)))
+    for rule in ("reference", "refill_reference", "distance", "update"):
+        assert by_rule[rule].engine_gpus == ("deepspeed.processes", 8), rule
+    for rule in ("probe", "evaluate", "evaluate_chosen"):
+        assert by_rule[rule].engine_gpus == ("rewards.gpus", 4), rule
+    for rule in ("rollout", "harness"):
+        assert by_rule[rule].engine_gpus == ("vllm.tensor_parallel_size", 2), rule
+    without = Config(**mini(**changes, algorithm={"beta": 0}))
+    assert slurm_checks.requests(settings, ROOT / "workflow" / "rules", without)["reference"].engine_gpus is None
 
 
 def configure(folder: Path, **changes) -> Path:

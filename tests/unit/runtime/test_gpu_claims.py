@@ -140,3 +140,15 @@ def test_a_stage_that_needs_no_gpu_takes_none(tmp_path, gpus) -> None:
         assert has(none) == gpus[:2]
         ask(one, 1)
         assert has(one) == [gpus[0]]
+
+
+def test_jobs_of_slurm_on_one_node_do_not_wait_for_each_others_gpus(tmp_path, gpus, monkeypatch) -> None:
+    """Each sees its own, which may have the same numbers."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with stage(tmp_path, gpus[:2]) as one:
+        ask(one, 1)
+        assert has(one) == gpus[:1]
+        monkeypatch.setenv("SLURM_JOB_ID", "2")
+        with stage(tmp_path, gpus[:2]) as other:
+            ask(other, 1)
+            assert has(other) == gpus[:1]

@@ -1,5 +1,8 @@
 """Temporary files of a stage or a Snakemake process are removed, by the next one after a kill."""
 
+import errno
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -102,4 +105,36 @@ def test_a_folder_stays_while_a_stage_outlives_its_owner(folder) -> None:
     outliving.kill()
     outliving.wait()
     scratch.remove_abandoned(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_of_another_host_stays(folder) -> None:
+    """In a TMPDIR that several nodes share, a lock is perhaps seen only on the node that has taken it."""
+    process, own = start("time.sleep(600)")
+    process.kill()
+    process.wait()
+    lock = folder / f"{scratch.LOCK}{own.name}"
+    here = lock.read_text()
+    lock.write_text("another")
+    scratch.remove_abandoned(folder)
+    assert own.exists()
+    lock.write_text(here)
+    scratch.remove_abandoned(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_without_locks_in_the_file_system_only_the_process_itself_removes_its_folder(folder, monkeypatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(scratch, "_locks", [])
+    monkeypatch.setattr(scratch, "_own", [])
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    own = folder / "own"
+    own.mkdir()
+    scratch.claim(own)
+    scratch.remove_abandoned(folder)
+    assert own.exists()
+    scratch.remove()
     assert list(folder.iterdir()) == []

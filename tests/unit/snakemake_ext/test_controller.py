@@ -1,15 +1,19 @@
-"""Settings of a profile that would have no effect end the call with one sentence."""
+"""What a Snakemake process refuses, in one sentence, and what its jobs get from it."""
 
+import copy
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from helpers import mini
+from snakemake.settings.types import ConfigSettings, SharedFSUsage
+from snakemake.spawn_jobs import SpawnedJobArgsFactory
 
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.config.run_set import read_runs
+from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import controller as module
 from rloo_pipeline.snakemake_ext import early_stop
@@ -41,11 +45,6 @@ def test_resources_of_a_rule_that_is_not_here_are_refused() -> None:
         controller(overwrite_threads={"updat": 3}).rules_read()
 
 
-def test_a_rule_that_has_another_name_now_is_said_with_it() -> None:
-    with pytest.raises(UserError, match=r"update_passing \(update_passing is now update_transient\)"):
-        controller(overwrite_resources={"update_passing": {"mem_mb": 1}}).rules_read()
-
-
 def test_a_module_does_not_know_the_other_rules() -> None:
     controller(is_module=True, overwrite_resources={"mine": {"mem_mb": 1}}).rules_read()
 
@@ -55,16 +54,33 @@ def test_the_plain_slurm_executor_is_refused_with_the_name_of_ours() -> None:
         controller(executor="slurm").start()
 
 
-def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch) -> None:
-    """No controller to end with, no folder for temporary files, no workers."""
+@pytest.fixture
+def starting(monkeypatch, tmp_path) -> Controller:
+    """One that submits the jobs of a run to SLURM, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module.inputs, "require", lambda _: [])
+    Path("mine.yaml").write_text(yaml.safe_dump(mini()))
+    slurm = controller(executor="rloo-slurm")
+    slurm._held, slurm._results, slurm._workflow.local_exec = module.locks.Hold(True), Path("results"), False
+    slurm._workflow.dag, slurm._workflow.scheduler = SimpleNamespace(needrun_jobs=list), SimpleNamespace()
+    slurm._workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
+    read(slurm, "mine.yaml")
+    return slurm
+
+
+def read(slurm: Controller, file: str) -> None:
+    """Gives a controller the configuration in a file, as Snakemake does."""
+    slurm.runs = slurm._configured = read_runs(Path(file))
+    slurm._workflow.config_settings = settings = ConfigSettings(configfiles=[Path(file)])
+    slurm._workflow.config = copy.deepcopy(settings.overwrite_config)
+
+
+def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:
+    """No controller to end with, no folder for temporary files, no workers."""
     monkeypatch.setattr(module.manager, "start", lambda *_: pytest.fail("workers were started"))
     monkeypatch.setattr(module.scratch, "use", lambda _: pytest.fail("TMPDIR was set"))
     monkeypatch.delenv(module.controller_watch.VARIABLE, raising=False)
-    slurm = controller(executor="rloo-slurm")
-    slurm.runs, slurm._held, slurm._workflow.local_exec = module.RunSet({}), module.locks.Hold(False), False
-    slurm._workflow.dag = SimpleNamespace(needrun_jobs=list)
-    slurm.start()
+    starting.start()
     assert module.controller_watch.VARIABLE not in os.environ
 
 
@@ -80,3 +96,43 @@ def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_
     written = {file: yaml.safe_load(file.read_text())["rounds"] for file in (tmp_path / "study").rglob("*.yaml")}
     assert [written[tmp_path / "study" / "long" / seed / "config.yaml"] for seed in "01"] == [7, 3]
     assert written[tmp_path / "study" / "experiment.yaml"] == {"plain": 5, "long": 7}
+
+
+def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cleared(starting) -> None:
+    """Its stages would read the configuration that the other one has written."""
+    starting._held = module.locks.Hold(False, "here process 1 is at work on it")
+    with pytest.raises(UserError, match="here process 1 is at work"):
+        starting.start()
+    assert not Path("results").exists()
+
+
+def described(runs: RunSet) -> tuple[Any, ...]:
+    """All of the runs but the path of their base."""
+    return runs.name, runs.configs, runs.homes, runs.shared
+
+
+EXPERIMENT = {"experiment": "study", "seeds": [1, 2], "arms": {"b": {"update.learning_rate": 1e-6}, "a": {}}}
+
+
+@pytest.mark.parametrize("base", [None, "mine.yaml", "sub/mine.yaml", "{folder}/mine.yaml"])
+def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_one_of_its_run(
+    starting, tmp_path, base
+) -> None:
+    """Of an experiment both files: its own and its base."""
+    (tmp_path / "sub").mkdir()
+    for file in ("mine.yaml", "sub/mine.yaml"):
+        (tmp_path / file).write_text(yaml.safe_dump(mini(update={"learning_rate": 1e-6})))
+    if base:
+        (tmp_path / "study.yaml").write_text(yaml.safe_dump(EXPERIMENT | {"base": base.format(folder=tmp_path)}))
+    read(starting, "study.yaml" if base else "mine.yaml")
+    before = described(starting.runs)
+    starting.start()
+    for file in tmp_path.glob("**/*.yaml"):
+        if file.relative_to(tmp_path).parts[0] not in (".snakemake", "results"):
+            file.write_text("run: half-sav")
+    workflow = starting._workflow
+    [frozen] = workflow.overwrite_configfiles = workflow.config_settings.configfiles
+    assert str(frozen) in SpawnedJobArgsFactory(workflow).get_configfiles_arg()
+    assert not workflow.config_settings.config_args
+    assert described(read_runs(frozen)) == before
+    assert described(runs_of(ConfigSettings(configfiles=[frozen]).overwrite_config, frozen, "")) == before

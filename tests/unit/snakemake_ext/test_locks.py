@@ -1,5 +1,9 @@
 """Locks of a killed run are cleared, those of a living one are not."""
 
+import errno
+import fcntl
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +64,39 @@ def test_marks_of_another_host_are_left_to_a_person(tmp_path) -> None:
     assert "elsewhere" in lock.message
     assert "--unlock" in lock.message
     assert mark.exists()
+
+
+def test_a_run_that_another_process_works_on_is_left_to_it_and_to_what_it_starts(tmp_path, monkeypatch) -> None:
+    """Also where Snakemake's markers were removed, by --unlock, while it was suspended."""
+    monkeypatch.setenv(locks.OWNER, "")
+    living, acquired = process(tmp_path, "a", 600)
+    assert acquired
+    lock = locks.hold(tmp_path, "a")
+    assert not lock.alone
+    assert f"results/a: {socket.gethostname()} process {living.pid} is at work on it" in lock.message
+    monkeypatch.setenv(locks.OWNER, (tmp_path / ".snakemake" / "rloo-a.lock").read_text())
+    assert locks.hold(tmp_path, "a") == locks.Hold(True), "the owner's own second call"
+    living.kill()
+    living.wait()
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_without_locks_in_the_file_system_the_marks_of_a_living_process_stay(tmp_path, monkeypatch, run) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setenv(locks.OWNER, "")
+    mark = tmp_path / ".snakemake" / "locks" / "0.output.lock"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    with subprocess.Popen(["sleep", "600"]) as living:
+        owner = f"{socket.gethostname()} process {living.pid}"
+        (tmp_path / ".snakemake" / "rloo-a.lock").write_text(owner)
+        lock = locks.hold(tmp_path, run)
+        assert lock.alone == (run == "b")
+        assert (owner in lock.message) == (run == "a")
+        assert mark.exists()
+        living.kill()
+    assert locks.hold(tmp_path, "a").alone
+    assert mark.exists() == (run == "b"), "of run b this process is the owner, and lives"

@@ -295,6 +295,21 @@ def test_a_wrong_file_of_configfile_is_a_sentence(name, program, tmp_path) -> No
     configfiles.check(["/usr/bin/pytest", *argv[1:]])
 
 
+@pytest.mark.parametrize("folder", ["", "elsewhere"])
+def test_a_wrong_file_of_a_project_is_a_sentence_too(folder, tmp_path, monkeypatch) -> None:
+    """config/config.yaml, which a project's Snakefile reads where no file is named."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["snakemake", "--cores", "1", *(["--directory", folder] if folder else [])]
+    configfiles.check(argv)
+    file = tmp_path / folder / "config" / "config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(FILES["a key twice"][0])
+    with pytest.raises(CliException, match=r"config/config\.yaml: key 'seed' occurs twice, in lines 1 and 2"):
+        configfiles.check(argv)
+    (tmp_path / "mine.yaml").write_text("seed: 1\n")
+    configfiles.check([*argv, "--configfile", "mine.yaml"])
+
+
 def test_a_wrong_json_file_is_a_sentence(tmp_path) -> None:
     file = tmp_path / "my.json"
     file.write_text('{\n"a": 1,}')

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from snakemake_interface_common.exceptions import WorkflowError
 
 from rloo_pipeline.snakemake_ext import slurm_arrays, slurm_executor
 from rloo_pipeline.snakemake_ext.slurm_executor import Executor
@@ -103,6 +104,36 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
     executor.run_jobs([ready("rollout", "a"), ready("update", "b"), ready("rollout", "c")])
     executor.run_jobs([ready("rollout", "d")])
     assert executor.calls == [("job", "b"), ("array", "a", "c"), ("job", "d")]
+
+
+@pytest.mark.parametrize(("seconds", "program"), [(300, "squeue"), (120, "sacct"), (None, "sacct")])
+def test_squeue_is_asked_if_it_shows_ended_jobs_for_longer_than_the_longest_wait(monkeypatch, seconds, program) -> None:
+    """Else a job that has completed between two questions would count as lost. SLURM is asked until it answers."""
+    asked = []
+    executor = Jobs([])
+    monkeypatch.setattr(slurm_executor.Executor, "get_status_command", lambda _: "squeue")
+    monkeypatch.setattr(slurm_executor.job_status_query, "is_query_tool_available", lambda _: True)
+    monkeypatch.setattr(slurm_executor.job_status_query, "get_min_job_age", lambda: asked.append(1) or seconds)
+    assert [executor._status_program() for _ in range(3)] == [program] * 3
+    assert len(asked) == (1 if seconds else 3)
+
+
+@pytest.mark.parametrize(
+    ("printed", "number"),
+    [("7\\n", "7"), ("7;cluster\\n", "7"), ("Welcome to the cluster\\nSubmitted job 7\\n", "7"), ("none\\n", None)],
+)
+def test_the_number_of_an_array_is_found_in_what_sbatch_prints(tmp_path, printed, number) -> None:
+    """A site may print more than `--parsable` asks for."""
+    executor = Jobs([])
+    executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
+    executor.logger.info = executor.note
+    jobs = [SimpleNamespace(name="rollout", jobid=index) for index in range(2)]
+    sbatch = f"printf '{printed}' #"
+    if number is None:
+        with pytest.raises(WorkflowError, match="No valid SLURM job ID"):
+            slurm_arrays.submit(executor, sbatch, jobs)
+        return
+    assert [job.external_jobid for job in slurm_arrays.submit(executor, sbatch, jobs)] == [f"{number}_1", f"{number}_2"]
 
 
 def test_each_task_of_an_array_runs_its_own_command() -> None:

@@ -1,0 +1,45 @@
+"""A file that tells when a process has ended: the kernel's own, or one that a thread writes to.
+
+Linux before 5.3, as on RHEL 8, has no such files (pidfd_open), and a Python that was built there does not know them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+POLL = 0.1
+"""Seconds between two looks at a process, where the kernel has no such files."""
+
+
+def readable_after(pid: int) -> int:
+    """A file descriptor that can be read from once a process has ended, whether or not its parent has waited for it.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        reader, writer = os.pipe()
+    threading.Thread(target=_watch, args=(pid, writer), daemon=True).start()
+    return reader
+
+
+def _watch(pid: int, writer: int) -> None:
+    while _is_alive(pid):
+        time.sleep(POLL)
+    os.write(writer, b"\0")  # not only closed, since forked processes have it open too
+    os.close(writer)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

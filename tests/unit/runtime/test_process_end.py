@@ -1,0 +1,29 @@
+"""The end of a process is seen, with the kernel's help or without."""
+
+import errno
+import os
+import select
+import subprocess
+
+import pytest
+
+from rloo_pipeline.runtime import process_end
+
+
+@pytest.mark.parametrize(
+    "error", [None, OSError(errno.ENOSYS, "Function not implemented"), AttributeError("pidfd_open")]
+)
+def test_a_file_can_be_read_after_the_end_of_a_process_and_not_before(monkeypatch, error) -> None:
+    """Linux before 5.3 has none of its own, as on RHEL 8."""
+
+    def unknown(_: int) -> int:
+        raise error
+
+    if error:
+        monkeypatch.setattr(os, "pidfd_open", unknown)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        file = process_end.readable_after(process.pid)
+        assert select.select([file], [], [], 0.3)[0] == []
+        process.kill()  # it stays a zombie until its parent asks
+        assert select.select([file], [], [], 60)[0] == [file]
+        os.close(file)
