@@ -39,11 +39,23 @@ def _without(deviation: str) -> None:
         from rloo_pipeline.training import deepspeed_config
 
         deepspeed_config.disable_compiled_operations = lambda: None
+    elif deviation == "text once":
+        from rloo_pipeline.rollout import requests
+
+        plain = requests.params_of
+
+        def with_text(*arguments: Any) -> Any:
+            params = plain(*arguments)
+            params.detokenize = True
+            return params
+
+        requests.params_of = with_text
+        requests._text = lambda _, __, ___, sampled: sampled.text
 
 
 DEVIATIONS = {
     "update": ("mlflow", "sklearn, scipy", "pandas", "compiled operations"),
-    "rollout": ("ranks", "sklearn, scipy", "pandas"),
+    "rollout": ("ranks", "sklearn, scipy", "pandas", "text once"),
     "score": ("sklearn, scipy", "pandas"),
 }
 

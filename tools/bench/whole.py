@@ -39,7 +39,6 @@ while [ $# -gt 0 ]; do
     case $stage$1 in
     stage-assets--output | prompts--output | warmstart--output | update--output*) mkdir -p "$2" ;;
     score--held-out) : >"$3" ;;
-    score--held-out) : >"$3" ;;
     *--output | *--metrics | *--events | *--table | *--held-out) : >"$2" ;;
     esac
     shift
