@@ -48,6 +48,8 @@ def _submit(arguments: argparse.Namespace) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-C", nargs="*", default=[])
     named, others = parser.parse_known_args(arguments.snakemake)
+    if others and others[0].endswith((".yaml", ".yml")):
+        raise UserError(f"{others[0]}: name the configuration by --config {others[0]}")
     raw = read_mapping(arguments.config, named.config)
     runs = runs_of(raw, arguments.config, str(arguments.config))
     folder = project / "results" / runs.name / submission.FOLDER

@@ -26,6 +26,7 @@ def project(tmp_path) -> Path:
     [
         (("submit", "--time=60"), "rloo submit: error: no srun on the PATH"),
         (("submit", "--time=60", "--sbatch=Partition gpu"), "write it as KEY=VALUE"),
+        (("submit", "mine.yaml", "--time=60"), "mine.yaml: name the configuration by --config mine.yaml"),
         (("status", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
         (("cancel", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
     ],
