@@ -20,7 +20,6 @@ from rloo_pipeline.cli.stage_options import (
 )
 from rloo_pipeline.cli.stage_setup import runs_here
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import environment, gpu_claims
 
 
 def _stage_assets(config: Config, arguments: argparse.Namespace) -> None:
@@ -52,12 +51,11 @@ def _probe(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
-    environment.use_threads(config.deepspeed.threads)
-    gpu_claims.claim(1, from_the_end=True)
-    from rloo_pipeline.stages.checks import checks
+    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+        from rloo_pipeline.stages.checks import checks
 
-    inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probe)
-    checks(config, *inputs, arguments.trial, arguments.output)
+        inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probe)
+        checks(config, *inputs, arguments.trial, arguments.output)
 
 
 def _difficulty(config: Config, arguments: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
-from rloo_pipeline.runtime import progress
+from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, row_images, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
@@ -44,7 +44,7 @@ LARGEST_K = 64
 
 
 def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Path, trial: bool, output: Path) -> None:
-    """Runs the checks on a policy and writes their verdicts.
+    """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
     Args:
         config: of the stage.
@@ -64,6 +64,8 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     folder = asset_files.policy_of(folder)
     table = tables.read(probed, "probe", policy=policy.digest(folder))
     evidence = gather(config, assets, prompts, folder, table)
+    if not ranks.current().first:
+        return
     verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
     say_checks(verdicts)
     failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
@@ -96,7 +98,9 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     texts = table["completion"].to_pylist()
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    model = forward_only.load(folder, config.model.dtype, config.model.trust_remote_code)
+    model = forward_only.load(
+        folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
+    )
     tokens = config.deepspeed.max_tokens_per_micro_batch
     images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
     sequences = round_data.sequences_of(table, images)

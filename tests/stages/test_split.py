@@ -1,11 +1,14 @@
 """Under ZeRO 3 on several ranks no rank holds all weights, and the policy is that of one rank."""
 
+import json
 from pathlib import Path
 
 import forks
 import pytest
 import split_ranks
 import torch
+import yaml
+from helpers import mini
 from safetensors.torch import load_file
 
 from rloo_pipeline.artifacts import policy
@@ -46,6 +49,23 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path) -> None:
     for computed, reference in ((logps, whole.logps), (entropies, whole.entropies)):
         assert [len(row) for row in computed] == [split_ranks.LENGTH - 6] * 7
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
+
+
+def test_checks_on_two_ranks_find_what_one_finds(finished, tmp_path) -> None:
+    run, output = finished.folder / "results" / "mini", tmp_path / "checks.json"
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(mini(deepspeed={"processes": 2, "zero_stage": 3})))
+    inputs = {"assets": "assets", "prompts": "prompts", "policy": "policies/00000", "probe": "warmstart/probe.parquet"}
+    arguments = [word for name, path in inputs.items() for word in (f"--{name}", str(run / path))]
+    arguments = ["checks", "--config", str(config), *arguments, "--output", str(output)]
+    for outcome in forks.run_ranks("rloo_pipeline", arguments, 2):
+        assert outcome.returncode == 0, outcome.stderr[-2000:]
+    own, expected = (json.loads(file.read_text()) for file in (output, run / "warmstart" / "checks.json"))
+    for verdicts in (own["checks"], expected["checks"]):
+        for verdict in verdicts:
+            verdict["value"] = pytest.approx(verdict["value"], rel=1e-4, abs=1e-5)
+            del verdict["shown"]
+    assert own == expected
 
 
 def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path) -> None:

@@ -61,8 +61,11 @@ rule checks:
     benchmark:
         f"{RUN}/benchmarks/checks.tsv"
     priority: 10
-    threads: by_run(lambda config: config.deepspeed.threads)
+    container:
+        PASS_IMAGE
+    threads: by_run(pass_threads)
     resources:
+        **PASS_RESOURCES,
         gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(60),
