@@ -73,9 +73,9 @@ def sentence(measured: Sequence[Durations]) -> str:
     keys = sum(len(line) + 1 for line in (INIT, ENTER, RUN))
     totals = sorted(sum(one) for one in measured)
     return (
-        f"With a small model and {QUESTIONS} questions, the first rollout is there {median(totals):.0f} s and {keys} "
-        f"keystrokes after the\nbegin of `rloo init` ({totals[0]:.0f} to {totals[-1]:.0f} s in {len(totals)} tries on "
-        f"{os.cpu_count()} CPU cores; `rloo init` itself takes {median(one.init for one in measured):.1f} s).\n"
+        f"With a small model and {QUESTIONS} questions, the first rollout is written {median(totals):.0f} s after you "
+        f"start `rloo init` ({totals[0]:.0f} to\n{totals[-1]:.0f} s in {len(totals)} tries on {os.cpu_count()} CPU "
+        f"cores; `rloo init` itself takes {median(one.init for one in measured):.1f} s). You type {keys} characters.\n"
         "`python tools/first_rollout.py` measures it.\n"
     )
 

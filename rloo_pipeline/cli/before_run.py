@@ -107,7 +107,7 @@ COMMANDS = (
         option("--model", help="folder of a model, or its id on the Hub"),
         option("--data", help="rows as .jsonl, .json or .parquet; a folder with train and test; an id on the Hub"),
         option("--reward", metavar="FILE:FUNCTION", help="your reward function; by default one is written"),
-        option("--held-out", metavar="FILE", help="held-out rows; by default a fifth of the data"),
+        option("--held-out", metavar="FILE", help="held-out rows; by default a fifth of the data, at most 500"),
         option("--prompt", metavar="COLUMN", help="column with the question"),
         option("--answer", metavar="COLUMN", help="column with the right answer"),
         option("--force", action="store_true", help="replace files that are there"),

@@ -11,7 +11,9 @@ from rloo_pipeline.config.section import JSON, Section
 
 
 class Correct(Section):
-    """Definition of a right completion, for accuracy and pass@k. A change reruns the evaluations but not the checks."""
+    """Definition of a right completion, for accuracy and pass@k. A change reruns the evaluations but not the checks;
+    with `dataset.select` also `difficulty` or `pass-rates`, and the rounds whose prompts are chosen by them.
+    """
 
     reward: str | None = None
     """Name of the reward that decides. Default: the first one in `rewards`."""

@@ -51,8 +51,8 @@ class Container(Section):
     image: str | None = None
     """Path or URI of an image. Default: the image that `rloo images` builds in images/."""
     binds: list[str] = []
-    """Additional folders to mount. The working folder, the caches, TMPDIR and the paths in this configuration are
-    always mounted.
+    """Additional folders to mount. The working folder, the caches, TMPDIR and the paths in this configuration, except
+    those in `options` and `build_options`, are always mounted.
     """
 
 

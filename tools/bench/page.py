@@ -46,8 +46,13 @@ FIGURES = [
         "times as fast",
         "large",
     ),
-    Figure("share of its rounds that is neither sampling nor training", "round_overhead_share_large", "", "large"),
-    Figure("that in a round of the demo, with warm workers", "round_overhead_seconds", "s", "demo"),
+    Figure("share of these rounds that is neither sampling nor training", "round_overhead_share_large", "", "large"),
+    Figure(
+        "seconds of a demo round that are neither sampling nor training, with warm workers",
+        "round_overhead_seconds",
+        "s",
+        "demo",
+    ),
     Figure("the same with `workers: never`: engines start in each round", "round_overhead_cold_seconds", "s", "demo"),
     Figure("Snakemake alone, with jobs that do nothing", "round_floor_seconds", "s a round", "demo"),
     Figure(
@@ -56,7 +61,7 @@ FIGURES = [
         "times its tokens/s",
         "update",
     ),
-    Figure("peak memory of that", "update_peak_memory_vs_trl", "of TRL's", "update"),
+    Figure("peak memory of this step", "update_peak_memory_vs_trl", "of TRL's", "update"),
     Figure(
         "the step with all log-probs that come before it",
         "after_sampling_tokens_per_s_vs_trl",
@@ -115,8 +120,8 @@ FIGURES = [
         "split",
     ),
     Figure("a dry run of 10 rounds with 8 shards", "plan_seconds_10_rounds", "s", "plan"),
-    Figure("of 100 rounds", "plan_seconds_100_rounds", "s", "plan"),
-    Figure("of 1,000 rounds", "plan_seconds_1000_rounds", "s", "plan"),
+    Figure("a dry run of 100 rounds with 8 shards", "plan_seconds_100_rounds", "s", "plan"),
+    Figure("a dry run of 1,000 rounds with 8 shards", "plan_seconds_1000_rounds", "s", "plan"),
 ]
 
 
