@@ -38,7 +38,9 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
     config = arguments.config
     if with_image:
         yield from image.findings(containers.image(config, project))
-    fetch = inputs.fetch_command(config, arguments.run_command)
+    # as the run will fetch: in the image or not, else `stage-assets` runs again
+    call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
+    fetch = inputs.fetch_command(config, call)
     yield from places.findings(config, _bytes_written(config), fetch)
     if profile is None and config.model.dtype != "float32":
         yield places.number_format(config.model.dtype)
