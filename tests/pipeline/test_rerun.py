@@ -262,7 +262,12 @@ def test_what_an_update_needs_of_a_machine_is_no_reason_to_train_again(finished)
     """A run that ran out of memory continues with settings that need less."""
     less = {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True, "threads": 2}
     assert finished.planned(deepspeed=less) == set()
-    assert finished.planned(deepspeed={"zero_stage": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
+
+
+def test_how_an_update_adds_up_gradients_trains_again_and_so_does_sft(finished) -> None:
+    rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()
+    planned = finished.planned(deepspeed={"zero_stage": 1})
+    assert planned == {"policies/00000"} | rounds | WARM | FINAL | REPORT | CHECKS
 
 
 def test_what_lets_a_reward_fail_is_no_reason_to_score_again(finished) -> None:
