@@ -37,6 +37,7 @@ from rloo_pipeline.snakemake_ext import (
     locks,
     longer_run,
     run_folders,
+    run_sources,
     steps,
 )
 from rloo_pipeline.snakemake_ext.logger import LogHandler
@@ -155,6 +156,11 @@ class Controller:
             raise UserError(
                 f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
                 f"are {', '.join(sorted(rules))}"
+            )
+        if self._workflow.workflow_settings.cache and not all(map(run_sources.are_pinned, self.runs.configs.values())):
+            raise UserError(
+                "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
+                "revision of each dataset as commits of 40 digits, or leave --cache out"
             )
         input_functions.note_parameters(self._workflow.rules)
         if self.several_nodes:

@@ -348,19 +348,23 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
-    """A run of another name reads it from the first one's cache and trains nothing."""
+def test_prompts_warm_start_and_pass_rates_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
+    """A run of another name reads it from the first one's cache and trains nothing; each shard has its own entry."""
     finished.environment["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path)
+    select = {"dataset": {"select": {"weights": "static", "num_generations": 2}}, "correct": {"reward": "answer"}}
+    made = "policies/00000/model.safetensors", *(f"warmstart/difficulty/{shard:03d}.parquet" for shard in range(2))
     try:
         for run in ("first", "second"):
-            outcome = finished.snakemake("--cores", "2", "--cache", "--", f"results/{run}/policies/00000", run=run)
+            shards = [f"results/{run}/{name}" for name in made[1:]]
+            outcome = finished.snakemake("--cores", "2", "--cache", "--", *shards, run=run, **select)
             assert outcome.returncode == 0, outcome.stderr
             logs = finished.folder / "results" / run / "logs"
             trained = (logs / "warmstart.log").exists() and "SFT" in (logs / "warmstart.log").read_text()
             assert trained == (run == "first")
     finally:
         del finished.environment["SNAKEMAKE_OUTPUT_CACHE"]
-    policies = [
-        (finished.folder / "results" / run / "policies" / "00000" / "model.safetensors") for run in ("first", "second")
-    ]
-    assert policies[0].read_bytes() == policies[1].read_bytes()
+    first, second = (
+        [(finished.folder / "results" / run / name).read_bytes() for name in made] for run in ("first", "second")
+    )
+    assert first == second
+    assert len(set(first)) == len(made)

@@ -13,6 +13,7 @@ from snakemake.settings.types import ConfigSettings, SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
 
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import controller as module
@@ -31,6 +32,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
         ],
         resource_settings=SimpleNamespace(**({"overwrite_resources": {}, "overwrite_threads": {}} | settings)),
         executor_plugin=SimpleNamespace(name=executor),
+        workflow_settings=SimpleNamespace(cache=None),
     )
     return controller
 
@@ -47,6 +49,16 @@ def test_resources_of_a_rule_that_is_not_here_are_refused() -> None:
 
 def test_a_module_does_not_know_the_other_rules() -> None:
     controller(is_module=True, overwrite_resources={"mine": {"mem_mb": 1}}).rules_read()
+
+
+def test_rules_that_are_named_for_the_cache_are_refused_where_the_hub_decides_what_they_make() -> None:
+    named = controller()
+    named._workflow.workflow_settings.cache = ["warmstart"]
+    named.runs = RunSet({"mini": Config(**mini())})
+    named.rules_read()
+    named.runs = RunSet({"mini": Config(**mini(model={"build": None, "name_or_path": "org/model"}))})
+    with pytest.raises(UserError, match=r"--cache: .*give model.revision and the revision of each dataset as commits"):
+        named.rules_read()
 
 
 def test_the_plain_slurm_executor_is_refused_with_the_name_of_ours() -> None:
