@@ -45,6 +45,7 @@ SIGNATURES = {
     "run_array_jobs": "(self, jobs)",
     "run_job": "(self, job)",
     "check_active_jobs": "(self, active_jobs)",
+    "cancel_jobs": "(self, active_jobs)",
     "_submit_job": "(self, job)",
     "_submit_array_jobs": "(self, jobs)",
     "_report_job_submission_threadsafe": "(self, job_info)",
