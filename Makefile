@@ -67,8 +67,8 @@ test-cluster: setup cluster-up ## build the image and run the tests on that SLUR
 lock: setup ## regenerate the pinned lists in requirements/ from the *.in files
 	sh requirements/lock.sh
 
-clean: ## remove what a run and a set-up leave; results/ stays
-	rm -rf .venv .setup.lock .snakemake build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which Snakemake knows how they were made
+	rm -rf .venv .setup.lock build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 reference: setup ## regenerate docs/configuration.md, the JSON Schema and the table of docs/performance.md

@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from rloo_pipeline.errors import UserError, translate_disk_full
 SEAL = "blake2b"
 """Key of a JSON file with the digest of the other keys, which the controller too can compute: it has no blake3."""
 REMEDY = "delete it and run again"
+OUTPUT_CACHE = "SNAKEMAKE_OUTPUT_CACHE"
+"""Variable with the folder that `snakemake --cache` keeps files in."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -195,9 +197,13 @@ def sha256(path: Path) -> str:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Makes `target` a hard link to `source`, or a copy where the file system does not allow links."""
+    """Makes `target` a hard link to `source`, or a copy where the file system does not allow links.
+
+    A copy also with a cache of Snakemake, which makes what it keeps writable for all: that would be `source` as well.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
+    if OUTPUT_CACHE not in os.environ:
+        with suppress(OSError):
+            os.link(source.resolve(), target)
+            return
+    shutil.copyfile(source, target)

@@ -12,9 +12,11 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from rloo_pipeline import __version__
+from rloo_pipeline.artifacts.files import OUTPUT_CACHE
 from rloo_pipeline.config import Config, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches
@@ -106,25 +108,54 @@ def _cache_folders() -> Iterator[tuple[str, str]]:
 
 
 def _outside_folders(config: Config) -> Iterator[str]:
-    """Folders outside the working folder that the configuration names or that results/ links to."""
-    sources = [*config.dataset.parts.values()]
-    if config.warmstart.sft:
-        sources.append(config.warmstart.sft.demonstrations)
-    data_dir = Path(config.data_dir or ".")
-    paths = [Path("results"), data_dir, *map(Path, (*config.container.binds, *config.rollout.environment_read_only))]
-    paths += [data_dir / source.path for source in sources if source.path]
-    paths += [Path(source.name) for source in sources if source.name]
-    if config.model.name_or_path:
-        paths.append(Path(config.model.name_or_path))
-    if config.evaluation.harness and config.evaluation.harness.include_path:
-        paths.append(Path(config.evaluation.harness.include_path))
-    modules = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
-    paths += [Path(module) for module in modules if module.endswith(".py")]
+    """Folders outside the working folder that the configuration names, or that links there and in results/ lead to."""
     working_folder = Path.cwd().resolve()
-    for path in paths:
+    paths = chain.from_iterable(map(_link_by_link, chain(_named(config), _links(config))))
+    for path in filter(Path.exists, paths):
         real = path.resolve()
         folder = real if real.is_dir() else real.parent
-        if path.exists() and not folder.is_relative_to(working_folder):
+        if not folder.is_relative_to(working_folder):
             yield str(folder)
             if path.is_absolute():
                 yield str(path if path.is_dir() else path.parent)
+
+
+def _named(config: Config) -> Iterator[Path]:
+    """Files and folders that the configuration names, results/ and Snakemake's cache."""
+    yield from map(Path, ("results", *config.container.binds, *config.rollout.environment_read_only))
+    yield from _with_rows_or_weights(config)
+    if config.evaluation.harness and config.evaluation.harness.include_path:
+        yield Path(config.evaluation.harness.include_path)
+    modules = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
+    yield from (Path(module) for module in modules if module.endswith(".py"))
+    if cache := os.environ.get(OUTPUT_CACHE):
+        yield Path(cache)
+
+
+def _with_rows_or_weights(config: Config) -> Iterator[Path]:
+    """The folder of the data, and files and folders of datasets and model, where they are not on the Hub."""
+    data_dir = Path(config.data_dir or ".")
+    yield data_dir
+    sources = [*config.dataset.parts.values()]
+    if config.warmstart.sft:
+        sources.append(config.warmstart.sft.demonstrations)
+    yield from (data_dir / place for source in sources if (place := source.path or source.name))
+    if config.model.name_or_path:
+        yield Path(config.model.name_or_path)
+
+
+def _links(config: Config) -> Iterator[Path]:
+    """Links in results/ and in the run's folder, and in the folders of datasets and model: those of the Hub's cache
+    lead to its blobs.
+    """
+    results, (_, *folders) = Path("results"), _with_rows_or_weights(config)
+    found = (results.glob("*"), results.glob(f"{config.run}/*"), *(folder.rglob("*") for folder in folders))
+    yield from (path for path in chain(*found) if path.is_symlink())
+
+
+def _link_by_link(path: Path) -> Iterator[Path]:
+    """A path and, if it is a link, what it leads to, by the paths that are in the links."""
+    yield path
+    while path.is_symlink() and path.exists():
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+        yield path

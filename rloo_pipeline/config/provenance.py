@@ -1,9 +1,9 @@
 """Digests of the code behind each stage, so that an edit reruns the stages it affects and no others.
 
 The digest of a stage covers its own file, every module of this package that it imports, directly or indirectly, and the
-files of functions that the configuration names, with the modules that these import from their own folder; that of the
-benchmarks also the user's task files. Modules that
-cannot change a result are left out, and so are imports under `if TYPE_CHECKING:`.
+files of functions that the configuration names, with the modules that these import from their own folder or package;
+that of the benchmarks also the user's task files. Modules that cannot change a result are left out, and so are imports
+under `if TYPE_CHECKING:` and those of installed libraries.
 
 A Python file is digested as a syntax tree, in a form that is the same in Python 3.11 to 3.13, so comments, docstrings
 and layout do not count.
@@ -15,6 +15,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from rloo_pipeline import import_string
@@ -44,9 +45,9 @@ def source_digest(stage: str, config: Config) -> str:
     decides, but = STAGES[stage].decides, STAGES[stage].but
     # of the algorithm only what makes groups teach, or of the dataset only `select`: neither names a function
     sections = [name for name in decides if not {"advantage", "train"} & set(but.get(name, ()))]
-    user_files = [import_string.check(reference) for reference in functions(config, sections)]
+    files = {reference: import_string.check(reference) for reference in functions(config, sections)}
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
-    closures = [_closure(file.resolve()) for file in (stage_file, *user_files) if file is not None]
+    closures = [_closure(stage_file.resolve()), *(_closure(*_start(*pair)) for pair in files.items() if pair[1])]
     digests = {(_name(file), _digest(file, text)) for closure in closures for file, text in _with_text_flag(closure)}
     if "harness" in stage:
         digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}
@@ -63,9 +64,9 @@ def _task_files(config: Config) -> Iterator[Path]:
         yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 
 
-def source_files(file: Path) -> frozenset[Path]:
-    """A file of the user and the modules that it imports from its own folder, directly or indirectly."""
-    return frozenset(file for file in _closure(file.resolve()) if not file.is_relative_to(PACKAGE))
+def source_files(reference: str, file: Path) -> frozenset[Path]:
+    """The file of a user's function and the modules that it imports, directly or indirectly, but those of libraries."""
+    return frozenset(file for file in _closure(*_start(reference, file)) if not file.is_relative_to(PACKAGE))
 
 
 def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
@@ -146,14 +147,27 @@ def _has_no_effect(node: object, parent: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
+def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...]]:
+    """The real path of a function's file, and the folders in which imports are looked up, the nearest first.
+
+    Of `package.module:function` it is the one that has the package; of `path/file.py:function` that of the file, and
+    those above it up to the working folder, since a package may begin there.
+    """
+    file, module = file.resolve(), reference.rpartition(":")[0]
+    if not module.endswith(".py"):
+        return file, (file.parents[module.count(".") + (file.name == "__init__.py")],)
+    above = (folder for folder in file.parent.parents if folder.is_relative_to(Path.cwd().resolve()))
+    return file, (file.parent, *above)
+
+
 @cache
-def _closure(start: Path) -> frozenset[Path]:
-    """A file, the modules of this package or of its own folder that it imports, directly or indirectly, and the Jinja
+def _closure(start: Path, roots: tuple[Path, ...] = ()) -> frozenset[Path]:
+    """A file, the modules of this package or below `roots` that it imports, directly or indirectly, and the Jinja
     templates of all of them.
     """
     files, queue = {start}, [start]
     while queue:
-        for file in _imports(queue.pop()) - files:
+        for file in _imports(queue.pop(), roots) - files:
             files.add(file)
             queue.append(file)
     templates = (template for file in files for template in file.parent.glob(f"{file.stem}.*.j2"))
@@ -161,21 +175,35 @@ def _closure(start: Path) -> frozenset[Path]:
 
 
 @cache
-def _imports(file: Path) -> frozenset[Path]:
-    """Files of this package that a file imports anywhere in its code; of a user's file also those in its folder."""
-    names: set[str] = set()
+def _imports(file: Path, roots: tuple[Path, ...]) -> frozenset[Path]:
+    """Files of this package that a file imports anywhere in its code; of a user's file also those below `roots`."""
+    names, relative = set[str](), set[tuple[Path, str]]()
     for node in _executed(_tree(file)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
+        if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    split = [name.split(".") for name in names]
-    own = [parts[1:] for parts in split if parts[0] == PACKAGE.name and parts[1:]]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            package = file.parents[node.level - 1]
+            module = f"{package.name}.{node.module}" if node.module else package.name
+            relative |= {(package.parent, f"{module}.{alias.name}") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    own = [name.split(".")[1:] for name in names if name.startswith(f"{PACKAGE.name}.")]
     files = {_file_of(PACKAGE, parts) for parts in own if not WITHOUT_EFFECT & {parts[0], ".".join(parts[:2])}}
-    if not file.is_relative_to(PACKAGE):
-        others = [parts for parts in split if parts[0] != PACKAGE.name]
-        files |= {_file_of(file.parent, parts[:length]) for parts in others for length in range(1, len(parts) + 1)}
+    if not file.is_relative_to(PACKAGE) and not _is_installed(file, roots):
+        others = (name for name in names if name.partition(".")[0] != PACKAGE.name)
+        for folder, name in (*relative, *product(roots, others)):
+            parts = name.split(".")
+            files |= {_file_of(folder, parts[:length]) for length in range(1, len(parts) + 1)}
     return frozenset(imported for imported in files if imported is not None)
+
+
+def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
+    """Whether a file is part of an installed package, in site-packages or where `pip install --target` put it."""
+    if {"site-packages", "dist-packages"} & set(file.parts):
+        return True
+    root = next((root for root in roots if file.is_relative_to(root)), file.parent)
+    package = f"\n{file.relative_to(root).parts[0]}/"
+    return any(package in f"\n{record.read_text(encoding='utf-8')}" for record in root.glob("*.dist-info/RECORD"))
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:

@@ -14,7 +14,7 @@ from rloo_pipeline.config import cross_checks
 from rloo_pipeline.config.run_keys import RunKeys
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
-from rloo_pipeline.config.training import Offload
+from rloo_pipeline.config.training import Deepspeed, Offload
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -106,4 +106,8 @@ class Config(RunKeys):
             del params["dataset"]
         if params.get("deepspeed", {}).get("offload") == Offload().model_dump():
             del params["deepspeed"]["offload"]
+        if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had
+            defaults = Deepspeed().model_dump(mode="json")
+            changed = {key: value for key, value in params.pop("deepspeed").items() if value != defaults[key]}
+            params |= {"deepspeed": changed} if changed and self.warmstart.sft else {}
         return params

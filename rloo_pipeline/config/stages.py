@@ -58,7 +58,11 @@ STAGES: Mapping[str, Sections] = {
         ("seed", "data_dir", "model", "dataset", "warmstart"), (*_LENGTHS, "update"), _ALL_PROMPTS
     ),
     "prompts": Sections(("dataset", "model", "rollout"), ("evaluation",), _TOOLS | _ALL_PROMPTS),
-    "warmstart": Sections(("seed", "model", "dataset", "warmstart"), (*_LENGTHS, "deepspeed", "update"), _ALL_PROMPTS),
+    "warmstart": Sections(
+        ("seed", "model", "dataset", "warmstart", "deepspeed"),
+        (*_LENGTHS, "update"),
+        {"deepspeed": _MEMORY} | _ALL_PROMPTS,
+    ),
     "probe": Sections(
         ("seed", "model", "rollout", "rewards", "checks"),
         ("run", "scoring", "vllm", "dataset"),

@@ -117,8 +117,8 @@ class Offload(Section):
 
 class Deepspeed(Section):
     """Resources of the training engine (DeepSpeed). A trainer state can only be continued with the `processes` and
-    `zero_stage` that wrote it. These two, `communication_data_type`, `offload` and `config` rerun updates when they
-    change; the other keys rerun nothing and apply to rounds that have not run yet.
+    `zero_stage` that wrote it. These two, `communication_data_type`, `offload` and `config` rerun updates and SFT when
+    they change; the other keys rerun nothing and apply to rounds that have not run yet.
     """
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)

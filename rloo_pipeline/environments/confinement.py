@@ -191,7 +191,7 @@ def _sources(references: Iterable[str], with_modules: bool) -> Iterator[str]:
     for reference in references:
         module, source = reference.rpartition(":")[0], import_string.source_of(reference)
         if source is not None and module.endswith(".py"):
-            yield from map(str, provenance.source_files(source))
+            yield from map(str, provenance.source_files(reference, source))
         elif source is not None and with_modules and not any(source.is_relative_to(folder) for folder in installed):
             package = importlib.util.find_spec(module.partition(".")[0])
             yield from (package.submodule_search_locations or [str(source)]) if package else ()

@@ -47,6 +47,8 @@ class ResourceRequest(NamedTuple):
     gres: str | None
     engine_gpus: tuple[str, int] | None = None
     """Configuration key with the number of GPUs per node that its engine uses, and that number."""
+    attempts: int = 1
+    """The last attempt requests this many times the minutes."""
 
 
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
@@ -142,7 +144,9 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         resources = {**default, **own, **(per_rule.get(rule) or {})}
         minutes, memory = _first_number(resources.get("runtime")), _first_number(resources.get("mem_mb"))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
-        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule))
+        grows = "attempt" in str((per_rule.get(rule) or {}).get("runtime", "growing(attempt)"))
+        attempts = 1 + int(settings.get("retries") or 0) if grows else 1
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule), attempts)
     return by_rule
 
 
@@ -203,7 +207,20 @@ def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, Res
         groups.setdefault(request, []).append(rule)
     for request, rules in groups.items():
         message, fix = judge(by_name, request)
-        yield Finding(f"slurm {', '.join(rules)}", not fix, message, fix)
+        later = "" if fix else _later_attempts(by_name, request)
+        yield Finding(f"slurm {', '.join(rules)}", not fix, message + later, fix, note=bool(later))
+
+
+def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
+    """A remark on the time that a later attempt requests; empty if the partition allows it."""
+    partition = by_name.get(request.partition or "")
+    minutes = request.minutes * request.attempts
+    if partition is None or minutes <= partition.minutes:
+        return ""
+    return (
+        f"; attempt {request.attempts} would request {minutes:.0f} minutes, {partition.minutes:.0f} are allowed, so it "
+        "would never start; set runtime under set-resources in the profile to a number"
+    )
 
 
 def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from snakemake.path_modifier import PathModifier
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes
+from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import UserError
@@ -36,7 +37,9 @@ from rloo_pipeline.snakemake_ext import (
     input_functions,
     locks,
     longer_run,
+    lost_metadata,
     run_folders,
+    run_sources,
     steps,
 )
 from rloo_pipeline.snakemake_ext.logger import LogHandler
@@ -67,6 +70,7 @@ class Controller:
         self._is_module = not workflow.modifier.is_main_snakefile()
         self._held = locks.Hold(False)
         self._config_copy: Path | None = None
+        self._before: Mapping[str, Config] = {}
         # while rules are read, Snakemake has no executor yet, and local_exec is always true
         self.several_nodes = self._main and not workflow.dryrun and steps.nodes() > 1
         """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
@@ -95,6 +99,7 @@ class Controller:
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
         for handler in self._log_handlers():
+            handler.say_when_idle(self._kept)
             for run, config in self.runs.configs.items():
                 handler.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
             if self.runs.experiment:
@@ -141,6 +146,7 @@ class Controller:
             logger.info(self._held.message)
         if self._held.alone and self._is_module:
             self._refuse_fewer_rounds(self.runs.configs)
+            self._before = lost_metadata.written(self.runs, self._results)
             self._write_configs()
 
     def rules_read(self) -> None:
@@ -155,6 +161,11 @@ class Controller:
             raise UserError(
                 f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
                 f"are {', '.join(sorted(rules))}"
+            )
+        if self._workflow.workflow_settings.cache and not all(map(run_sources.are_pinned, self.runs.configs.values())):
+            raise UserError(
+                "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
+                "revision of each dataset as commits of 40 digits, or leave --cache out"
             )
         input_functions.note_parameters(self._workflow.rules)
         if self.several_nodes:
@@ -184,6 +195,8 @@ class Controller:
         self._refuse_fewer_rounds(
             run for run in self.runs.configs if str(self._results / run / "summary.json") in outputs
         )
+        if kept := self._kept():
+            raise UserError(kept)
         self._freeze_config()
         self._write_configs()
         for run, config in self.runs.configs.items():
@@ -198,6 +211,10 @@ class Controller:
             stages = {argv[1] for argv in commands if argv[0] == "rloo"}
             cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
             manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
+
+    def _kept(self) -> str | None:
+        """A sentence if a file stays that the configuration does not describe."""
+        return lost_metadata.kept(self._workflow, self.runs, self._results, self._before)
 
     def _freeze_config(self) -> None:
         """From here on jobs, and the call that finishes a run after a gate, read the configuration from copies."""

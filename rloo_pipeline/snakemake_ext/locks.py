@@ -3,9 +3,9 @@
 Snakemake locks a folder with marker files, and a killed process leaves them behind. Here the main process of each run
 also holds a lock of the operating system (flock), which ends with the process. A process that gets the locks of all
 runs in a folder knows that no other main process of this host is alive there, so markers that were left on this host
-are stale. For a process on another host this is known only if it ran in a SLURM job: SLURM says whether that job has
-ended, or whether it is this job, put back into the queue. On a file system without locks, a process of this host has
-ended where its number is free.
+are stale. For a process on another host, whose locks need not be seen here, this is known only if it ran in a SLURM
+job: SLURM says whether that job has ended, or whether it is this job, put back into the queue. On a file system without
+locks, a process of this host has ended where its number is free.
 """
 
 from __future__ import annotations
@@ -52,18 +52,25 @@ def hold(folder: Path, run: str) -> Hold:
         return Hold(False, f"results/{run}: {owner or 'another process'} is at work on it, or suspended; end it first")
     _held.append(handle)
     markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
-    if markers and owner and not _has_ended(owner, locked):
-        remedy = "if it is dead, repeat the command with --unlock, then without"
-        return Hold(False, f"locked by a process that may be alive ({owner}); {remedy}")
+    # any Snakemake that ends removes the markers of all runs, and some file systems have locks for one host alone
+    if owner and not _has_ended(owner, locked):
+        remedy = f"if it has ended, delete {own} and repeat the command"
+        return Hold(False, f"results/{run}: locked by a process that may be alive ({owner}); {remedy}")
     os.environ[OWNER] = _this_process()
     os.ftruncate(handle, 0)
     os.pwrite(handle, os.environ[OWNER].encode(), 0)
-    atexit.register(os.ftruncate, handle, 0)  # a process that ends by itself leaves no owner
+    atexit.register(_leave, handle, os.environ[OWNER])
     if not markers or not all(_is_free(other) for other in hidden.glob("rloo-*.lock") if other != own):
         return Hold(True)
     for marker in markers:
         marker.unlink(missing_ok=True)
     return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
+
+
+def _leave(handle: int, owner: str) -> None:
+    """Removes the name of a process that ends by itself, unless the file has that of a later one."""
+    if os.pread(handle, 1000, 0).decode() == owner:
+        os.ftruncate(handle, 0)
 
 
 def _this_process() -> str:

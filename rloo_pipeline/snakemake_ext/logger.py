@@ -23,6 +23,8 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from rloo_pipeline.snakemake_ext import configfiles, failures
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rloo_pipeline.config import Config
     from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 
@@ -70,6 +72,7 @@ class LogHandler(LogHandlerBase):
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
         self._display: Any = None
+        self._when_idle: Callable[[], str | None] = lambda: None
         if not (plain or settings.verbose or settings.quiet or settings.debug_dag):
             from rloo_pipeline.snakemake_ext import run_display
 
@@ -126,6 +129,10 @@ class LogHandler(LogHandlerBase):
         if self._display:
             self._display.add_experiment(page, users)
 
+    def say_when_idle(self, sentence: "Callable[[], str | None]") -> None:
+        """Gives the handler what it shows, if it is anything, where Snakemake finds no job to run."""
+        self._when_idle = sentence
+
     def give_terminal_back(self) -> None:
         """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
         if self._display:
@@ -163,6 +170,8 @@ class LogHandler(LogHandlerBase):
             display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
         if text.startswith("Terminating processes on user request"):
             display.interrupted()
+        if text.startswith("Nothing to be done"):
+            display.message(self._when_idle() or "", logging.WARNING)
         if status := failures.EXIT_STATUS.match(text):
             display.exit_status(status["log"], int(status["status"]))
             return

@@ -5,9 +5,9 @@ What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
 - **Asking for states.** The plugin waits 10 s longer after each answer in which no job ended, up to 180 s, so a stage
   of a minute is seen to be done up to half a minute late. Here the wait is a tenth of the time since a job last ended.
 - **What a state means.** To the plugin a cancelled job is a failed one and is submitted again; a preempted job that
-  SLURM does not put back, a job that SLURM no longer lists and `CANCELLED by 0` are waited for without end; with sacct,
-  the tasks of an array all have the state of the last one, since it asks for JobIDRaw. `slurm_states` says what they
-  mean here.
+  SLURM does not put back, a job that SLURM no longer lists, one that asks for more than its partition allows and
+  `CANCELLED by 0` are waited for without end; with sacct, the tasks of an array all have the state of the last one,
+  since it asks for JobIDRaw. `slurm_states` says what they mean here.
 - **Arrays.** The plugin has every task but the first started by a Snakemake that takes itself for the first one's job,
   so a task that ends before the first one fails, log files have other names than those it prints, and jobs that are
   ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs what its own
@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -44,6 +45,7 @@ SIGNATURES = {
     "run_array_jobs": "(self, jobs)",
     "run_job": "(self, job)",
     "check_active_jobs": "(self, active_jobs)",
+    "cancel_jobs": "(self, active_jobs)",
     "_submit_job": "(self, job)",
     "_submit_array_jobs": "(self, jobs)",
     "_report_job_submission_threadsafe": "(self, job_info)",
@@ -154,7 +156,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
             command = f"sacct -X --parsable2 --noheader --format=JobID,State --starttime {start} --endtime now {name}"
         else:
-            command = f"squeue --array --states=all --noheader --format='%i|%T' {name}"
+            command = f"squeue --array --states=all --noheader --format='%i|%T %r' {name}"
         async with self.status_rate_limiter:
             states, _ = await job_status_query.query_job_status(command, self.logger)
         return states  # type: ignore[no-any-return]
@@ -178,7 +180,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             return
         rule = job_info.job.rule
         message = f"SLURM job {job_info.external_jobid} ({rule.name}) {verdict.message}"
-        if verdict.outcome is Outcome.CANCELLED:
+        if verdict.outcome is Outcome.NEVER:
+            with suppress(WorkflowError):  # it may have ended meanwhile
+                self.cancel_jobs([job_info])
+        if verdict.outcome is not Outcome.FAILED:
             rule.restart_times = 0
             self.logger.error(message)
         self.report_job_error(job_info, msg=f"{message}. ", aux_logs=[str(log)] if log else [])

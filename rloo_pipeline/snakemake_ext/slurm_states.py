@@ -10,6 +10,11 @@ PUT_BACK = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
 """States of a job that SLURM puts back into the queue, where the cluster and the job allow it."""
 PUT_BACK_WITHIN = 5.0
 """Seconds after which a job that still shows one of these states has not been put back."""
+BEYOND_LIMITS = ("PartitionTimeLimit", "MaxMemPerLimit")
+"""Reasons for which a job waits that asks for more than its partition allows, as a later attempt may. Others, such as
+BadConstraints, may also come from nodes that are down for a while."""
+BEYOND_LIMITS_FOR = 600.0
+"""Seconds for which a job may show one of these reasons: a partition may be in the course of a change."""
 FAILED = ("DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")
 FORGOTTEN_AFTER = 300.0
 """Seconds for which SLURM may not list a job. Longer than an accounting database lags, and squeue shows ended jobs for
@@ -25,6 +30,8 @@ class Outcome(Enum):
     """Submitted again, as often as `retries` says."""
     CANCELLED = auto()
     """By a person: not submitted again."""
+    NEVER = auto()
+    """Would wait for ever: to be cancelled, and not submitted again."""
 
 
 class Verdict(NamedTuple):
@@ -40,16 +47,18 @@ class JobStates:
     def __init__(self) -> None:
         self._leaving: dict[str, float] = {}
         self._missing: dict[str, float] = {}
+        self._beyond: dict[str, float] = {}
 
     def judge(self, job: str, states: Mapping[str, str], now: float) -> Verdict:
         """What the latest answer of SLURM says of a job.
 
         Args:
             job: its number, `123` or, of an array, `123_4`.
-            states: by job, as squeue or sacct show them; `123_[4-7]` stands for tasks that wait.
+            states: by job, as squeue or sacct show them, of squeue with the reason behind the state; `123_[4-7]` stands
+                for tasks that wait.
             now: seconds of a monotonic clock.
         """
-        state = _state_of(job, states)
+        state, reason = _state_of(job, states)
         if state is None:
             since = self._missing.setdefault(job, now)
             if now - since < FORGOTTEN_AFTER:
@@ -63,6 +72,14 @@ class JobStates:
                 return Verdict(Outcome.ACTIVE)
             return Verdict(Outcome.FAILED, f"ended as {state} and was not put back into the queue")
         self._leaving.pop(job, None)
+        if state == "PENDING" and reason in BEYOND_LIMITS:
+            if now - self._beyond.setdefault(job, now) < BEYOND_LIMITS_FOR:
+                return Verdict(Outcome.ACTIVE)
+            remedy = "set runtime and mem_mb of its rule under set-resources in the profile, and continue"
+            return Verdict(
+                Outcome.NEVER, f"asks for more than its partition allows ({reason}), so it was cancelled; {remedy}"
+            )
+        self._beyond.pop(job, None)
         if state == "COMPLETED":
             return Verdict(Outcome.SUCCEEDED)
         if state == "CANCELLED":
@@ -72,8 +89,9 @@ class JobStates:
         return Verdict(Outcome.ACTIVE)
 
 
-def _state_of(job: str, states: Mapping[str, str]) -> str | None:
-    """A job's state without who caused it (`CANCELLED by 1000`); None where it is not listed."""
+def _state_of(job: str, states: Mapping[str, str]) -> tuple[str | None, str]:
+    """A job's state without who caused it (`CANCELLED by 1000`), None where it is not listed, and what follows it."""
     array = f"{job.partition('_')[0]}_["
-    state = states.get(job) or next((state for name, state in states.items() if name.startswith(array)), None)
-    return state.partition(" ")[0].rstrip("+") if state else None
+    text = states.get(job) or next((state for name, state in states.items() if name.startswith(array)), "")
+    state, _, rest = text.partition(" ")
+    return state.rstrip("+") or None, rest

@@ -1,14 +1,15 @@
 """held-out: the held-out completions that a round's rollout jobs also drew, and their scores → accuracy of the policy
 that sampled.
 
-Prompts, seeds and temperature are those of the evaluations, so the rounds form a curve of the same problems.
+Prompts, seeds and temperature are those of the evaluations, so the rounds form a curve of the same problems. A round
+that was sampled at another temperature counts as not measured.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline.artifacts import round_tables
+from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -38,14 +39,17 @@ def held_out(config: Config, files: RoundFiles, round_: int, output: Path, event
     )
     correct = config.correct.model_copy(update={"reward": config.correct.reward or config.rewards[0].column})
     config = config.model_copy(update={"rewards": rewards, "evaluation": evaluation, "correct": correct})
-    tables, policy = round_tables.read_held_out(files, round_), config.rollout.policy_of(round_)
-    if not len(tables.rollouts):  # evaluation.each_round was 0 when the round was sampled
+    sampled, policy = round_tables.read_held_out(files, round_), config.rollout.policy_of(round_)
+    footers = [tables.footer(tables.read(path, "held_out", ["sample"])) for path in files.rollouts]
+    sampled_alike = {facts["sampling_temperature"] for facts in footers} == {str(evaluation.temperature)}
+    # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature had another value
+    if not len(sampled.rollouts) or not sampled_alike:
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})
         write_events(events, round_, {}, "eval")
         return
     summary = {
         "policy": policy,
-        **summarize_evaluation(config, join_scores(rewards, tables.rollouts, tables.scores), 1),
+        **summarize_evaluation(config, join_scores(rewards, sampled.rollouts, sampled.scores), 1),
     }
     if not whole:
         summary["rewards"]["reward"] = None

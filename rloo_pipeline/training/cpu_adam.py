@@ -8,8 +8,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
     """DeepSpeedCPUAdam with decoupled weight decay, over parameters with AdamW's options.
 
     Raises:
-        UserError: it cannot be compiled here.
+        UserError: it cannot be compiled here, or not by one process at a time.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -36,9 +38,7 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
     folder = _folder()
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # ninja is there
-    with (folder / "rloo.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when its process ends, so its holder may remove a baton
-        (folder / "cpu_adam" / BATON).unlink(missing_ok=True)
+    with _locked(folder):
         try:
             optimizer: Any = DeepSpeedCPUAdam(parameters, **options)
         except RuntimeError as error:
@@ -48,6 +48,21 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
             ) from error
     optimizer.register_step_pre_hook(_recreate)
     return optimizer  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder of this host, and removes the baton that a killed one has left there."""
+    with (folder / "rloo.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when its process ends, so its holder may remove a baton
+        except OSError as error:
+            raise UserError(
+                f"{folder}: this file system has no locks ({error}), which deepspeed.offload needs to compile AdamW; "
+                "set TORCH_EXTENSIONS_DIR to a folder on a disk of the node"
+            ) from error
+        (folder / "cpu_adam" / BATON).unlink(missing_ok=True)
+        yield
 
 
 def _recreate(optimizer: Any, *_: object) -> None:
@@ -62,13 +77,13 @@ def _recreate(optimizer: Any, *_: object) -> None:
 
 
 def _folder() -> Path:
-    """A folder for what is compiled for a processor of this kind: another one may not have its instructions."""
+    """A folder for what is compiled on this host: another one may lack its instructions, and may not see its locks."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", caches.cache_folder() / "torch_extensions"))
-    digest = hashlib.sha256(f"{sys.version}{torch.__version__}{kind}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{sys.version}{torch.__version__}{kind}{socket.gethostname()}".encode()).hexdigest()[:12]
     folder = root if root.name == digest else root / digest
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -99,6 +99,21 @@ def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, 
     assert sentence not in planned.stdout + planned.stderr
 
 
+def test_a_changed_configuration_is_refused_where_snakemake_has_lost_its_records(finished, tmp_path) -> None:
+    """It would keep the rounds that are there, and make new ones with other keys."""
+    project = Project(tmp_path / "project").take(finished)
+    shutil.rmtree(project.folder / ".snakemake" / "metadata")
+    before = project.files("**/*")
+    changed, sentence = {"algorithm": {"beta": 0.5}}, "was made with another value of algorithm.beta, and would stay"
+    idle = project.snakemake("--cores", "1", plain=False, **changed)
+    assert "Nothing to be done" in idle.stdout + idle.stderr
+    assert sentence in idle.stdout + idle.stderr
+    outcome = project.snakemake("--cores", "1", rounds=3, **changed)
+    assert outcome.returncode == 1
+    assert sentence in outcome.stdout + outcome.stderr
+    assert project.files("**/*") == before
+
+
 def test_updates_that_must_run_are_found_although_a_check_before_them_runs_again(finished) -> None:
     """Snakemake alone would check the warm start again and miss the updates that depend on it."""
     changed = {"update": {"learning_rate": 0.001}, "checks": {"accept": ["teaching"]}}
@@ -262,7 +277,12 @@ def test_what_an_update_needs_of_a_machine_is_no_reason_to_train_again(finished)
     """A run that ran out of memory continues with settings that need less."""
     less = {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True, "threads": 2}
     assert finished.planned(deepspeed=less) == set()
-    assert finished.planned(deepspeed={"zero_stage": 1}) == updates() | SECOND_ROUND | FINAL | REPORT
+
+
+def test_how_an_update_adds_up_gradients_trains_again_and_so_does_sft(finished) -> None:
+    rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()
+    planned = finished.planned(deepspeed={"zero_stage": 1})
+    assert planned == {"policies/00000"} | rounds | WARM | FINAL | REPORT | CHECKS
 
 
 def test_what_lets_a_reward_fail_is_no_reason_to_score_again(finished) -> None:
@@ -343,19 +363,23 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_prompts_and_warm_start_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
-    """A run of another name reads it from the first one's cache and trains nothing."""
+def test_prompts_warm_start_and_pass_rates_come_from_the_cache_between_workflows(finished, tmp_path) -> None:
+    """A run of another name reads it from the first one's cache and trains nothing; each shard has its own entry."""
     finished.environment["SNAKEMAKE_OUTPUT_CACHE"] = str(tmp_path)
+    select = {"dataset": {"select": {"weights": "static", "num_generations": 2}}, "correct": {"reward": "answer"}}
+    made = "policies/00000/model.safetensors", *(f"warmstart/difficulty/{shard:03d}.parquet" for shard in range(2))
     try:
         for run in ("first", "second"):
-            outcome = finished.snakemake("--cores", "2", "--cache", "--", f"results/{run}/policies/00000", run=run)
+            shards = [f"results/{run}/{name}" for name in made[1:]]
+            outcome = finished.snakemake("--cores", "2", "--cache", "--", *shards, run=run, **select)
             assert outcome.returncode == 0, outcome.stderr
             logs = finished.folder / "results" / run / "logs"
             trained = (logs / "warmstart.log").exists() and "SFT" in (logs / "warmstart.log").read_text()
             assert trained == (run == "first")
     finally:
         del finished.environment["SNAKEMAKE_OUTPUT_CACHE"]
-    policies = [
-        (finished.folder / "results" / run / "policies" / "00000" / "model.safetensors") for run in ("first", "second")
-    ]
-    assert policies[0].read_bytes() == policies[1].read_bytes()
+    first, second = (
+        [(finished.folder / "results" / run / name).read_bytes() for name in made] for run in ("first", "second")
+    )
+    assert first == second
+    assert len(set(first)) == len(made)

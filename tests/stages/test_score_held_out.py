@@ -70,25 +70,41 @@ def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_
     assert beside == alone
 
 
+@pytest.fixture
+def summary_of(tmp_path, tiny_model):
+    """What `held-out` writes of completions that are all right, with a judge of this weight that needs a GPU."""
+
+    def summary(weight: float = 0.0, temperature: float = 1.0):
+        run = Round(tmp_path / "run", tiny_model, correct={"reward": "answer"}, evaluation={"breakdown": []}).write(1)
+        config = load(run.run / "config.yaml")
+        answer = next(reward for reward in config.rewards if reward.column == "answer")
+        judge = answer.model_copy(update={"name": "judge", "weight": weight, "gpus": 1})
+        config = config.model_copy(update={"rewards": [answer, judge]}).only("held-out")
+        about = {"run": "mini", "round": 1, "shard": 0, "seed": 1, "policy": "p", "sampling_temperature": temperature}
+        rollouts = tables.read(run._table(1, "rollouts", 0), "rollouts")
+        files = RoundFiles([tmp_path / "held_out.parquet"], [tmp_path / "held_out_scores.parquet"])
+        first = rollouts.take([*range(0, len(rollouts), 4)])
+        tables.write(files.rollouts[0], first, tables.ROLLOUTS, "held_out", **about)
+        held_out_rows = tables.read(files.rollouts[0], "held_out")
+        keys = [{name: row[name] for name in ("prompt_id", "sample")} for row in held_out_rows.to_pylist()]
+        scores = [{**key, "scores/answer": 1.0, "reward": 1.0, "seconds": 0.0, "error": None} for key in keys]
+        about = tables.facts_about(held_out_rows)
+        tables.write(files.scores[0], scores, tables.scores_schema(["answer"]), "held_out_scores", **about)
+        held_out(config, files, 1, tmp_path / "held_out.json", tmp_path / "events")
+        return read_json(tmp_path / "held_out.json")
+
+    return summary
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_the_sum_of_a_round_is_left_out_where_a_part_of_it_needs_a_gpu(weight, tmp_path, tiny_model) -> None:
-    run = Round(tmp_path / "run", tiny_model, correct={"reward": "answer"}, evaluation={"breakdown": []}).write(1)
-    config = load(run.run / "config.yaml")
-    answer = next(reward for reward in config.rewards if reward.column == "answer")
-    judge = answer.model_copy(update={"name": "judge", "weight": weight, "gpus": 1})
-    config = config.model_copy(update={"rewards": [answer, judge]}).only("held-out")
-    about = {"run": "mini", "round": 1, "shard": 0, "seed": 1, "policy": "p"}
-    rollouts = tables.read(run._table(1, "rollouts", 0), "rollouts")
-    files = RoundFiles([tmp_path / "held_out.parquet"], [tmp_path / "held_out_scores.parquet"])
-    tables.write(files.rollouts[0], rollouts.take([*range(0, len(rollouts), 4)]), tables.ROLLOUTS, "held_out", **about)
-    held_out_rows = tables.read(files.rollouts[0], "held_out")
-    keys = [{name: row[name] for name in ("prompt_id", "sample")} for row in held_out_rows.to_pylist()]
-    scores = [{**key, "scores/answer": 1.0, "reward": 1.0, "seconds": 0.0, "error": None} for key in keys]
-    about = tables.facts_about(held_out_rows)
-    tables.write(files.scores[0], scores, tables.scores_schema(["answer"]), "held_out_scores", **about)
-    output, events = tmp_path / "held_out.json", tmp_path / "events"
-    held_out(config, files, 1, output, events)
-    summary = read_json(output)
+def test_the_sum_of_a_round_is_left_out_where_a_part_of_it_needs_a_gpu(weight, summary_of) -> None:
+    summary = summary_of(weight)
     assert summary["rewards"]["answer"]["value"] == 1.0
     assert (summary["rewards"]["reward"] is None) == (weight > 0)
     assert ("reward" in {name for name, value in eval_metrics(summary).items() if value is not None}) == (weight == 0)
+
+
+def test_a_round_that_was_sampled_at_another_temperature_is_not_measured(summary_of) -> None:
+    """evaluation.temperature was changed since; the curve has accuracies at one temperature."""
+    assert summary_of()["accuracy"] == summary_of()["temperature"] == 1.0
+    assert summary_of(temperature=0.0) == {"policy": 0, "prompts": 0, "accuracy": None}

@@ -1,18 +1,16 @@
 # Input functions: which files a job waits for. `before` and `of_round_before` look one round back.
 from types import SimpleNamespace
 
-from rloo_pipeline.snakemake_ext import in_flight
+from rloo_pipeline.snakemake_ext import in_flight, run_sources
 
 
 def local_sources(config):
-    """Local files that stage-assets reads: when one of them changes, everything made from it runs again."""
-    sources = [*config.dataset.parts.values()]
-    if config.warmstart.sft:
-        sources.append(config.warmstart.sft.demonstrations)
-    files = [Path(config.data_dir or ".") / source.path for source in sources if source.path]
-    if config.model.name_or_path:
-        files.append(Path(config.model.name_or_path) / "config.json")
-    return [local(str(file)) for file in files if file.is_file()]  # where they lie, whatever a module's prefix is
+    """Local files that stage-assets reads, where they lie, whatever a module's prefix is."""
+    return [local(str(file)) for file in run_sources.local_files(config)]
+
+
+# Whether what stages make may come from the cache of other runs, whose key is the configuration.
+PINNED = all(map(run_sources.are_pinned, RUNS.configs.values()))
 
 
 def before(name):

@@ -21,7 +21,7 @@ rule prompts:
         directory(f"{RUN}/prompts"),
     log:
         f"{RUN}/logs/prompts.log",
-    cache: True
+    cache: PINNED
     resources:
         mem_mb=growing(4000),
         runtime=growing(30),

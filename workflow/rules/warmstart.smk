@@ -7,7 +7,7 @@ rule warmstart:
         directory(f"{RUN}/policies/00000"),
     log:
         f"{RUN}/logs/warmstart.log",
-    cache: True
+    cache: PINNED
     container:
         SPREAD_IMAGE if TRAINS_FIRST else IMAGE
     threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
@@ -87,7 +87,7 @@ rule difficulty:
         f"{RUN}/warmstart/difficulty/{{shard}}.parquet",
     log:
         f"{RUN}/logs/difficulty/{{shard}}.log",
-    cache: True
+    cache: PINNED
     priority: 5
     threads: by_run(sampling_threads)
     resources:
@@ -97,6 +97,8 @@ rule difficulty:
     params:
         decides=decides("difficulty"),
         source=source("difficulty"),
+        # for the key of the cache, in which the shell command has no wildcards
+        shard=lambda wildcards: wildcards.shard,
     shell:
         "rloo difficulty --prompts {input.prompts} --policy {input.policy} --shard {wildcards.shard} --output {output}"
         " --log={log}"

@@ -48,6 +48,19 @@ def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["table"]
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_what_snakemake_may_put_into_its_cache_is_no_link_to_a_file_of_the_user(tmp_path, monkeypatch, cache) -> None:
+    """It makes the files in there writable for everyone."""
+    monkeypatch.delenv(files.OUTPUT_CACHE, raising=False)
+    if cache:
+        monkeypatch.setenv(files.OUTPUT_CACHE, "/cache")
+    source, target = tmp_path / "model.safetensors", tmp_path / "policy" / "model.safetensors"
+    source.write_text("weights")
+    files.link_or_copy(source, target)
+    assert target.read_text() == "weights"
+    assert target.samefile(source) != cache
+
+
 def test_a_manifest_detects_every_change(tmp_path) -> None:
     (tmp_path / "a").write_text("content")
     manifest.write_manifest(tmp_path, round=3)

@@ -131,6 +131,26 @@ def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> No
     assert binds() == before, "a job prepares again what it inherits"
 
 
+def test_what_links_lead_to_is_bound(project, tmp_path_factory) -> None:
+    """Of a run on a scratch file system, of a snapshot in the Hub's cache, and of what Snakemake's cache keeps."""
+    outside = tmp_path_factory.mktemp("outside").resolve()
+    snapshot, blob = outside / "hub" / "snapshots" / "abc", outside / "hub" / "blobs" / "123"
+    targets = (outside / name for name in ("run", "policies", "cache"))
+    for folder in (snapshot, blob.parent, project / "results" / "mini", *targets):
+        folder.mkdir(parents=True)
+    blob.touch()
+    (snapshot / "config.json").symlink_to("../../blobs/123")
+    (outside / "alias").symlink_to(outside / "run")
+    (project / "results" / "other").symlink_to(outside / "alias")
+    (project / "results" / "mini" / "policies").symlink_to(outside / "policies")
+    os.environ["SNAKEMAKE_OUTPUT_CACHE"] = str(outside / "cache")
+    containers.prepare(
+        config(model={"build": None, "build_options": {}, "name_or_path": str(snapshot)}), "images/x.sif"
+    )
+    led_to = {snapshot, blob.parent, *(outside / name for name in ("run", "alias", "policies", "cache"))}
+    assert {str(folder) for folder in led_to} <= set(binds())
+
+
 def test_a_scratch_folder_of_another_node_is_left_out(project, tmp_path) -> None:
     os.environ["TMPDIR"] = str(tmp_path / "of-the-login-node")
     containers.prepare(config(), "images/x.sif")

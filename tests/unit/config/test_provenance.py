@@ -93,6 +93,13 @@ def config(function: str) -> Config:
     return validate(mini(**changes), "test")
 
 
+def fresh_digest(function: str) -> str:
+    """The digest of `score` with a reward, after files were edited."""
+    for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
+        cached.cache_clear()
+    return provenance.source_digest("score", config(function))
+
+
 @pytest.fixture
 def score_digest(tmp_path: Path):
     """The digest of `score` with a reward of these texts."""
@@ -100,9 +107,7 @@ def score_digest(tmp_path: Path):
     def digest_of(reward: str, imported_module: str) -> str:
         (tmp_path / "mine.py").write_text(reward)
         (tmp_path / "beside.py").write_text(imported_module)
-        for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
-            cached.cache_clear()
-        return provenance.source_digest("score", config(f"{tmp_path}/mine.py:reward"))
+        return fresh_digest(f"{tmp_path}/mine.py:reward")
 
     return digest_of
 
@@ -121,6 +126,42 @@ def test_a_docstring_that_a_reward_reads_counts(score_digest) -> None:
     """A judge may have its instructions there."""
     reward = MINE.replace("beside.ONE", "judged(beside.__doc__)")
     assert score_digest(reward, "'''Be strict.'''\n") != score_digest(reward, "'''Be kind.'''\n")
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "helpers"),
+    [
+        ("own_pkg.rewards:reward", "from .helpers import ONE", "own_pkg/helpers.py"),
+        ("own_pkg.rewards:reward", "from . import helpers", "own_pkg/helpers.py"),
+        ("own_pkg.rewards:reward", "from own_pkg.helpers import ONE", "own_pkg/helpers.py"),
+        ("own_pkg.sub.rewards:reward", "from ..helpers import ONE", "own_pkg/helpers.py"),
+        ("own_pkg/rewards.py:reward", "from own_pkg.helpers import ONE", "own_pkg/helpers.py"),
+        ("rewards.py:reward", "from helpers.a import ONE", "helpers/b.py"),
+        ("rewards.py:reward", "import library", "library/core.py"),
+    ],
+)
+def test_modules_of_the_users_package_count_and_those_of_a_library_do_not(
+    tmp_path, monkeypatch, function, line, helpers
+) -> None:
+    """helpers/a.py imports `helpers.b`, and pip has put `library` beside the file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {
+        "own_pkg/sub/__init__.py": "",
+        "own_pkg/helpers.py": "",
+        "helpers/a.py": "from helpers.b import ONE",
+        "helpers/b.py": "",
+        "library/__init__.py": "from library.core import ONE",
+        "library/core.py": "",
+        "other_name-1.0.dist-info/RECORD": "library/__init__.py,,\nlibrary/core.py,,\n",
+    }
+    reward = function.partition(":")[0].removesuffix(".py").replace(".", "/") + ".py"
+    for file, text in {**files, reward: f"{line}\n\ndef reward(completions):\n    return []\n"}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    before = fresh_digest(function)
+    (tmp_path / helpers).write_text("ONE = 1.0\n")
+    assert (fresh_digest(function) != before) == ("library" not in helpers)
 
 
 def test_the_users_task_files_count_for_the_benchmarks_alone(tmp_path) -> None:

@@ -147,6 +147,14 @@ def test_requests_are_compared_with_partitions() -> None:
         assert (word in fix) if word else not fix, (request, message, fix)
 
 
+def test_a_later_attempt_that_its_partition_does_not_allow_is_a_note() -> None:
+    by_name = slurm_checks.partitions(SHOWN, NODES)
+    (fits,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 2)})
+    (grows,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 3)})
+    assert (fits.ok, fits.note, grows.ok, grows.note) == (True, False, True, True)
+    assert "attempt 3 would request 180 minutes, 120 are allowed" in grows.message
+
+
 def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
     rules, config = ROOT / "workflow" / "rules", Config(**mini(deepspeed={"processes": 8, "nodes": 2}))
@@ -159,7 +167,9 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert slurm_checks.requests(settings, rules, many)["score"].megabytes == 67000
     assert by_rule["update"].partition == "gpu"
     settings["set-resources"]["update"]["runtime"] = "30 * attempt"
-    assert slurm_checks.requests(settings, rules, config)["update"].minutes == 30
+    assert slurm_checks.requests(settings, rules, config)["update"][1::4] == (30, 3)
+    settings["set-resources"]["update"]["runtime"] = 30
+    assert slurm_checks.requests(settings, rules, config)["update"].attempts == 1
     used = {rule: request.engine_gpus for rule, request in by_rule.items() if request.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from helpers import mini
+from snakemake.settings.enums import RerunTrigger
 from snakemake.settings.types import ConfigSettings, SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
 
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import controller as module
@@ -24,6 +26,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
     controller._main, controller._is_module, controller.several_nodes = True, is_module, False
+    controller._before = {}
     controller._workflow = SimpleNamespace(
         rules=[
             SimpleNamespace(name=name, input=[], params=[], resources={}, priority=0)
@@ -31,6 +34,8 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
         ],
         resource_settings=SimpleNamespace(**({"overwrite_resources": {}, "overwrite_threads": {}} | settings)),
         executor_plugin=SimpleNamespace(name=executor),
+        workflow_settings=SimpleNamespace(cache=None),
+        rerun_triggers=RerunTrigger.all(),
     )
     return controller
 
@@ -49,6 +54,16 @@ def test_a_module_does_not_know_the_other_rules() -> None:
     controller(is_module=True, overwrite_resources={"mine": {"mem_mb": 1}}).rules_read()
 
 
+def test_rules_that_are_named_for_the_cache_are_refused_where_the_hub_decides_what_they_make() -> None:
+    named = controller()
+    named._workflow.workflow_settings.cache = ["warmstart"]
+    named.runs = RunSet({"mini": Config(**mini())})
+    named.rules_read()
+    named.runs = RunSet({"mini": Config(**mini(model={"build": None, "name_or_path": "org/model"}))})
+    with pytest.raises(UserError, match=r"--cache: .*give model.revision and the revision of each dataset as commits"):
+        named.rules_read()
+
+
 def test_the_plain_slurm_executor_is_refused_with_the_name_of_ours() -> None:
     with pytest.raises(UserError, match=r"write `executor: rloo-slurm`.*rloo-slurm-…"):
         controller(executor="slurm").start()
@@ -62,7 +77,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
     slurm._held, slurm._results, slurm._workflow.local_exec = module.locks.Hold(True), Path("results"), False
-    slurm._workflow.dag, slurm._workflow.scheduler = SimpleNamespace(needrun_jobs=list), SimpleNamespace()
+    slurm._workflow.dag, slurm._workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
     slurm._workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
     read(slurm, "mine.yaml")
     return slurm
@@ -73,6 +88,13 @@ def read(slurm: Controller, file: str) -> None:
     slurm.runs = slurm._configured = read_runs(Path(file))
     slurm._workflow.config_settings = settings = ConfigSettings(configfiles=[Path(file)])
     slurm._workflow.config = copy.deepcopy(settings.overwrite_config)
+
+
+def test_rounds_of_another_configuration_are_refused_before_anything_is_written(monkeypatch, starting) -> None:
+    monkeypatch.setattr(module.lost_metadata, "kept", lambda *_: "metrics.json was made with another beta")
+    with pytest.raises(UserError, match=r"metrics.json was made with another beta"):
+        starting.start()
+    assert not Path("results").exists()
 
 
 def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:

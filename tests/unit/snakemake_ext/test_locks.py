@@ -54,16 +54,32 @@ def test_marks_of_an_earlier_time_of_the_same_slurm_job_are_cleared(tmp_path, mo
     assert mark.exists() != cleared
 
 
-def test_marks_of_another_host_are_left_to_a_person(tmp_path) -> None:
+@pytest.mark.parametrize("marked", [True, False], ids=["", "after another run has removed the marks"])
+def test_a_run_of_another_host_is_left_to_a_person(tmp_path, marked) -> None:
     mark = tmp_path / ".snakemake" / "locks" / "0.output.lock"
     mark.parent.mkdir(parents=True)
-    mark.touch()
-    (tmp_path / ".snakemake" / "rloo-a.lock").write_text("elsewhere process 1")
+    if marked:
+        mark.touch()
+    own = tmp_path / ".snakemake" / "rloo-a.lock"
+    own.write_text("elsewhere process 1")
     lock = locks.hold(tmp_path, "a")
     assert not lock.alone
-    assert "elsewhere" in lock.message
-    assert "--unlock" in lock.message
-    assert mark.exists()
+    assert "results/a: locked by a process that may be alive (elsewhere process 1)" in lock.message
+    assert f"delete {own}" in lock.message
+    assert mark.exists() == marked
+    assert own.read_text() == "elsewhere process 1"
+    own.unlink()
+    assert locks.hold(tmp_path, "a").alone
+    assert not mark.exists()
+
+
+def test_a_process_that_ends_leaves_the_name_of_a_later_one(tmp_path) -> None:
+    own = tmp_path / "rloo-a.lock"
+    for owner, left in (("here process 1", ""), ("elsewhere process 2", "elsewhere process 2")):
+        own.write_text(owner)
+        with own.open("r+") as file:
+            locks._leave(file.fileno(), "here process 1")
+        assert own.read_text() == left
 
 
 def test_a_run_that_another_process_works_on_is_left_to_it_and_to_what_it_starts(tmp_path, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from rloo_pipeline.snakemake_ext import slurm_arrays, slurm_executor
 from rloo_pipeline.snakemake_ext.slurm_executor import Executor
-from rloo_pipeline.snakemake_ext.slurm_states import JobStates
+from rloo_pipeline.snakemake_ext.slurm_states import BEYOND_LIMITS_FOR, JobStates
 
 
 class Jobs(Executor):
@@ -83,6 +83,17 @@ def test_a_cancelled_job_is_not_submitted_again(clock) -> None:
     assert active(executor, job) == []
     assert job.job.rule.restart_times == 0
     assert "SLURM job 1 (score) was cancelled" in executor.calls[0][0]
+
+
+def test_a_job_that_can_never_start_is_cancelled_and_not_submitted_again(clock, monkeypatch) -> None:
+    executor, job = Jobs([{"1": "PENDING PartitionTimeLimit"}] * 2), job_info("1")
+    monkeypatch.setattr(executor, "cancel_jobs", lambda jobs: executor.note("scancel", *jobs), raising=False)
+    assert active(executor, job) == ["1"]
+    clock.now += BEYOND_LIMITS_FOR
+    assert active(executor, job) == []
+    assert job.job.rule.restart_times == 0
+    assert executor.calls[0] == ("scancel", job)
+    assert "SLURM job 1 (score) asks for more than its partition allows (PartitionTimeLimit)" in executor.calls[1][0]
 
 
 def test_without_an_answer_no_job_has_ended(clock) -> None:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from rloo_pipeline.snakemake_ext.slurm_states import FORGOTTEN_AFTER, PUT_BACK_WITHIN, JobStates, Outcome
+from rloo_pipeline.snakemake_ext.slurm_states import (
+    BEYOND_LIMITS_FOR,
+    FORGOTTEN_AFTER,
+    PUT_BACK_WITHIN,
+    JobStates,
+    Outcome,
+)
 
 
 def outcomes(job: str, *answers: tuple[float, dict[str, str]]) -> list[Outcome]:
@@ -15,6 +21,10 @@ def outcomes(job: str, *answers: tuple[float, dict[str, str]]) -> list[Outcome]:
     ("state", "outcome"),
     [
         ("PENDING", Outcome.ACTIVE),
+        ("PENDING Resources", Outcome.ACTIVE),
+        ("PENDING (null)", Outcome.ACTIVE),
+        ("COMPLETED None", Outcome.SUCCEEDED),
+        ("FAILED NonZeroExitCode", Outcome.FAILED),
         ("RUNNING", Outcome.ACTIVE),
         ("COMPLETING", Outcome.ACTIVE),
         ("SUSPENDED", Outcome.ACTIVE),
@@ -38,6 +48,16 @@ def test_a_job_that_slurm_requeues_is_active_and_one_that_it_does_not_has_failed
     assert requeued == [Outcome.ACTIVE] * 3 + [Outcome.SUCCEEDED]
     not_requeued = outcomes("7", (0, {"7": state}), (PUT_BACK_WITHIN, {"7": state}))
     assert not_requeued == [Outcome.ACTIVE, Outcome.FAILED]
+
+
+def test_a_job_that_its_partition_does_not_allow_waits_only_for_a_while() -> None:
+    """It may have been submitted as a larger attempt, and the partition may be in the course of a change."""
+    stuck, waits = {"7_[3-4]": "PENDING PartitionTimeLimit"}, {"7_[3-4]": "PENDING Priority"}
+    late = BEYOND_LIMITS_FOR
+    assert outcomes("7_3", (0, stuck), (late, stuck)) == [Outcome.ACTIVE, Outcome.NEVER]
+    assert outcomes("7_3", (0, stuck), (10, waits), (late, stuck)) == [Outcome.ACTIVE] * 3
+    nodes_down = {"7": "PENDING BadConstraints"}
+    assert outcomes("7", (0, nodes_down), (late, nodes_down)) == [Outcome.ACTIVE] * 2
 
 
 def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:

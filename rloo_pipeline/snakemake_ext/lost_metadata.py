@@ -1,0 +1,75 @@
+"""Files that a changed configuration does not make again, since Snakemake has no record of how they were made.
+
+Its records are in .snakemake/metadata. Where that is removed, or results/ is copied without it, Snakemake keeps a file
+whatever the configuration says, and new rounds would follow on rounds of another one. The configuration that the run
+last had is in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snakemake.settings.enums import RerunTrigger
+
+from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.config.section import JSON, flatten
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.errors import UserError
+
+
+def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]) -> str | None:
+    """A sentence if a file stays that was made with another value of a key that decides it.
+
+    Args:
+        workflow: Snakemake's, which knows by now which jobs it needs.
+        runs: as configured.
+        folder: the folder that theirs are in.
+        before: earlier configurations of runs; of the others they are in their folders.
+    """
+    if RerunTrigger.PARAMS not in workflow.rerun_triggers:  # by --rerun-triggers: no key counts
+        return None
+    for run, files in _without_record(workflow, runs).items():
+        now = runs.by_folder[run]
+        earlier = before.get(run) or _written(folder / run) or now
+        for stage, file in files.items():
+            old, new = _decides(earlier, stage), _decides(now, stage)
+            if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
+                return (
+                    f"{file} was made with another value of {key}, and would stay, since .snakemake, which records how "
+                    "files were made, has nothing about it; put .snakemake back, give the run another name, or make "
+                    "all of its files again with --forceall"
+                )
+    return None
+
+
+def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
+    """Run → stage → a file of it that stays and that Snakemake has no record of."""
+    files: dict[str, dict[str, str]] = {}
+    dag = workflow.dag
+    for job in dag.jobs:
+        program, stage, *_ = [*(job.rule.shellcmd or "").split(), "", ""]
+        if program == "rloo" and stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
+            run = getattr(job.wildcards, "run", runs.name)
+            files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
+    return {run: files[run] for run in files if run in runs.by_folder}
+
+
+def written(runs: RunSet, folder: Path) -> dict[str, Config]:
+    """The configurations that are in the folders of runs."""
+    return {run: config for run in runs.by_folder if (config := _written(folder / run))}
+
+
+def _written(run: Path) -> Config | None:
+    try:
+        return run_files.read_config(run)
+    except UserError:
+        return None
+
+
+def _decides(config: Config, stage: str) -> JSON:
+    """What decides a stage, by its keys; the rule of the rollouts has the lag, too."""
+    lag = {"rollout.lag": config.rollout.lag} if stage == "rollout" else {}
+    return flatten(config.params(stage)) | lag

@@ -1,0 +1,28 @@
+"""A key that changes what a stage computes is among its parameters, and other keys are not."""
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.config import Config
+
+DECIDING = (
+    {"processes": 2},
+    {"zero_stage": 1},
+    {"communication_data_type": "model"},
+    {"zero_stage": 2, "offload": {"optimizer": "cpu"}},
+    {"config": {"dump_state": True}},
+)
+
+
+def warmstart_params(sft: bool = True, **deepspeed: object) -> dict:
+    changes = {} if sft else {"warmstart": {"sft": None}}
+    return Config(**mini(deepspeed=deepspeed, **changes)).params("warmstart")
+
+
+@pytest.mark.parametrize("deepspeed", DECIDING)
+def test_policy_0_after_sft_depends_on_how_sft_was_trained(deepspeed) -> None:
+    plain = warmstart_params()
+    assert "deepspeed" not in plain, "finished runs have the parameters that they had"
+    assert warmstart_params(**deepspeed) != plain
+    assert warmstart_params(sft=False, **deepspeed) == warmstart_params(sft=False)
+    assert warmstart_params(threads=3, gradient_checkpointing=True, max_tokens_per_micro_batch=64) == plain

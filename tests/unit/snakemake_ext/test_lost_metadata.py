@@ -1,0 +1,68 @@
+"""A file without Snakemake's record stays only if the configuration still describes it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import mini
+from snakemake.jobs import Reason
+from snakemake.settings.enums import RerunTrigger
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.snakemake_ext import lost_metadata, run_folders
+
+
+def planned(*stages: str, triggers: set[RerunTrigger] | None = None, **reason: bool) -> Any:
+    """Snakemake's workflow with a job of each of these stages, none of which is to run."""
+    jobs = [
+        SimpleNamespace(
+            rule=SimpleNamespace(shellcmd=f"rloo {stage} --output {{output}}"),
+            wildcards=SimpleNamespace(),
+            output=[f"results/mini/{stage}"],
+        )
+        for stage in stages
+    ]
+    why = Reason()
+    why.no_metadata = reason.get("no_metadata", True)
+    dag = SimpleNamespace(jobs=jobs, needrun=lambda _: reason.get("needrun", False), reason=lambda _: why)
+    return SimpleNamespace(dag=dag, rerun_triggers=triggers or RerunTrigger.all())
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """What is said of a plan where the run before had the configuration `mini`, with changes now."""
+    run_folders.write_config(tmp_path / "mini", Config(**mini()))
+
+    def sentence(workflow: Any, **changes: Any) -> str | None:
+        return lost_metadata.kept(workflow, RunSet({"mini": Config(**mini(**changes))}), tmp_path, {})
+
+    return sentence
+
+
+def test_a_round_of_another_configuration_is_refused_where_snakemake_has_no_record_of_it(kept) -> None:
+    said = kept(planned("prompts", "update"), algorithm={"beta": 0.5}, rounds=20)
+    assert said is not None
+    assert said.startswith("results/mini/update was made with another value of algorithm.beta")
+    assert "put .snakemake back, give the run another name, or make all of its files again with --forceall" in said
+    assert "rollout.lag" in (kept(planned("rollout"), rollout={"lag": 1}) or "")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "changes"),
+    [
+        (planned("update"), {"rounds": 20}),
+        (planned("prompts", "rollout"), {"algorithm": {"beta": 0.5}}),
+        (planned("update", no_metadata=False), {"algorithm": {"beta": 0.5}}),
+        (planned("update", needrun=True), {"algorithm": {"beta": 0.5}}),
+        (planned("update", triggers={RerunTrigger.MTIME}), {"algorithm": {"beta": 0.5}}),
+    ],
+    ids=["more rounds", "decides others", "recorded", "made again", "by --rerun-triggers"],
+)
+def test_files_that_the_configuration_describes_stay(kept, workflow, changes) -> None:
+    assert kept(workflow, **changes) is None
+
+
+def test_a_run_without_a_configuration_of_before_is_new(kept, tmp_path) -> None:
+    (tmp_path / "mini" / "config.yaml").unlink()
+    assert kept(planned("update"), algorithm={"beta": 0.5}) is None
