@@ -90,7 +90,7 @@ class Algorithm(Section):
     """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
     reward_normalization: Literal["none", "batch", "running"] = "none"
     """Standardize rewards, after the length penalties: `batch` with the mean and deviation of the round, `running` with
-    those of all rounds so far.
+    those of all rounds so far. While all these scores are equal, only the mean is subtracted.
     """
     reward_clip_range: tuple[float, float] | None = None
     """Range `[low, high]` to which the weighted sum of a completion's rewards is clipped, before KL and baseline."""
@@ -143,8 +143,8 @@ class Algorithm(Section):
     does. Otherwise it is ignored everywhere.
     """
     filter_zero_variance: bool = False
-    """Drop groups whose scores are all equal, which have no learning signal; `rollout.oversample` and
-    `rollout.refill` sample replacements. An optimizer step with no groups left is skipped.
+    """Drop groups whose scores are all equal (after `reward_clip_range`), which have no learning signal;
+    `rollout.oversample` and `rollout.refill` sample replacements. An optimizer step with no groups left is skipped.
     """
     mismatch: Mismatch = Mismatch()
     """Correction for sampler and trainer log-probs that differ."""
@@ -205,6 +205,16 @@ class Algorithm(Section):
             }
             for key in (key for key, is_set in changes_scores.items() if is_set):
                 raise ValueError(f"advantage: {name} {reason}, and {key} changes them; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_filter(self) -> Self:
+        if self.filter_zero_variance and self.reward_clip_range is not None and self.reward_normalization != "none":
+            raise ValueError(
+                "filter_zero_variance judges scores before they are standardized, so it cannot tell which groups "
+                f"reward_clip_range makes equal after reward_normalization: {self.reward_normalization}; leave one of "
+                "the three out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -159,3 +159,11 @@ ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "
 )
 def test_penalties_without_division_by_a_spread_are_accepted(algorithm) -> None:
     validate({**mini(), "algorithm": algorithm, "rewards": ONE_REWARD, "evaluation": {"temperature": 0}}, "test.yaml")
+def test_a_refill_runs_again_where_other_scores_are_equal() -> None:
+    plain, clipped = (
+        validate(mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True, **keys}), "test.yaml")
+        for keys in ({}, {"reward_clip_range": [0, 1]})
+    )
+    assert plain.params("refill") != clipped.params("refill")
+
+
