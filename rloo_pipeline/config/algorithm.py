@@ -32,7 +32,7 @@ class KL(Section):
     """
     target: float | None = Field(None, gt=0)
     """Target for the mean KL of a completion, in nats. After each round `beta` is adjusted towards it (Ziegler et al.
-    2019). Without a target `beta` is constant.
+    2019). Without a target `beta` is constant. Not with `rollout.lag`.
     """
     gain: float = Field(0.1, gt=0, lt=5)
     """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
@@ -243,6 +243,11 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _check_mismatch(self) -> Self:
         correction, low, high = self.mismatch.correction, self.mismatch.min, self.mismatch.max
+        if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
+            raise ValueError(
+                "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
+                "mismatch.correction, or leave them out"
+            )
         if correction != "none" and self.old_logps == "sampler":
             raise ValueError(
                 f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
