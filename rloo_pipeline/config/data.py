@@ -155,7 +155,7 @@ class Sft(Section):
     adam_betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's β₁ and β₂."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay."""
+    """As `update.weight_decay`."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True

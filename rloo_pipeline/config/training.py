@@ -88,7 +88,7 @@ class Update(Section):
     adam_epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay, of all trained weights but biases and those of norms, as in transformers and TRL."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True

@@ -17,15 +17,14 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, guard
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
 BATON = "lock"
 """torch's file for a compilation that is under way. It stays if that process is killed, and all others then wait."""
 
 
-def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """DeepSpeedCPUAdam with decoupled weight decay, over parameters with AdamW's options.
+def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
+    """DeepSpeedCPUAdam with decoupled weight decay, over groups of parameters with AdamW's options.
 
     Raises:
         UserError: it cannot be compiled here.
@@ -40,7 +39,7 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when its process ends, so its holder may remove a baton
         (folder / "cpu_adam" / BATON).unlink(missing_ok=True)
         try:
-            optimizer: Any = DeepSpeedCPUAdam(parameters, **options)
+            optimizer: Any = DeepSpeedCPUAdam(groups, **options)
         except RuntimeError as error:
             raise UserError(
                 f"deepspeed.offload: DeepSpeed cannot compile its AdamW for CPUs here ({error.__cause__ or error}); it "
