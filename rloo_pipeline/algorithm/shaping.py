@@ -13,14 +13,17 @@ from rloo_pipeline.algorithm import nan_stats
 
 
 class Moments(NamedTuple):
-    """Number, mean and sum of squared deviations of all rewards so far (Welford 1962)."""
+    """Number, mean and sum of squared deviations of all rewards so far (Welford 1962); range of their scores."""
 
     number: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    lowest: float = 0.0
+    """Lowest score, without length penalties; 0 where there is none yet."""
+    highest: float = 0.0
 
-    def add(self, rewards: Float[Tensor, " completions"]) -> Moments:
-        """The moments with these rewards added (Chan et al. 1979); NaN is ignored."""
+    def add(self, rewards: Float[Tensor, " completions"], scores: Float[Tensor, " completions"]) -> Moments:
+        """The moments with these rewards added (Chan et al. 1979); NaN, the same in rewards and scores, is ignored."""
         values = rewards[~rewards.isnan()].double()
         if not values.numel():
             return self
@@ -28,16 +31,25 @@ class Moments(NamedTuple):
         lowest = float(values.min())
         gap = lowest - self.mean + float((values - lowest).mean())
         squares = float(nan_stats.centred(values).square().sum())
+        seen = [score for score in scores.tolist() if score == score]
+        seen += [self.lowest, self.highest] if self.number else []
         return Moments(
             number,
             self.mean + gap * (values.numel() / number),
             self.squares + squares + gap * gap * self.number * values.numel() / number,
+            min(seen),
+            max(seen),
         )
 
-    def standardize(self, rewards: Float[Tensor, " completions"]) -> Float[Tensor, " completions"]:
-        """(R − mean) / (std + ε); unchanged if there have been fewer than two rewards so far."""
+    def standardize(self, rewards: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """(R − mean) / (std + ε); unchanged if there have been fewer than two rewards so far.
+
+        If all scores so far are equal, the deviation is that of the penalties alone, and R − mean is not divided by it.
+        """
         if self.number < 2:
             return rewards
+        if not nan_stats.differ(torch.tensor([self.lowest, self.highest], dtype=torch.float64)):
+            return rewards - self.mean
         std = math.sqrt(self.squares / (self.number - 1))
         return (rewards - self.mean) / (std + nan_stats.STD_EPSILON)
 

@@ -32,7 +32,7 @@ class KL(Section):
     """
     target: float | None = Field(None, gt=0)
     """Target for the mean KL of a completion, in nats. After each round `beta` is adjusted towards it (Ziegler et al.
-    2019). Without a target `beta` is constant.
+    2019). Without a target `beta` is constant. Not with `rollout.lag`.
     """
     gain: float = Field(0.1, gt=0, lt=5)
     """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
@@ -90,7 +90,7 @@ class Algorithm(Section):
     """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
     reward_normalization: Literal["none", "batch", "running"] = "none"
     """Standardize rewards, after the length penalties: `batch` with the mean and deviation of the round, `running` with
-    those of all rounds so far.
+    those of all rounds so far. While all these scores are equal, only the mean is subtracted.
     """
     reward_clip_range: tuple[float, float] | None = None
     """Range `[low, high]` to which the weighted sum of a completion's rewards is clipped, before KL and baseline."""
@@ -143,8 +143,8 @@ class Algorithm(Section):
     does. Otherwise it is ignored everywhere.
     """
     filter_zero_variance: bool = False
-    """Drop groups whose scores are all equal, which have no learning signal; `rollout.oversample` and
-    `rollout.refill` sample replacements. An optimizer step with no groups left is skipped.
+    """Drop groups whose scores are all equal (after `reward_clip_range`), which have no learning signal;
+    `rollout.oversample` and `rollout.refill` sample replacements. An optimizer step with no groups left is skipped.
     """
     mismatch: Mismatch = Mismatch()
     """Correction for sampler and trainer log-probs that differ."""
@@ -208,6 +208,16 @@ class Algorithm(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_filter(self) -> Self:
+        if self.filter_zero_variance and self.reward_clip_range is not None and self.reward_normalization != "none":
+            raise ValueError(
+                "filter_zero_variance judges scores before they are standardized, so it cannot tell which groups "
+                f"reward_clip_range makes equal after reward_normalization: {self.reward_normalization}; leave one of "
+                "the three out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_clip_and_kl(self) -> Self:
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high:
@@ -233,6 +243,11 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _check_mismatch(self) -> Self:
         correction, low, high = self.mismatch.correction, self.mismatch.min, self.mismatch.max
+        if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
+            raise ValueError(
+                "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
+                "mismatch.correction, or leave them out"
+            )
         if correction != "none" and self.old_logps == "sampler":
             raise ValueError(
                 f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "

@@ -50,6 +50,12 @@ def _check_counts(config: RunKeys) -> None:
         config.evaluation.every,
         config.algorithm.response_length.overlong_cache,
     )
+    horizon = (config.update.lr_horizon_rounds or 0) * config.algorithm.num_iterations * steps
+    if horizon and config.update.warmup_steps >= horizon:
+        raise ValueError(
+            f"update.warmup_steps ({config.update.warmup_steps}) leaves none of the {horizon} optimizer steps of "
+            "update.lr_horizon_rounds after it; set fewer, or more rounds"
+        )
     if config.rollout.num_prompts % steps:
         raise ValueError(
             f"algorithm.steps_per_generation ({steps}) does not divide the {config.rollout.num_prompts} prompts of a "

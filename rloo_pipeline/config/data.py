@@ -151,11 +151,11 @@ class Sft(Section):
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Final learning rate as a fraction of the peak."""
     warmup_steps: int = Field(10, ge=0)
-    """Optimizer steps of linear warm-up."""
+    """Optimizer steps of linear warm-up, fewer than `steps`; as `update.warmup_steps`."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's β₁ and β₂."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay."""
+    """As `update.weight_decay`."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True
@@ -164,6 +164,14 @@ class Sft(Section):
     """Demonstrations kept out of training, drawn with the run's seed, so that the checks can report their perplexity.
     Demonstrations of evaluation prompts are always kept out.
     """
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) leaves none of the {self.steps} steps after it; set fewer"
+            )
+        return self
 
 
 class Warmstart(Section):

@@ -40,10 +40,10 @@ def fill(values: Any) -> Any:
 
 
 def check(rollout: Rollout, algorithm: Algorithm) -> None:
-    """Checks that completions of an older policy are weighted.
+    """Checks that completions of an older policy are weighted, and that none steers β.
 
     Raises:
-        ValueError: they cannot be, or are not.
+        ValueError: they cannot be weighted or are not, or they steer β.
     """
     lag = f"rollout.lag: {rollout.lag}"
     if not rollout.lag:
@@ -52,6 +52,11 @@ def check(rollout: Rollout, algorithm: Algorithm) -> None:
         raise ValueError(
             f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "
             "are of the cut distribution; leave one of the two out"
+        )
+    if algorithm.kl.target is not None:
+        raise ValueError(
+            f"{lag} measures the KL on completions of an older policy, which is not that of the policy that "
+            "algorithm.kl.target steers; leave one of the two out"
         )
     if algorithm.old_logps == "sampler" and algorithm.clip == "none":
         raise ValueError(

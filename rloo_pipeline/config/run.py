@@ -70,6 +70,11 @@ class Config(RunKeys):
         count = min(completions // 20, 200) if settings.each_round is None else settings.each_round
         return 0 if deciding.gpus else min(count, settings.num_prompts or count)
 
+    @property
+    def longest_evaluated(self) -> int:
+        """Maximum length of a completion in evaluations, in tokens."""
+        return self.evaluation.max_completion_length or self.rollout.max_completion_length
+
     def page_is_due(self, round_: int) -> bool:
         """Whether the page is written after this round, which is not the last one."""
         every = -(-self.rounds // 20) if self.report.every is None else self.report.every

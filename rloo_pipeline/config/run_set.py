@@ -219,6 +219,7 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
             "evaluation.num_prompts": lambda config: config.evaluation.num_prompts,
             "evaluation.num_generations": lambda config: config.evaluation.num_generations,
             "evaluation.temperature": lambda config: config.evaluation.temperature,
+            "evaluation.max_completion_length": lambda config: config.longest_evaluated,
         }
     for key, value in needs.items():
         values = [value(config) for config in configs.values()]
@@ -234,6 +235,8 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
         if not is_there.get(group, True):
             continue
         decides = [[_params(config, stage) for stage in stages], [homes[other] for other in after if other in homes]]
+        if group == "rollout":  # its jobs draw held-out completions too, by keys that decide nothing of the round
+            decides.append([config.held_out_each_round, config.evaluation.temperature])
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
         homes[group] = f"{name}/shared/{group}-{digest}"
     return homes

@@ -30,7 +30,10 @@ _WHERE = {"environment_workers", "environment_gpus"}
 """How many processes and GPUs environments have changes no result."""
 _ELSEWHERE = {"rollout": {"lag", "refill", *_WHERE}}
 """The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage of its own."""
-_TEACHING = {"mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"}
+_TEACHING = {
+    *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
+    *("reward_clip_range", "reward_normalization"),
+}
 """Keys of the algorithm that decide which groups teach."""
 _TOOLS = {"rollout": {*_WHERE, *(key for key in Rollout.model_fields if "environment" not in key and key != "tools")}}
 """All but the tools, whose schemas are in the prompts, and the environments, whose `reset` ends them."""

@@ -80,13 +80,15 @@ class Update(Section):
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Learning rate at and after the horizon, as a fraction of the peak."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps of linear warm-up."""
+    """Optimizer steps of linear warm-up, fewer than `lr_horizon_rounds` has. The first has 1 / `warmup_steps` of the
+    peak (0 in TRL), the last the peak.
+    """
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's β₁ and β₂."""
     adam_epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay, of all trained weights but biases and those of norms, as in transformers and TRL."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True
@@ -101,6 +103,9 @@ class Update(Section):
     def _check_horizon(self) -> Self:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
             raise ValueError(f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it")
+        of_decay = {"lr_horizon_rounds": self.lr_horizon_rounds is not None, "min_lr_ratio": self.min_lr_ratio != 0}
+        for key in (key for key, is_set in of_decay.items() if is_set and self.lr_scheduler_type == "constant"):
+            raise ValueError(f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out")
         return self
 
 

@@ -220,6 +220,11 @@ def sampler_gpus(config: Config) -> int:
     return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
 
 
+def reference_gpus(config: Config) -> int:
+    """GPUs of a job of reference log-probs: one, or all of an update where no process holds all weights."""
+    return config.deepspeed.processes if config.deepspeed.splits_weights else 1
+
+
 def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     """GPU-hours of each stage over all rounds, under `ASSUMED`."""
     counts, size = tokens(config), BYTES[config.model.dtype]
@@ -241,5 +246,7 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     }
     seconds["rollout"] *= sampler_gpus(config) / parallel
     if config.uses_reference:
-        seconds["reference"] = forward / flops + STARTS["reference"] * shards * config.rounds
+        scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
+        seconds["reference"] = 2.0 * shape.parameters * scored / flops
+        seconds["reference"] += STARTS["reference"] * shards * config.rounds * reference_gpus(config)
     return {stage: value / 3600 for stage, value in seconds.items()}

@@ -44,8 +44,7 @@ def _right(run: FinishedRun) -> JSON:
 
 
 def _sampling(run: FinishedRun) -> JSON:
-    longest = run.config.evaluation.max_completion_length or run.config.rollout.max_completion_length
-    final = run.summary["final"]
+    final, longest = run.summary["final"], run.config.longest_evaluated
     return {"samples": final["num_generations"], "temperature": final["temperature"], "longest": longest}
 
 
@@ -148,11 +147,18 @@ def _row(first: FinishedRun, run: FinishedRun) -> JSON:
     }
 
 
+def incomparable(runs: Sequence[FinishedRun]) -> str | None:
+    """Why the accuracies of these runs are not values of one measure; None if they are."""
+    differing = (
+        reason for reason, value_of in COMPARABLE.items() if any(value_of(run) != value_of(runs[0]) for run in runs)
+    )
+    return next(differing, None)
+
+
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """Final accuracy less that of the first run, with 95% interval and p-value, or the reason why there is none."""
-    for reason, value_of in COMPARABLE.items():
-        if value_of(first) != value_of(run):
-            return {"value": None, "ci95": None, "p": None, "reason": reason}
+    if reason := incomparable([first, run]):
+        return {"value": None, "ci95": None, "p": None, "reason": reason}
     settings = first.config.evaluation
     seed = derive(first.config.seed, "comparison")
     samples = min(settings.num_generations, run.config.evaluation.num_generations)

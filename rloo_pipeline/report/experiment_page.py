@@ -84,13 +84,17 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
 def headline(summary: JSON) -> str:
     """Which arm ends best, and which differ from the baseline by more than seeds and prompts explain."""
     rows: list[JSON] = summary["arms"]
-    best = max(rows, key=lambda row: row["mean"]["value"])
     counts = sorted({len(row["seeds"]) for row in rows})
     seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"
-    begin = (
-        f"Of {len(rows)} arms with {seeds} each, {best['arm']} ends best on average: "
-        f"{frame.percent(best['mean']['value'])} of its answers to held-out problems are right."
-    )
+    begin = f"Of {len(rows)} arms with {seeds} each, "
+    if any(row["reason"] for row in summary["comparisons"]):
+        begin += "none can be called best, since not all were evaluated in the same way."
+    else:
+        best = max(rows, key=lambda row: row["mean"]["value"])
+        begin += (
+            f"{best['arm']} ends best on average: {frame.percent(best['mean']['value'])} of its answers to held-out "
+            "problems are right."
+        )
     if not summary["enough_seeds"]:
         return (
             f"{begin} With fewer than {FEWEST} seeds, nothing can be said about training: another seed could order the "
@@ -104,6 +108,7 @@ def headline(summary: JSON) -> str:
         begin += f" From {baseline} differ by more than seeds and problems explain: {', '.join(beyond)}."
     elif tested:
         begin += f" No arm differs from {baseline} by more than seeds and problems explain."
-    if untested := [row["arm"] for row in against if row["p_holm"] is None]:
-        begin += f" Nothing is said of {', '.join(untested)}: too few seeds and problems in common with {baseline}."
+    untested = [f"{row['arm']} ({row['reason'] or 'too few common seeds'})" for row in against if row["p_holm"] is None]
+    if untested:
+        begin += f" Not compared with {baseline}: {', '.join(untested)}."
     return begin

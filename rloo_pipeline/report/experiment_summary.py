@@ -19,6 +19,7 @@ from rloo_pipeline.evaluation.across_seeds import FEWEST, Comparison, compare_ar
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array, holm
 from rloo_pipeline.report import finished
+from rloo_pipeline.report.comparison import incomparable
 from rloo_pipeline.report.finished import FinishedRun
 from rloo_pipeline.seeds import derive
 
@@ -146,9 +147,11 @@ def _selection(experiment: FinishedExperiment, resamples: int, seed: int) -> JSO
 
 
 def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperiment, resamples: int, seed: int) -> JSON:
-    values = _values(list(runs.values()))
-    if values is None:
-        raise UserError(f"{experiment.name}, arm {arm}: its seeds were not evaluated on the same held-out prompts")
+    if reason := incomparable(list(runs.values())):
+        raise UserError(
+            f"{experiment.name}, arm {arm}: its seeds have no mean, since some have {reason}; run the experiment again"
+        )
+    values = np.stack([run.accuracy for run in runs.values()])
     summary = summarize_arm(values, resamples, seed)
     start = [run.summary["warmstart"]["accuracy"] for run in runs.values()]
     return {
@@ -164,22 +167,16 @@ def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperime
     }
 
 
-def _values(runs: Sequence[FinishedRun]) -> Array | None:
-    """Accuracy of runs, [runs, prompts]; None if they were not evaluated on the same prompts."""
-    if any(run.held_out_prompts != runs[0].held_out_prompts for run in runs):
-        return None
-    return np.stack([run.accuracy for run in runs])
-
-
 def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, seed: int) -> list[JSON]:
-    """Every later arm less every earlier one, over the seeds that both have."""
+    """Every later arm less every earlier one, over the seeds that both have, or why there is no difference."""
     rows = []
     for less, arm in combinations(arms, 2):
         seeds = [common for common in arms[arm] if common in arms[less]]
-        tables = _values([arms[name][common] for name in (arm, less) for common in seeds]) if seeds else None
-        row: JSON = {"arm": arm, "less": less, "seeds": seeds} | dict.fromkeys(Comparison._fields)
-        if tables is not None:
-            row |= compare_arms(tables[: len(seeds)], tables[len(seeds) :], resamples, seed)._asdict()
+        reason = incomparable([*arms[less].values(), *arms[arm].values()])
+        row: JSON = {"arm": arm, "less": less, "seeds": seeds, "reason": reason} | dict.fromkeys(Comparison._fields)
+        if seeds and reason is None:
+            values, others = (np.stack([arms[name][common].accuracy for common in seeds]) for name in (arm, less))
+            row |= compare_arms(values, others, resamples, seed)._asdict()
         rows.append(row)
     return rows
 

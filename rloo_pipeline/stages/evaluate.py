@@ -43,7 +43,7 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     settings = config.evaluation
     held_out = PromptSet(prompts)
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
-    longest = settings.max_completion_length or config.rollout.max_completion_length
+    longest = config.longest_evaluated
     sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
     sampler = groups.load_sampler(policy_folder, config, held_out, longest)
     digest = sampler.digest

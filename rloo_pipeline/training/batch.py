@@ -99,7 +99,7 @@ def make_batch(
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
     scores = shaping.exclude(completions.scores, excluded)
-    rewards, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
+    rewards, unpenalised, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
     token_kl = _kl_in_reward(algorithm, completions, masked)
     divergence = None if token_kl is None else token_kl.double().sum(-1)
     penalised = rewards
@@ -108,27 +108,30 @@ def make_batch(
     function = _load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
-    grouped, plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores))
+    grouped, *plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores, unpenalised))
     advantages = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
     if token_kl is not None and algorithm.kl.placement == "token_reward":
         per_token = advantages.unsqueeze(-1) - beta * kl.reward_to_go(token_kl.double())
         advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
-        # If the scores alone give equal advantages, their deviation is that of the penalties only: do not divide by it.
-        advantages = nan_stats.whiten(advantages, divide=nan_stats.differ(function.formula(plain)))
+        # If the scores alone give equal advantages, as they are or clipped, their deviation is that of the penalties
+        # only: do not divide by it.
+        divide = all(nan_stats.differ(function.formula(values)) for values in plain)
+        advantages = nan_stats.whiten(advantages, divide)
     advantages = advantages.nan_to_num(0.0).float()
     batch = Batch(completions, rewards, divergence, advantages, masked, excluded, beta)
     return batch, state._replace(moments=moments)
 
 
 def _shaped(
-    algorithm: Algorithm, rollout: Rollout, rewards: Tensor, completions: Completions, moments: shaping.Moments
-) -> tuple[Tensor, shaping.Moments]:
-    """Applies length penalties, standardization and clipping; returns the updated moments too.
+    algorithm: Algorithm, rollout: Rollout, scores: Tensor, completions: Completions, moments: shaping.Moments
+) -> tuple[Tensor, Tensor, shaping.Moments]:
+    """Applies length penalties, standardization and clipping.
 
-    If all scores so far are equal, only penalties differ; the rewards are then not standardized.
+    Returns:
+        The rewards, what they would be without penalties, and the updated moments.
     """
-    length, differ = algorithm.response_length, nan_stats.differ(rewards)
+    length, rewards = algorithm.response_length, scores
     sampled = completions.mask.sum(-1)
     if length.overlong_cache is not None:
         lengths = sampled if completions.lengths is None else completions.lengths
@@ -136,13 +139,14 @@ def _shaped(
         rewards = rewards + length.overlong_penalty * penalty
     if length.target is not None:
         rewards = rewards + length.target_penalty * shaping.off_target(sampled, length.target)
+    both = torch.stack([rewards, scores])
     if algorithm.reward_normalization != "none":
         previous = moments if algorithm.reward_normalization == "running" else shaping.Moments()
-        moments = previous.add(rewards)
-        rewards = moments.standardize(rewards) if differ or previous.number else rewards
+        moments = previous.add(rewards, scores)
+        both = moments.standardize(both)
     if algorithm.reward_clip_range is not None:
-        rewards = rewards.clamp(*algorithm.reward_clip_range)
-    return rewards, moments
+        both = both.clamp(*algorithm.reward_clip_range)
+    return both[0], both[1], moments
 
 
 def _kl_in_reward(algorithm: Algorithm, completions: Completions, masked: Tensor) -> Tensor | None:

@@ -19,15 +19,14 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, guard
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
 BATON = "lock"
 """torch's file for a compilation that is under way. It stays if that process is killed, and all others then wait."""
 
 
-def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
-    """DeepSpeedCPUAdam with decoupled weight decay, over parameters with AdamW's options.
+def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
+    """DeepSpeedCPUAdam with decoupled weight decay, over groups of parameters with AdamW's options.
 
     Raises:
         UserError: it cannot be compiled here, or not by one process at a time.
@@ -40,7 +39,7 @@ def build(parameters: Iterable[nn.Parameter], **options: Any) -> Optimizer:
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # ninja is there
     with _locked(folder):
         try:
-            optimizer: Any = DeepSpeedCPUAdam(parameters, **options)
+            optimizer: Any = DeepSpeedCPUAdam(groups, **options)
         except RuntimeError as error:
             raise UserError(
                 f"deepspeed.offload: DeepSpeed cannot compile its AdamW for CPUs here ({error.__cause__ or error}); it "

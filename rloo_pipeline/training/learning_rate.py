@@ -17,7 +17,7 @@ class LearningRate(NamedTuple):
     warmup: int
     """Optimizer steps of the warm-up."""
     horizon: int
-    """Optimizer step at which the decay ends."""
+    """Optimizer step at which the decay ends, after the warm-up."""
     min_ratio: float
 
     def at_step(self, step: int) -> float:
@@ -26,6 +26,6 @@ class LearningRate(NamedTuple):
             return self.peak * (step + 1) / self.warmup
         if self.kind == "constant":
             return self.peak
-        progress = min(1.0, (step - self.warmup) / max(1, self.horizon - self.warmup))
+        progress = min(1.0, (step - self.warmup) / (self.horizon - self.warmup))
         decay = 1.0 - progress if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.peak * (self.min_ratio + (1.0 - self.min_ratio) * decay)

@@ -4,10 +4,13 @@ ZeRO flattens each parameter group and gives every process a slice of it. AdamW 
 per parameter, so that bitsandbytes keeps the moments of small ones in 32 bits and needs little memory at a time.
 Adafactor and Muon need whole matrices: hooks give a flat group its shape for the step, which one process can do that
 holds all of it (`Config` refuses the rest).
+
+As in transformers' Trainer, and so in TRL, biases and the weights of norms do not decay.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 Group = dict[str, Any]
 HEADS = {"lm_head", "embed_out"}
 """Names of output layers."""
+SPARED = re.compile(r"bias|layernorm|rmsnorm|(^|[._])norm($|\.)")
+"""Names of parameters that do not decay; those of torch's LayerNorm do not either, whatever their names."""
 
 
 def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
@@ -27,13 +32,16 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     rate, decay = settings.learning_rate.peak, settings.weight_decay
     adam: dict[str, Any] = {"betas": settings.adam_betas, "eps": settings.adam_epsilon}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups: list[Group] = [{"params": [parameter], "shape": tuple(parameter.shape)} for parameter in trained]
+    spared = _spared(module) if decay else set[int]()
     if settings.offload.optimizer is not None:
         from rloo_pipeline.training import cpu_adam
 
-        return cpu_adam.build(trained, lr=rate, weight_decay=decay, **adam)
+        return cpu_adam.build(_by_decay(trained, spared), lr=rate, weight_decay=decay, **adam)
     if settings.optimizer == "adamw":
-        return AdamW(trained, lr=rate, weight_decay=decay, fused=True, **adam)
+        return AdamW(_by_decay(trained, spared), lr=rate, weight_decay=decay, fused=True, **adam)
+    groups = [group for parameter in trained for group in _by_decay([parameter], spared)]
+    for group in groups:
+        group["shape"] = tuple(group["params"][0].shape)
     if settings.optimizer == "adamw_8bit":
         from bitsandbytes.optim.adamw import AdamW8bit
 
@@ -47,6 +55,20 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     for group in groups:
         group["use_muon"] = len(group["shape"]) == 2 and id(group["params"][0]) not in apart
     return _on_whole_matrices(MuonWithAdamW(groups, rate, decay, adam))
+
+
+def _spared(module: nn.Module) -> set[int]:
+    """Ids of the parameters that do not decay."""
+    by_layer = [p for layer in module.modules() if isinstance(layer, nn.LayerNorm) for p in layer.parameters()]
+    by_name = [p for name, p in module.named_parameters() if SPARED.search(name.lower())]
+    return {id(parameter) for parameter in (*by_layer, *by_name)}
+
+
+def _by_decay(parameters: list[nn.Parameter], spared: set[int]) -> list[Group]:
+    """A group of the parameters that decay, and one of those that do not; an empty one is left out."""
+    decaying, others = ([p for p in parameters if (id(p) in spared) is is_spared] for is_spared in (False, True))
+    groups: list[Group] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def _embeddings(module: nn.Module) -> set[int]:

@@ -1,6 +1,7 @@
 """Which completions of a round an update uses, and which groups teach: the stages `refill` and `update` have to agree.
 
-A group teaches if a completion in the loss has a reward that differs from the mean of those in its baseline.
+A group teaches if a completion in the loss has a score that differs from the mean of those in its baseline. Where
+`reward_clip_range` clips scores, and not standardized rewards, the clipped ones count.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ def select(
     """
     masked = truncated & algorithm.mask_truncated_completions
     excluded = masked & (not algorithm.keep_truncated_in_baseline)
+    if algorithm.reward_clip_range is not None and algorithm.reward_normalization == "none":
+        scores = scores.clamp(*algorithm.reward_clip_range)
     grouped = exclude(scores, excluded).view(-1, samples)
     teaching = nan_stats.teaching(grouped, ~masked.view(-1, samples))
     if algorithm.filter_zero_variance:

@@ -44,7 +44,8 @@ def expected_weights(model: Any, sequences: Sequences, dtype: str) -> dict[str, 
     assert norm > 1
     for name, copy in copies.items():
         copy.grad = (total[name] / norm).float()
-    torch.optim.AdamW(copies.values(), lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY).step()
+    groups = [{"params": [copy], "weight_decay": 0.0 if "norm" in name else DECAY} for name, copy in copies.items()]
+    torch.optim.AdamW(groups, lr=RATE, betas=BETAS, eps=EPSILON).step()
     return {name: copy.detach() for name, copy in copies.items()}
 
 

@@ -50,22 +50,24 @@ def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:
 
 
 def plain_optimizers(name: str, weights: dict[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
-    """The library's optimizers over float32 weights, as their documentation has them."""
+    """The library's optimizers over float32 weights, as their documentation has them; norms do not decay."""
     import bitsandbytes
     from transformers.optimization import Adafactor
 
-    all_weights, adam = list(weights.values()), {"lr": RATE, "betas": BETAS, "weight_decay": DECAY}
+    groups = {
+        key: {"params": [value], "weight_decay": 0.0 if "norm" in key else DECAY} for key, value in weights.items()
+    }
+    all_weights, adam = list(groups.values()), {"lr": RATE, "betas": BETAS}
     if name == "adamw":
         return [torch.optim.AdamW(all_weights, **adam)]
     if name == "adamw_8bit":
         return [bitsandbytes.optim.AdamW8bit(all_weights, **adam)]
     if name == "adafactor":
         options = {"scale_parameter": False, "relative_step": False}
-        return [Adafactor(all_weights, lr=RATE, weight_decay=DECAY, **options)]
-    inner = [value for key, value in weights.items() if value.ndim == 2 and "embed" not in key and "lm_head" not in key]
-    others = [value for value in all_weights if all(value is not matrix for matrix in inner)]
-    muon = torch.optim.Muon(inner, RATE, DECAY, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(others, **adam)]
+        return [Adafactor(all_weights, lr=RATE, **options)]
+    inner = {key for key, value in weights.items() if value.ndim == 2 and "embed" not in key and "lm_head" not in key}
+    muon = torch.optim.Muon([groups[key] for key in inner], RATE, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW([group for key, group in groups.items() if key not in inner], **adam)]
 
 
 def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:

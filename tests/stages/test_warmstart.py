@@ -83,7 +83,9 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
 
 
 def test_auto_trains_only_where_the_trial_asks_for_it(tmp_path, tiny_model) -> None:
-    run = prepared(Round(tmp_path / "run", tiny_model, warmstart={"train": "auto", "sft": {"steps": 2}}))
+    run = prepared(
+        Round(tmp_path / "run", tiny_model, warmstart={"train": "auto", "sft": {"steps": 2, "warmup_steps": 1}})
+    )
     assert checked(run, run.run / "assets", "--trial").returncode == 0
     trial_checks = run.run / "warmstart" / "checks.json"
     checks = read_json(trial_checks)

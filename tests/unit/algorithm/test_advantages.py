@@ -191,7 +191,7 @@ def test_equal_rewards_of_any_size_come_to_exactly_0(dtype, rtol, reward, sample
         assert (function(torch.full((3, samples), reward, dtype=dtype)) == 0).all(), function
     rewards = torch.full((samples,), reward, dtype=dtype)
     assert (nan_stats.whiten(rewards) == 0).all()
-    moments = shaping.Moments().add(rewards).add(rewards)
+    moments = shaping.Moments().add(rewards, rewards).add(rewards, rewards)
     assert (moments.standardize(rewards.double()) == 0).all()
 
 
@@ -202,7 +202,7 @@ def test_running_moments_far_from_0_are_those_of_exact_arithmetic(offset, rounds
     batches = [[offset + step * max(1.0, abs(offset) / 64) for step in steps] for steps in rounds]
     moments = shaping.Moments()
     for batch in batches:
-        moments = moments.add(torch.tensor(batch, dtype=torch.float64))
+        moments = moments.add(*[torch.tensor(batch, dtype=torch.float64)] * 2)
     values = [Fraction(value) for batch in batches for value in batch]
     assert moments.mean == pytest.approx(float(sum(values) / len(values)))
     std = math.sqrt(moments.squares / (moments.number - 1))

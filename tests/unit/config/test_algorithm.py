@@ -65,6 +65,23 @@ REFUSED = {
     "a clipped success": ({"preset": "maxrl", "reward_clip_range": [0, 0.5]}, {}, ["maxrl", "reward_clip_range"]),
     "a range the wrong way round": ({"reward_clip_range": [1, 0]}, {}, ["algorithm.reward_clip_range", "[1, 0]"]),
     "a range without width": ({"reward_clip_range": [0, 0]}, {}, ["algorithm.reward_clip_range", "[0, 0]"]),
+    "a lag that steers beta": (
+        {"kl": {"target": 6}},
+        {"rollout": {"lag": 1}},
+        ["rollout.lag: 1", "algorithm.kl.target", "leave one of the two out"],
+    ),
+    "thresholds of no correction": ({"mismatch": {"max": 5}}, {}, ["mismatch.max", "set mismatch.correction"]),
+    "no upper threshold of no correction": ({"mismatch": {"max": None}}, {}, ["mismatch.max"]),
+    "a lower threshold with the sampler's ratio": (
+        {"old_logps": "sampler", "mismatch": {"min": 0.5}},
+        {"rollout": {"lag": 1}},
+        ["mismatch.min"],
+    ),
+    "a filter before what is clipped": (
+        {"filter_zero_variance": True, "reward_clip_range": [-1, 1], "reward_normalization": "running"},
+        {},
+        ["filter_zero_variance", "reward_clip_range", "reward_normalization: running"],
+    ),
     "a gain that turns beta": ({"kl": {"target": 6, "gain": 5}}, {}, ["algorithm.kl.gain", "less than 5"]),
     "a success of two weights": (NO_KL | {"advantage": "maxrl"}, {}, ["maxrl", "format", "weight 0.1"]),
     "a geometric mean with one bound": (
@@ -95,6 +112,25 @@ REFUSED = {
     "a preset that is none": ({"preset": "grp"}, {}, ["grpo"]),
     "shards over the sampled prompts": ({}, {"rollout": {"oversample": 1.5, "shards": 25}}, ["25", "24 prompts"]),
 }
+
+
+RATES = {
+    "a horizon of a constant rate": (
+        {"lr_scheduler_type": "constant"},
+        ["update: lr_horizon_rounds", "does not decay"],
+    ),
+    "a floor of a constant rate": (
+        {"lr_scheduler_type": "constant", "lr_horizon_rounds": None, "min_lr_ratio": 0.1},
+        ["update: min_lr_ratio", "set lr_scheduler_type"],
+    ),
+    "a warm-up to the horizon": ({"warmup_steps": 8}, ["update.warmup_steps (8)", "8 optimizer steps"]),
+}
+REFUSED |= {name: ({}, {"update": update}, parts) for name, (update, parts) in RATES.items()}
+REFUSED["a warm-up as long as SFT"] = (
+    {},
+    {"warmstart": {"sft": {"steps": 10}}},
+    ["warmstart.sft", "warmup_steps (10)", "10 steps"],
+)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -134,6 +170,14 @@ def test_a_lag_decides_the_policy_and_nothing_else() -> None:
     plain = validate(mini(algorithm={"old_logps": "sampler"}), "test.yaml")
     assert [plain.rollout.policy_of(number) for number in range(1, 4)] == [0, 1, 2]
     assert all(config.params(stage) == plain.params(stage) for stage in STAGES)
+
+
+def test_a_refill_runs_again_where_other_scores_are_equal() -> None:
+    plain, clipped = (
+        validate(mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True, **keys}), "test.yaml")
+        for keys in ({}, {"reward_clip_range": [0, 1]})
+    )
+    assert plain.params("refill") != clipped.params("refill")
 
 
 def test_consistent_keys_are_accepted() -> None:

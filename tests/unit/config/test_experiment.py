@@ -53,6 +53,10 @@ def shared(run_set, group: str) -> int:
         ("algorithm.preset", ["rloo", "grpo"], set()),
         ("checks.limits", [{}, {"truncated": [0.8, 0.9]}], {"checks"}),
         ("rollout.num_generations", [4, 8], {"checks", "rollout", "score", "reference", "evaluate"}),
+        ("evaluation.each_round", [0, 8], {"rollout", "score", "reference"}),
+        ("evaluation.num_prompts", [2, 50], {"rollout", "score", "reference", "evaluate"}),
+        ("evaluation.temperature", [0.5, 1.0], {"rollout", "score", "reference", "evaluate"}),
+        ("evaluation.every", [1, 2], set()),
     ],
 )
 def test_what_the_changed_key_does_not_decide_is_shared(runs, key, values, own) -> None:
@@ -150,6 +154,11 @@ def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
             {"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV, "correct.reward": "worked"}},
             {},
             "correct.reward: all arms of an experiment need the same value",
+        ),
+        (
+            {"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV, "rollout.max_completion_length": 40}},
+            {},
+            "evaluation.max_completion_length: all arms of an experiment need the same value; set it in the base",
         ),
     ],
 )

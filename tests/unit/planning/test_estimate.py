@@ -14,7 +14,7 @@ from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
 from rloo_pipeline.config.loading import load, read_mapping
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import advice, estimate, memory
+from rloo_pipeline.planning import advice, estimate, memory, queueing
 from rloo_pipeline.runtime.console import Terminal
 
 QWEN3_4B = {
@@ -154,6 +154,20 @@ def test_the_hours_of_an_update_count_the_passes_that_it_takes(qwen) -> None:
     assert hours(steps=2) == pytest.approx(hours() * 4 / 3), "log-probs of the policy before the first step"
     assert hours(**{"deepspeed.gradient_checkpointing": True}) == pytest.approx(hours() * 4 / 3)
     assert hours(**{"deepspeed.gradient_checkpointing": "auto"}) == hours(), "a plan decides it before"
+
+
+def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_starts(qwen) -> None:
+    def hours(**changes) -> tuple[float, float]:
+        config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0, "rollout.shards": 2, **changes})
+        jobs = config.rollout.shards * config.rounds
+        work = estimate.hours(config, qwen, estimate.card_of("h100"))["reference"]
+        gpus = queueing.gpus_of(config)["reference"] // config.rollout.shards
+        return work - gpus * jobs * estimate.STARTS["reference"] / 3600, gpus
+
+    assert hours()[1] == 1
+    assert hours(**{"rollout.oversample": 2.0}) == pytest.approx((2 * hours()[0], 1))
+    assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3}) == pytest.approx((hours()[0], 4))
+    assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 2}) == pytest.approx(hours())
 
 
 def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_path, qwen, monkeypatch) -> None:

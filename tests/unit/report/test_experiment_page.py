@@ -155,7 +155,7 @@ def test_arms_with_too_few_common_seeds_are_not_compared(changed) -> None:
     for run in ("plain/3", "better/0"):
         (changed / run / "summary.json").unlink()
     text = page_of(changed)
-    assert "Nothing is said of better, same_50%: too few seeds and problems in common with plain." in text
+    assert "Not compared with plain: better (too few common seeds), same_50% (too few common seeds)." in text
     assert "by more than seeds" not in text
     assert "corrected for" not in text
     assert "Too few seeds" not in text
@@ -168,8 +168,40 @@ def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> Non
     text = page_of(changed)
     assert "p-values are corrected for the 2 comparisons of arms that have one (Holm)" in text
     assert "From plain differ by more than seeds and problems explain: better (" in text
-    assert "Nothing is said of same_50%" in text
+    assert "Not compared with plain: same_50% (too few common seeds)." in text
     assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "reason"),
+    [
+        ("correct", {"threshold": 0.5}, "another definition of right"),
+        ("evaluation", {"max_completion_length": 64}, "another temperature or length in evaluations"),
+    ],
+)
+def test_arms_that_were_evaluated_differently_have_no_difference(changed, section, key, reason) -> None:
+    for seed in range(4):
+        file = changed / "better" / str(seed) / "config.yaml"
+        content = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump(content | {section: content[section] | key}))
+    text = page_of(changed)
+    pairs = {(row["arm"], row["less"]): row for row in read_json(changed / "experiment.json")["comparisons"]}
+    assert {pair for pair, row in pairs.items() if row["reason"] == reason} == {
+        ("better", "plain"),
+        ("same_50%", "better"),
+    }
+    assert (pairs["better", "plain"]["value"], pairs["better", "plain"]["p"]) == (None, None)
+    assert pairs["same_50%", "plain"]["p"] is not None
+    assert f"Not compared with plain: better ({reason})." in text
+    assert "ends best" not in text
+    assert "better & " in (changed / "experiment.tex").read_text(encoding="utf-8")
+
+
+def test_seeds_of_an_arm_that_were_evaluated_differently_have_no_mean(changed) -> None:
+    file = changed / "better" / "0" / "config.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"correct": {"threshold": 0.5}}))
+    with pytest.raises(UserError, match=r"arm better: its seeds have no mean, since some have another definition"):
+        experiment(changed)
 
 
 def test_a_run_that_a_gate_ended_is_marked(changed) -> None:

@@ -125,6 +125,49 @@ def test_with_equal_scores_a_small_penalty_gives_small_advantages(name) -> None:
     assert make_batch(algorithm, ROLLOUT, data, AlgorithmState())[0].advantages.abs().max() < 0.01
 
 
+@pytest.mark.parametrize("normalization", ["batch", "running"])
+def test_while_all_scores_are_equal_only_the_mean_of_rewards_is_subtracted(normalization) -> None:
+    """Also in later rounds, whose running moments have the length penalties of earlier ones."""
+    length = {"target": 2, "target_penalty": 1e-3}
+    algorithm = Algorithm.model_validate({"reward_normalization": normalization, "response_length": length, "beta": 0})
+    state = AlgorithmState()
+    for _ in range(3):
+        batch, state = make_batch(algorithm, ROLLOUT, completions(EQUAL, (1, 2, 3, 4) * 2), state)
+        state = AlgorithmState.from_json(json.loads(json.dumps(state.to_json())))
+        assert batch.rewards.tolist() == pytest.approx([0, 5e-4, 0, -5e-4] * 2)
+        assert batch.advantages.abs().max() < 0.01
+    batch, _ = make_batch(algorithm, ROLLOUT, completions(SCORES, (1, 2, 3, 4) * 2), state)
+    assert batch.advantages.abs().max() > 1
+
+
+CLIPPED = [1.0, 1.2] * 4
+"""Standardized they are -0.94 and 0.94."""
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"advantage": "reinforce_pp", "reward_clip_range": (0, 1)},
+        {"normalize_advantages": True, "reward_clip_range": (0, 1)},
+        {"normalize_advantages": True, "reward_clip_range": (1, 2), "reward_normalization": "batch"},
+    ],
+)
+def test_where_the_clip_makes_scores_equal_a_small_kl_gives_small_advantages(keys) -> None:
+    batch = batch_of(CLIPPED, kl=0.1, **{"beta": 1e-3, **keys})
+    assert batch.rewards.tolist() == [1.0] * 8
+    assert 0 < batch.advantages.abs().max() < 0.01
+    without = batch_of(CLIPPED, kl=0.1, **{"beta": 1e-3, **keys, "reward_clip_range": (-9, 9)})
+    assert without.advantages.abs().max() > 0.9
+
+
+def test_groups_that_the_clip_makes_equal_do_not_teach() -> None:
+    scores = tensor([1.0, 1.2, 1.0, 1.2, 0.0, 1.0, 1.2, 1.2], dtype=torch.float64)
+    algorithm = Algorithm.model_validate({"preset": "dapo", "reward_clip_range": (0, 1)})
+    selection = select(algorithm, 4, scores, tensor([False] * 8))
+    assert selection.teaching.tolist() == [False, True]
+    assert selection.masked.tolist() == [True] * 4 + [False] * 4
+
+
 def test_running_moments_standardize_a_round_of_equal_scores() -> None:
     algorithm = Algorithm(reward_normalization="running", beta=0)
     _, state = make_batch(algorithm, ROLLOUT, completions(SCORES, (1,) * 8), AlgorithmState())
