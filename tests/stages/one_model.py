@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.requests import Request
 
 Rows = list[tuple[list[int], list[float]]]
 """Completions and their log-probs, by the sampler."""
@@ -19,7 +19,6 @@ class Rollout(NamedTuple):
     """What is sampled, and by which engine."""
 
     requests: Sequence[Request]
-    how: SamplingConfig
     context: int
     dtype: Dtype = "float32"
     images: int = 0
@@ -56,7 +55,7 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
             sampler.swap(folder, request.context)
         except IncompatibleEngine:
             break
-        sampled = sampler.sample(request.requests, request.how, "completions")
+        sampled = sampler.sample(request.requests, "completions")
         rows.append([(completion.ids, completion.logps) for completion in sampled])
     sampler.leave_gpu()
     return rows, " ".join(messages)
