@@ -90,6 +90,11 @@ class Config(RunKeys):
         """Whether updates need log-probs of the reference policy."""
         return self.algorithm.beta != 0
 
+    @property
+    def arm_json(self) -> str:
+        """What all runs of an arm of an experiment have in common: everything but name and seed, as JSON."""
+        return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
+
     def only(self, stage: str) -> Self:
         """A copy with the sections that `stage` may read; access to any other section raises AttributeError."""
         copy = self.model_copy()

@@ -126,10 +126,7 @@ class Controller:
 
     def _require_inputs(self) -> None:
         """Checks the inputs of each run, once where they are the same."""
-        alike = {
-            config.model_copy(update={"run": "", "seed": 0}).model_dump_json(): config
-            for config in self.runs.configs.values()
-        }
+        alike = {config.arm_json: config for config in self.runs.configs.values()}
         for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
             logger.warning(note)
 
