@@ -40,8 +40,7 @@ def _without(deviation: str) -> None:
 
         deepspeed_config.disable_compiled_operations = lambda: None
     elif deviation == "text once":
-        from rloo_pipeline.rollout import requests
-
+        requests: Any = import_module("rloo_pipeline.rollout.requests")
         plain = requests.params_of
 
         def with_text(*arguments: Any) -> Any:
