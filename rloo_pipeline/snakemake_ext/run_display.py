@@ -87,7 +87,7 @@ class RunDisplay:
         return bool(self._failures) or self._interrupted
 
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
-        """Adds a run that Snakemake works on."""
+        """Adds a run that Snakemake works on: its configuration, its folder, the files that Snakemake's lines go to."""
         with self._lock:
             self._runs.append((config, run))
             self._logs = logs
@@ -216,7 +216,7 @@ class RunDisplay:
             self._line(text, STYLES.get(level))
 
     def give_terminal_back(self) -> None:
-        """Gives the terminal back."""
+        """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
         self._failures.clear()
         self._stop_live()
         self._closed = True
