@@ -48,7 +48,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
 
 
 def _distance(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
         from rloo_pipeline.stages.distance import distance
 
         tables = (arguments.completions, arguments.policy, arguments.reference)

@@ -51,7 +51,7 @@ def _probe(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
         from rloo_pipeline.stages.checks import checks
 
         inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probe)

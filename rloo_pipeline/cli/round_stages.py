@@ -55,7 +55,7 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _reference(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed, None if config.deepspeed.splits_weights else 1):
+    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
         from rloo_pipeline.stages.reference import reference
 
         reference(config, arguments.policy, arguments.rollouts, arguments.output, arguments.prompts)

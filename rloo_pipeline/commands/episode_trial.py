@@ -72,7 +72,7 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
     """
     settings = trial.config.rollout.model_copy(update={"max_turns": None, "max_tool_calling_iterations": None})
     requests = [Request(row["prompt_ids"], number, NO_LIMIT) for number, row in enumerate(rows)]
-    episodes = Episodes(EpisodeContext(settings, trial.pool, trial.reader), rows, requests, NO_LIMIT)
+    episodes = Episodes(EpisodeContext(settings, trial.pool, trial.reader), rows, requests)
     scripts = [[*_turns(trial, row), WRONG_ANSWER] for row in rows]
     while requests_now := list(episodes.requests(True)):
         for index, _ in requests_now:

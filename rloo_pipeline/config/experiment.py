@@ -18,10 +18,10 @@ from rloo_pipeline.config.error_messages import first_problem
 from rloo_pipeline.config.evaluation import Select
 from rloo_pipeline.config.loading import read_mapping, validate
 from rloo_pipeline.config.run import Config
-from rloo_pipeline.config.section import JSON, Section, merge
+from rloo_pipeline.config.run_keys import RUN_NAME
+from rloo_pipeline.config.section import JSON, Section, merge, nest
 from rloo_pipeline.errors import UserError
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 RESERVED = ("shared", "logs", "benchmarks", "test")
 """Folders of an experiment, so no names of arms."""
 OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds under `seeds`"}
@@ -31,7 +31,7 @@ OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds un
 class Experiment(Section):
     """Configuration of an experiment."""
 
-    experiment: str = Field(pattern=NAME)
+    experiment: str = Field(pattern=RUN_NAME.pattern)
     """Name of the experiment. Its files are in results/<experiment>/. Default: the name of its file without suffix."""
     base: str
     """Configuration of a run that all arms start from; a relative path is looked up in the folder of this file."""
@@ -80,7 +80,7 @@ class Experiment(Section):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"vary: two arms would be named '{twice}'; name them under `arms` instead")
         for name, changes in self._named():
-            if not re.fullmatch(NAME, name) or name in RESERVED:
+            if not RUN_NAME.fullmatch(name) or name in RESERVED:
                 raise ValueError(
                     f"arms: '{name}' cannot be the name of an arm; use letters, digits, '.', '_' and '-', "
                     f"and none of {', '.join(RESERVED)}"
@@ -152,9 +152,7 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
     for arm, changes in experiment.arm_changes().items():
         raw = base
         for key, value in changes.items():
-            for part in reversed(key.split(".")[1:]):
-                value = {part: value}
-            raw = merge(raw, {key.partition(".")[0]: value})
+            raw = merge(raw, nest({key: value}))
         first = validate({**raw, "run": experiment.experiment, "seed": experiment.seeds[0]}, f"{origin}, arm {arm}")
         for seed in experiment.seeds:
             name = f"{experiment.experiment}-{arm}-{seed}"

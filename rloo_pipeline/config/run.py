@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import model_validator
 
 from rloo_pipeline.config import cross_checks
+from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import RunKeys
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
@@ -51,11 +52,14 @@ class Config(RunKeys):
         return {"warmstart": 0, **{f"{number:05d}": number for number in between}, "final": self.rounds}
 
     @property
+    def deciding_reward(self) -> Reward:
+        """The reward function that decides what is right."""
+        return next((reward for reward in self.rewards if reward.column == self.correct.reward), self.rewards[0])
+
+    @property
     def deciding(self) -> JSON:
-        """The reward function that decides what is right, with its options, and no weight."""
-        columns = {reward.column: reward for reward in self.rewards}
-        chosen = columns[self.correct.reward] if self.correct.reward else self.rewards[0]
-        return {key: value for key, value in chosen.decides().items() if key != "weight"}
+        """What of the deciding reward decides its scores: the function with its options, and no weight."""
+        return {key: value for key, value in self.deciding_reward.decides().items() if key != "weight"}
 
     @property
     def candidates(self) -> dict[str, int]:
@@ -66,9 +70,8 @@ class Config(RunKeys):
     def held_out_each_round(self) -> int:
         """Number of held-out prompts that the sampler of each round also answers."""
         settings, completions = self.evaluation, self.rollout.sampled_prompts * self.rollout.num_generations
-        deciding = next((reward for reward in self.rewards if reward.column == self.correct.reward), self.rewards[0])
         count = min(completions // 20, 200) if settings.each_round is None else settings.each_round
-        return 0 if deciding.gpus else min(count, settings.num_prompts or count)
+        return 0 if self.deciding_reward.gpus else min(count, settings.num_prompts or count)
 
     @property
     def longest_evaluated(self) -> int:
@@ -94,6 +97,11 @@ class Config(RunKeys):
     def uses_reference(self) -> bool:
         """Whether updates need log-probs of the reference policy."""
         return self.algorithm.beta != 0
+
+    @property
+    def arm_json(self) -> str:
+        """What all runs of an arm of an experiment have in common: everything but name and seed, as JSON."""
+        return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
 
     def only(self, stage: str) -> Self:
         """A copy with the sections that `stage` may read; access to any other section raises AttributeError."""

@@ -194,7 +194,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
 
 def _require_choice(configs: Sequence[Config], origin: str) -> None:
     """Something to choose from, where there is `select`: several rounds, or several arms."""
-    arms = {config.model_copy(update={"run": "", "seed": 0}).model_dump_json() for config in configs}
+    arms = {config.arm_json for config in configs}
     if configs[0].select and len(arms) == 1 and len(configs[0].candidates) == 1:
         raise UserError(
             f"{origin}: select: there is one arm with one evaluated round, so there is nothing to choose from; set "

@@ -168,6 +168,11 @@ class Deepspeed(Section):
         """Whether no process holds all weights: passes without gradient then run on all processes too."""
         return self.zero_stage == 3 and self.processes > 1
 
+    @property
+    def forward_processes(self) -> int:
+        """Processes of a pass without gradient."""
+        return self.processes if self.splits_weights else 1
+
     @field_validator("config", mode="before")
     @classmethod
     def _read_config(cls, value: Any) -> Any:

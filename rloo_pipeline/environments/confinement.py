@@ -20,7 +20,7 @@ from typing import NamedTuple
 import rloo_pipeline
 from rloo_pipeline import import_string
 from rloo_pipeline.config import provenance
-from rloo_pipeline.environments import keeper
+from rloo_pipeline.environments import fork_server
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.sandbox import command_line, sandbox
 from rloo_pipeline.sandbox.command_line import SandboxLimits
@@ -55,7 +55,7 @@ class Confinement(NamedTuple):
         return self.sandbox or bool(self.image)
 
 
-class KeeperCommand(NamedTuple):
+class ForkServerCommand(NamedTuple):
     """How the process is started."""
 
     argv: list[str]
@@ -79,8 +79,8 @@ def reference_inside(confinement: Confinement, reference: str) -> str:
     return reference if file is None else f"{file.resolve()}:{name}"
 
 
-def command(confinement: Confinement, references: Sequence[str], file: int, workers: int) -> KeeperCommand:
-    """The command that starts `keeper.main`.
+def command(confinement: Confinement, references: Sequence[str], file: int, workers: int) -> ForkServerCommand:
+    """The command that starts `fork_server.main`.
 
     Args:
         confinement: where it runs.
@@ -93,21 +93,21 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     """
     variables = ENVIRONMENT | dict.fromkeys(THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ",".join(confinement.gpus)}
     if not confinement.has_own_files:
-        argv = [sys.executable, "-c", BOOT.format(keeper.__name__, file), *sys.path]
-        return KeeperCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
+        argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, file), *sys.path]
+        return ForkServerCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
     own = {str(PACKAGE), *read_only_paths(confinement), *_sources(references, with_modules=not confinement.image)}
     folders = [path for path in read_only_paths(confinement) if Path(path).is_dir()]
     if confinement.image:
-        arguments = ["-c", BOOT_IN_IMAGE.format(keeper.__name__, file), str(PACKAGE.parent), *folders]
+        arguments = ["-c", BOOT_IN_IMAGE.format(fork_server.__name__, file), str(PACKAGE.parent), *folders]
         passed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
         return _in_image(confinement, own, arguments, passed, workers)
     path = [*(entry for entry in sys.path if Path(entry).is_absolute()), *folders]
-    return _in_sandbox(confinement, own, [BOOT.format(keeper.__name__, file), *path], variables, workers)
+    return _in_sandbox(confinement, own, [BOOT.format(fork_server.__name__, file), *path], variables, workers)
 
 
 def _in_sandbox(
     confinement: Confinement, own: set[str], arguments: list[str], variables: dict[str, str], workers: int
-) -> KeeperCommand:
+) -> ForkServerCommand:
     box = sandbox.search(tuple(sorted({*own, *_packages()})))
     if isinstance(box, str):
         raise UserError(
@@ -118,17 +118,17 @@ def _in_sandbox(
     argv = [*command_line.interpreter_argv(box, limits), "-s", "-S", "-c", *arguments]
     library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     environment = command_line.ENVIRONMENT | library_path | variables
-    return KeeperCommand(argv, environment, command_line.limits_of_process(box, limits))
+    return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
 
 
 def _limits(confinement: Confinement, workers: int) -> SandboxLimits:
-    processes = PROCESSES * workers + keeper.RESERVE
+    processes = PROCESSES * workers + fork_server.RESERVE
     return SandboxLimits(CPU_SECONDS, confinement.memory_mb, FILE_MB, processes, open_files=64 + 2 * workers)
 
 
 def _in_image(
     confinement: Confinement, own: set[str], arguments: list[str], passed: dict[str, str], workers: int
-) -> KeeperCommand:
+) -> ForkServerCommand:
     image, schema_file = Path(confinement.image).resolve(), _schema_file()
     if not image.exists():
         raise UserError(f"rollout.environment_image: there is no {confinement.image}; build it, or correct the path")
@@ -138,7 +138,7 @@ def _in_image(
         binds = [argument for path in files for argument in ("--bind", f"{path}:{path}:ro")]
         options = ["--quiet", "exec", "--containall", "--cwd", "/tmp", *devices, *binds, str(image), "python3"]
         argv = [*command_line.dies_with_parent([_apptainer()]), *options, *arguments]
-        return KeeperCommand(argv, os.environ | passed, None, schema_file)
+        return ForkServerCommand(argv, os.environ | passed, None, schema_file)
     box = sandbox.search(files, str(image), in_image=True)
     if isinstance(box, str):
         raise UserError(
@@ -148,7 +148,7 @@ def _in_image(
     limits = _limits(confinement, workers)
     argv = [*command_line.interpreter_argv(box, limits), *arguments]
     numbers = command_line.limits_of_process(box, limits)
-    return KeeperCommand(argv, command_line.ENVIRONMENT | passed, numbers, schema_file)
+    return ForkServerCommand(argv, command_line.ENVIRONMENT | passed, numbers, schema_file)
 
 
 def _apptainer() -> str:

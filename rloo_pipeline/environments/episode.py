@@ -1,7 +1,7 @@
 """One episode in a process of its own: calls the environment or the tools and sends back text.
 
-The process is a fork of `keeper.py`'s. Requests come as pickles, answers go as JSON, since the code of the environment
-shares this process and could write anything into the socket (see `scoring/messages.py`).
+The process is a fork of `fork_server.py`'s. Requests come as pickles, answers go as JSON, since the code of the
+environment shares this process and could write anything into the socket (see `scoring/messages.py`).
 
 Text is what TRL puts into its tool messages: `str` of what a tool returns, `{'error': '…'}` if it raises.
 """

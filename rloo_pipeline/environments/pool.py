@@ -21,7 +21,7 @@ from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer, Connection
 from rloo_pipeline.environments.contract import ToolSet
 from rloo_pipeline.environments.episode import BeginEpisode, CallTools, DescribeTools, FinishEpisode, error_text
-from rloo_pipeline.environments.keeper_process import KeeperProcess
+from rloo_pipeline.environments.fork_server_process import ForkServerProcess
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.worker_process import describe_exit
 
@@ -70,8 +70,8 @@ class EnvironmentPool:
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
         self._started = time.monotonic()
-        self._keeper = KeeperProcess(self.names, tools, where, workers)
-        self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._keeper.schema_file)])
+        self._fork_server = ForkServerProcess(self.names, tools, where, workers)
+        self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._fork_server.schema_file)])
 
     def __enter__(self) -> EnvironmentPool:
         return self
@@ -79,7 +79,7 @@ class EnvironmentPool:
     def __exit__(self, *_: object) -> None:
         for connection in self._open.values():
             connection.close()
-        self._keeper.end()
+        self._fork_server.end()
 
     def check(self) -> None:
         """Waits until the environments and tools are imported and their schemas made.
@@ -191,15 +191,16 @@ class EnvironmentPool:
         """Starts what waits for a process, waits for messages, and handles them and what is late."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
-        if not self._keeper.ready:
+        if not self._fork_server.ready:
             ends.append(self._started + IMPORT_SECONDS)
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [self._keeper.control, *(one.channel.file for one in self._open.values() if not one.closed)]
+        files: list[Any] = [one.channel.file for one in self._open.values() if not one.closed]
+        files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
-            if self._keeper.ready and connection.read():
+            if self._fork_server.ready and connection.read():
                 self._finish_request(episode, connection)
-        self._read_keeper()
+        self._read_fork_server()
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
                 self._lose(episode, connection.late())
@@ -221,15 +222,15 @@ class EnvironmentPool:
         parent, child = socket.socketpair()
         self._serial += 1
         connection = self._open[episode] = Connection(episode, self._serial, parent.detach())
-        self._keeper.tell("open", self._serial, [child.fileno()])
+        self._fork_server.tell("open", self._serial, [child.fileno()])
         child.close()
         for request in requests:
-            connection.send(kind, request, timeout if self._keeper.ready else IMPORT_SECONDS)
+            connection.send(kind, request, timeout if self._fork_server.ready else IMPORT_SECONDS)
 
-    def _read_keeper(self) -> None:
-        was_ready = self._keeper.ready
-        ended = self._keeper.ended()
-        if self._keeper.ready and not was_ready:
+    def _read_fork_server(self) -> None:
+        was_ready = self._fork_server.ready
+        ended = self._fork_server.ended()
+        if self._fork_server.ready and not was_ready:
             for connection in self._open.values():
                 connection.restart_clock(self.timeout)
         for serial, code in ended:
@@ -285,4 +286,4 @@ class EnvironmentPool:
         connection.close()
         if not ended:
             self._ending.add(connection.serial)
-            self._keeper.tell("kill", connection.serial)
+            self._fork_server.tell("kill", connection.serial)

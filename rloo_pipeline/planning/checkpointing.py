@@ -26,13 +26,13 @@ def resolve(config: Config, folder: Path, sft: bool = False) -> Config:
     return resolve_for(config, shape, devices.device_type(), devices.memory_bytes(), sft)
 
 
-def resolve_for(config: Config, shape: ModelDims, chip: str, room: float, sft: bool = False) -> Config:
+def resolve_for(config: Config, shape: ModelDims, device: str, room: float, sft: bool = False) -> Config:
     """The configuration with true or false in place of `auto`.
 
     Args:
         config: of the run, or of a stage that trains.
         shape: of the model.
-        chip: cpu or cuda.
+        device: cpu or cuda.
         room: bytes that a process may use.
         sft: the training is that of `warmstart.sft`, of all weights and with full micro-batches.
     """
@@ -44,5 +44,5 @@ def resolve_for(config: Config, shape: ModelDims, chip: str, room: float, sft: b
         batch = memory.MicroBatch(tokens, tokens, several=True)
         trains_all = {"update.lora": None, "update.optimizer": config.warmstart.sft.optimizer}
         without = advice.override(without, trains_all)
-    needed = memory.total(memory.update(without, shape, chip, batch)) > room * memory.ROOM
+    needed = memory.total(memory.update(without, shape, device, batch)) > room * memory.ROOM
     return advice.override(config, {"deepspeed.gradient_checkpointing": needed})

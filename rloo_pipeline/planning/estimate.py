@@ -6,7 +6,7 @@ the assumptions in `ASSUMED`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
@@ -117,9 +117,14 @@ def _scored_alone(config: Config) -> int:
 
 def jobs_saved(runs: RunSet) -> int:
     """Jobs that an experiment does not run because its runs share their files."""
-    per_run = sum(_jobs_of_group(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
+    return round(_saved(runs, _jobs_of_group))
+
+
+def _saved(runs: RunSet, cost: Callable[[str, Config], float]) -> float:
+    """What sharing saves: `cost` of the groups of files of all runs, less that of the groups that are made."""
+    per_run = sum(cost(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
     groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
-    return per_run - sum(_jobs_of_group(groups[home], config) for home, config in runs.shared.items())
+    return per_run - sum(cost(groups[home], config) for home, config in runs.shared.items())
 
 
 def _jobs_of_group(group: str, config: Config) -> int:
@@ -167,9 +172,7 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
         difficulty = tokens(of_difficulty(config, prompts))["completion tokens"] if group == "difficulty" else 0.0
         return per_round if group == "rollout" else difficulty
 
-    per_run = sum(of_group(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
-    groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
-    return per_run - sum(of_group(groups[home], config) for home, config in runs.shared.items())
+    return _saved(runs, of_group)
 
 
 def disk(config: Config, shape: ModelDims) -> dict[str, float]:

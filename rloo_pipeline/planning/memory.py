@@ -80,7 +80,9 @@ def trained(config: Config, shape: ModelDims) -> float:
     return float(shape.layers * lora.r * pairs)
 
 
-def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None = None, first: bool = False) -> Terms:
+def update(
+    config: Config, shape: ModelDims, device: str, batch: MicroBatch | None = None, first: bool = False
+) -> Terms:
     """Memory of one process of an update.
 
     DeepSpeed keeps weights, gradients and Adam's two moments; for 16-bit models also float32 master weights and
@@ -91,7 +93,7 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     Args:
         config: of the run.
         shape: of the model.
-        chip: cpu or cuda.
+        device: cpu or cuda.
         batch: the micro-batch; the largest one if None.
         first: whether it is the first update, which has no optimizer state while activations exist.
     """
@@ -103,18 +105,18 @@ def update(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None
     gradients = learned * size * split["grads"]
     optimizer = state(config, shape) * split["adam"] + learned * sums * split["grads"]
     weights = weight_bytes(config, shape) * split["weights"]
-    if chip == "cuda" and config.deepspeed.offload.optimizer is not None:
+    if device == "cuda" and config.deepspeed.offload.optimizer is not None:
         optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
-    if chip == "cuda" and config.deepspeed.offload.parameters is not None:
+    if device == "cuda" and config.deepspeed.offload.parameters is not None:
         weights = min(float(shape.parameters), LIVE) * size
-    forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, chip)}
+    forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, device)}
     freed = 0.0 if batch.several else total(forward)
-    scratch = SCRATCH[config.update.optimizer][chip] * _largest(config, shape)
+    scratch = SCRATCH[config.update.optimizer][device] * _largest(config, shape)
     if first:
         optimizer = max(0.0, gradients + optimizer + scratch - freed)
         gradients = scratch = 0.0
     return {
-        "process": PROCESS[chip],
+        "process": PROCESS[device],
         "weights": weights,
         "optimizer": optimizer,
         **forward,
@@ -169,14 +171,14 @@ def _largest(config: Config, shape: ModelDims) -> float:
     return float(shape.hidden * max(shape.intermediate, shape.heads, apart))
 
 
-def reference(config: Config, shape: ModelDims, chip: str, batch: MicroBatch | None = None) -> Terms:
+def reference(config: Config, shape: ModelDims, device: str, batch: MicroBatch | None = None) -> Terms:
     """Memory of log-probs without gradients: weights, one layer's activations, logits."""
     batch, share = batch or micro_batch_of(config), config.deepspeed.processes if config.deepspeed.splits_weights else 1
     return {
-        "process": PROCESS[chip],
+        "process": PROCESS[device],
         "weights": shape.parameters * BYTES[config.model.dtype] / share,
         "activations": batch.tokens * _layer_bytes(config, shape),
-        "logits": logits(config, shape, batch, chip),
+        "logits": logits(config, shape, batch, device),
     }
 
 
@@ -196,19 +198,19 @@ def _layer_bytes(config: Config, shape: ModelDims) -> float:
     return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - size)
 
 
-def logits(config: Config, shape: ModelDims, batch: MicroBatch, chip: str) -> float:
+def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Logits of completion tokens, their softmax and its gradient, in float32; all at once only in float16 models."""
     count = batch.completion_tokens * shape.vocabulary
-    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, LOGITS_AT_ONCE[chip]))
+    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, LOGITS_AT_ONCE[device]))
 
 
-def rollout(config: Config, shape: ModelDims, chip: str, card: float | None = None) -> Terms:
+def rollout(config: Config, shape: ModelDims, device: str, card: float | None = None) -> Terms:
     """Memory of a rollout, on a CPU or on each GPU of a tensor-parallel group.
 
     Args:
         config: of the run.
         shape: of the model.
-        chip: cpu or cuda.
+        device: cpu or cuda.
         card: bytes of a GPU's memory, of which vLLM allocates its full share; None on CPUs.
     """
     parallel = config.vllm.tensor_parallel_size
@@ -216,9 +218,9 @@ def rollout(config: Config, shape: ModelDims, chip: str, card: float | None = No
     if card is None:
         longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
         cache = cache_bytes(shape, config.model.dtype, config.vllm.kv_cache_gib, longest)
-        return {"process": SAMPLER[chip], "weights": weights, "KV cache": float(cache)}
-    rest = card * config.vllm.gpu_memory_utilization - weights - SAMPLER[chip]
-    return {"process": SAMPLER[chip], "weights": weights, "KV cache": max(rest, 0.0)}
+        return {"process": SAMPLER[device], "weights": weights, "KV cache": float(cache)}
+    rest = card * config.vllm.gpu_memory_utilization - weights - SAMPLER[device]
+    return {"process": SAMPLER[device], "weights": weights, "KV cache": max(rest, 0.0)}
 
 
 def concurrent_sequences(config: Config, shape: ModelDims, terms: Terms) -> float:

@@ -39,7 +39,7 @@ def _prompts(ids: list[str]) -> str:
 
 def _right(run: FinishedRun) -> JSON:
     """The reward function that decides what is right, with its options and threshold."""
-    reward = next(reward for reward in run.config.rewards if reward.column == run.deciding)
+    reward = run.config.deciding_reward
     return {"function": reward.function, "options": reward.options, "threshold": run.config.correct.threshold}
 
 

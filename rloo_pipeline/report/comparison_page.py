@@ -54,7 +54,7 @@ def headline(comparison: JSON) -> str:
         )
     best = max(rows, key=lambda row: row["final"]["accuracy"])["final"]
     name = next(row["run"] for row in rows if row["final"] is best)
-    accuracy, problems = frame.percent(best["accuracy"]), frame.figure_of(best["prompts"])
+    accuracy, problems = frame.percent(best["accuracy"]), frame.format_number(best["prompts"])
     beyond = [row for row in others if row["difference"]["p_holm"] <= ALPHA]
     within = [row for row in others if row not in beyond]
     against = f"from {first['run']} ({frame.percent(first['final']['accuracy'])})"

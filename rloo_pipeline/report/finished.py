@@ -44,7 +44,7 @@ class FinishedRun(NamedTuple):
     @property
     def deciding(self) -> str:
         """The reward function that decides what is right."""
-        return self.config.correct.reward or self.config.rewards[0].column
+        return self.config.deciding_reward.column
 
 
 def read(folder: Path) -> FinishedRun:

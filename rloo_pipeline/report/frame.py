@@ -46,7 +46,7 @@ def templates_of(package: str, **options: Any) -> Environment:
 
 def _environment() -> Environment:
     environment = templates_of("rloo_pipeline.report", autoescape=True)
-    environment.filters |= {"percent": percent, "points": points, "figure": figure_of, "duration": duration}
+    environment.filters |= {"percent": percent, "points": points, "figure": format_number, "duration": duration}
     environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
     return environment
 
@@ -62,7 +62,7 @@ def points(difference: float) -> str:
     return "0.0" if float(shown) == 0 else shown.replace("-", "−")
 
 
-def figure_of(value: float | str | None) -> str:
+def format_number(value: float | str | None) -> str:
     """A number to three significant digits, or with thousands separators, and with a real minus sign; text unchanged, a
     dash for None.
     """
@@ -76,7 +76,7 @@ def signed(value: float | None) -> str:
     """A difference with its sign, using a real minus sign; a dash for None."""
     if value is None or value == 0:
         return "–" if value is None else "0"
-    return f"{'+' if value > 0 else ''}{figure_of(value)}"
+    return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
 def _three_digits(value: float) -> str:

@@ -83,7 +83,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         summary=summary,
         held_out=held_out,
         reward_names=[*(reward.column for reward in config.rewards), "reward"],
-        deciding=config.correct.reward or config.rewards[0].column,
+        deciding=config.deciding_reward.column,
         evaluations=evaluations,
         checks=checks,
         trial=trial,

@@ -101,7 +101,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
             jobs.append(working)
     running = [working.job.stage for working in jobs if not working.failed]
     stages = [Stage(name, done[name], running.count(name), total[name]) for name in ORDER if name in total]
-    pace = _seconds_per_round(run)
+    pace = seconds_per_round(run)
     return Progress(stages, jobs, pace, _seconds_left(run, pace, now), is_finished(run.folder, run.config))
 
 
@@ -170,7 +170,7 @@ def _working(run: Path, job: LiveJob, now: float) -> Working | None:
     return Working(job, last, max(0.0, now - changed), bool(own) and own[-1]["level"] == "ERROR")
 
 
-def _seconds_per_round(run: RunFiles) -> float | None:
+def seconds_per_round(run: RunFiles) -> float | None:
     """Median over the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0. Of two in
     the middle it is the shorter one: a pause between two calls only makes a round longer.
     """
@@ -194,7 +194,18 @@ def _seconds_left(run: RunFiles, pace: float | None, now: float) -> float | None
         current = now - metrics_of(run.folder, done).stat().st_mtime
     except OSError:
         return None
-    return pace * (run.config.rounds - done) - min(max(current, 0.0), pace)
+    return seconds_left(pace, run.config.rounds - done, current)
+
+
+def seconds_left(pace: float, rounds: int, passed: float) -> float:
+    """Seconds until the last round is done. They fall while a round lasts, and no further than to those of the next.
+
+    Args:
+        pace: seconds per round.
+        rounds: to come, with the current one.
+        passed: seconds since the current one began.
+    """
+    return pace * rounds - min(max(passed, 0.0), pace)
 
 
 def sample_of(run: RunFiles) -> Sample | None:

@@ -16,8 +16,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.history import Metrics
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.report import run_progress
 from rloo_pipeline.report.jobs import STAGES_OF_ROUND, TOOK
-from rloo_pipeline.report.run_progress import progress_of
 
 COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
 
@@ -82,13 +82,11 @@ class Measurements:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the rounds to come will take, by those that are done; None before the first is. It falls while a
-        round lasts, and no further than to that of the next.
-        """
+        """Seconds that the rounds to come will take, by those that are done; None before the first is."""
         rounds_left = self.config.rounds - len(self._metrics)
         if not self._pace or not rounds_left:
             return None
-        return self._pace * rounds_left - min(max(time.time() - self._since, 0.0), self._pace)
+        return run_progress.seconds_left(self._pace, rounds_left, time.time() - self._since)
 
     def read(self, rounds: Sequence[int] = ()) -> None:
         """Reads these rounds, with those before them that are missing, and all evaluations. If it reads a round, it
@@ -104,7 +102,7 @@ class Measurements:
                 self._metrics[number - 1 :] = [run_files.read_metrics(self.folder, number)]
                 self._seconds[number - 1 :] = [self._seconds_of(number)]
             self._accuracies = self._run.accuracies()
-            self._pace = progress_of(self._run).seconds_per_round or (self._seconds[-1] if self._seconds else None)
+            self._pace = run_progress.seconds_per_round(self._run) or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
         if len(self._metrics) != before:

@@ -22,7 +22,7 @@ from rloo_pipeline.config import Rollout
 from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messages, call_message
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
-from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
+from rloo_pipeline.rollout.requests import Completion, Request
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
@@ -54,8 +54,7 @@ class EpisodeRecord:
 
     row: dict[str, Any]
     request: Request
-    """The first turn."""
-    sampling: SamplingConfig
+    """The first turn; its sampling parameters are those of the episode."""
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -82,7 +81,7 @@ class EpisodeRecord:
     @property
     def tokens_left(self) -> int:
         """Number of tokens that are left."""
-        return self.sampling.max_completion_length - len(self.ids)
+        return self.request.sampling.max_completion_length - len(self.ids)
 
     def extend(self, role: str, ids: Sequence[int]) -> None:
         """Appends the tokens of one side."""
@@ -96,7 +95,7 @@ class EpisodeRecord:
         return Request(
             [*self.request.prompt_ids, *self.ids],
             seed if number == 0 else derive(seed, "turn", number),
-            self.sampling._replace(max_completion_length=self.tokens_left),
+            self.request.sampling._replace(max_completion_length=self.tokens_left),
         )
 
     def columns(self) -> dict[str, Any]:
@@ -119,26 +118,16 @@ class EpisodeRecord:
 class Episodes:
     """Episodes that are sampled together; `requests.Turns` of the sampler."""
 
-    def __init__(
-        self,
-        context: EpisodeContext,
-        rows: Sequence[dict[str, Any]],
-        requests: Sequence[Request],
-        sampling: SamplingConfig,
-    ) -> None:
+    def __init__(self, context: EpisodeContext, rows: Sequence[dict[str, Any]], requests: Sequence[Request]) -> None:
         """Prepares the episodes.
 
         Args:
             context: what they share.
             rows: for each one, the row of its prompt with all columns.
             requests: for each one, the first turn.
-            sampling: parameters of those that have none of their own.
         """
         self.context = context
-        self.episodes = [
-            EpisodeRecord(row, request, request.sampling or sampling)
-            for row, request in zip(rows, requests, strict=True)
-        ]
+        self.episodes = [EpisodeRecord(row, request) for row, request in zip(rows, requests, strict=True)]
         self.total = len(self.episodes)
         self.next: list[int] = []
         """Episodes whose next turn can be sampled."""

@@ -160,9 +160,9 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
     requests = [*chain(*(draw.requests(config.seed) for draw in draws))]
     keys = [(row, sample) for draw in draws for row in draw.rows for sample in range(draw.samples)]
     if config.rollout.uses_tools:
-        columns = _play_episodes(sampler, config, [row for row, _ in keys], requests, draws[0].sampling)
+        columns = _play_episodes(sampler, config, [row for row, _ in keys], requests)
     else:
-        columns = [completion.columns() for completion in sampler.sample(requests, draws[0].sampling, "completions")]
+        columns = [completion.columns() for completion in sampler.sample(requests, "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
             f"{sampler.folder}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
@@ -191,11 +191,7 @@ def schema(config: Config) -> pa.Schema:
 
 
 def _play_episodes(
-    sampler: Sampler,
-    config: Config,
-    rows: Sequence[dict[str, Any]],
-    requests: Sequence[Request],
-    sampling: SamplingConfig,
+    sampler: Sampler, config: Config, rows: Sequence[dict[str, Any]], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
     """The columns of completions with tools."""
     from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
@@ -203,6 +199,6 @@ def _play_episodes(
 
     reader = call_reader(Path(sampler.settings["model"]), config)
     with pool_of(config.rollout) as pool:
-        episodes = Episodes(EpisodeContext(config.rollout, pool, reader), rows, requests, sampling)
-        sampler.play(episodes, sampling, "episodes")
+        episodes = Episodes(EpisodeContext(config.rollout, pool, reader), rows, requests)
+        sampler.play(episodes, "episodes")
     return [episode.columns() for episode in episodes.episodes]

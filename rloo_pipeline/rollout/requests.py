@@ -17,8 +17,7 @@ class Request(NamedTuple):
 
     prompt_ids: list[int]
     seed: int
-    sampling: SamplingConfig | None = None
-    """By default that of the call."""
+    sampling: SamplingConfig
     shown: ShownImages | None = None
     """Images of the prompt."""
 
@@ -114,13 +113,11 @@ NEVER = -100.0
 """Logit bias of a token that is never sampled: vLLM's smallest, and in float32 a probability of 0."""
 
 
-def params_of(
-    request: Request, sampling: SamplingConfig, stop_ids: list[int], never: Sequence[int] = ()
-) -> SamplingParams:
+def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
     """vLLM's parameters for one request; the tokens `never` are not sampled."""
     from vllm import SamplingParams
 
-    sampling = request.sampling or sampling
+    sampling = request.sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

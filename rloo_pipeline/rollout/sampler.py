@@ -22,7 +22,6 @@ from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_che
 from rloo_pipeline.rollout.requests import (
     Completion,
     Request,
-    SamplingConfig,
     SingleTurns,
     Turns,
     completion_of,
@@ -183,43 +182,41 @@ class Sampler:
 
             torch.cuda.empty_cache()
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingConfig, label: str) -> list[Completion]:
+    def sample(self, requests: Sequence[Request], label: str) -> list[Completion]:
         """Samples one completion per request.
 
         Args:
-            requests: token ids and seeds.
-            sampling: parameters of all requests.
+            requests: token ids, seeds and sampling parameters.
             label: of the progress line.
 
         Returns:
             The completions in the order of the requests.
         """
         turns = SingleTurns(requests)
-        self.play(turns, sampling, label)
+        self.play(turns, label)
         return [turns.done[index] for index in range(len(requests))]
 
-    def play(self, turns: Turns, sampling: SamplingConfig, label: str) -> None:
+    def play(self, turns: Turns, label: str) -> None:
         """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
         long as it has another, and is not started for none.
 
         Args:
             turns: the requests.
-            sampling: parameters of those that have none of their own.
             label: of the progress line.
         """
         began = time.monotonic()
         if turns.total:
             self.llm = self.llm or self._start_engine()
             self._wake_up()
-            self._play_with(self.llm, turns, sampling, label)
+            self._play_with(self.llm, turns, label)
         self.seconds = time.monotonic() - began
 
-    def _play_with(self, llm: LLM, turns: Turns, sampling: SamplingConfig, label: str) -> None:
+    def _play_with(self, llm: LLM, turns: Turns, label: str) -> None:
         engine = llm.llm_engine
         running: dict[str, tuple[int, Request, SamplingParams]] = {}
         with counting(label, turns.total) as counter:
             while True:
-                running |= self._enqueue(llm, turns.requests(not running), sampling)
+                running |= self._enqueue(llm, turns.requests(not running))
                 if not running:
                     break
                 for output in engine.step():
@@ -229,13 +226,13 @@ class Sampler:
                         counter.advance(turns.take(index, completion))
 
     def _enqueue(
-        self, llm: LLM, requests: Iterable[tuple[int, Request]], sampling: SamplingConfig
+        self, llm: LLM, requests: Iterable[tuple[int, Request]]
     ) -> dict[str, tuple[int, Request, SamplingParams]]:
         """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
         if not (indexed_requests := list(requests)):
             return {}
         prompts = [request.for_vllm for _, request in indexed_requests]
-        params = [params_of(request, sampling, self.stop_ids, self.never) for _, request in indexed_requests]
+        params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
         names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
         return {
             name.partition("-")[0]: (*indexed, each)

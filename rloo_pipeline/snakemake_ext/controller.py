@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snakemake.logging import logger
 from snakemake.path_modifier import PathModifier
@@ -45,6 +45,9 @@ from rloo_pipeline.snakemake_ext import (
 from rloo_pipeline.snakemake_ext.logger import LogHandler
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
+
+if TYPE_CHECKING:
+    from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 
 
 class Controller:
@@ -98,12 +101,12 @@ class Controller:
         scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
-        for handler in self._log_handlers():
-            handler.say_when_idle(self._kept)
+        for display in self._displays():
+            display.when_idle = self._kept
             for run, config in self.runs.configs.items():
-                handler.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
+                display.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
             if self.runs.experiment:
-                handler.add_experiment(self.folder / "experiment.html", self.runs.users)
+                display.add_experiment(self.folder / "experiment.html", self.runs.users)
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
         gc.set_threshold(100_000)  # the DAG of many rounds has millions of objects that stay; 15% of a plan's time
@@ -123,18 +126,14 @@ class Controller:
         elif self._main:
             self._hold_run()
 
-    def _log_handlers(self) -> list[LogHandler]:
-        """The logger plugin, where it is used and this is no job."""
-        return [
-            handler for handler in self._workflow.logger_manager.get_log_handlers() if isinstance(handler, LogHandler)
-        ]
+    def _displays(self) -> list[RunDisplay]:
+        """That of the logger plugin, where it is used, shows anything itself, and this is no job."""
+        handlers = self._workflow.logger_manager.get_log_handlers()
+        return [handler.display for handler in handlers if isinstance(handler, LogHandler) and handler.display]
 
     def _require_inputs(self) -> None:
         """Checks the inputs of each run, once where they are the same."""
-        alike = {
-            config.model_copy(update={"run": "", "seed": 0}).model_dump_json(): config
-            for config in self.runs.configs.values()
-        }
+        alike = {config.arm_json: config for config in self.runs.configs.values()}
         for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
             logger.warning(note)
 
@@ -266,8 +265,8 @@ class Controller:
             run_label = f" of {run}" if self.runs.experiment else ""
             logger.info(f"A gate ended the run{run_label} after round {stopped}: now its evaluation and report.")
             run_folders.write_config(self._results / run, self.runs.configs[run], rounds=stopped)
-        for handler in self._log_handlers():
-            handler.give_terminal_back()
+        for display in self._displays():
+            display.give_terminal_back()
         if not subprocess.run(command, env=os.environ | {failures.COMMAND: failures.typed()}, check=False).returncode:
             for run, stopped in ended.items():
                 folder, planned = self._results / run, self.runs.configs[run].rounds

@@ -13,7 +13,6 @@ import logging
 import re
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -23,9 +22,6 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from rloo_pipeline.snakemake_ext import configfiles, failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rloo_pipeline.config import Config
     from rloo_pipeline.snakemake_ext.run_display import RunDisplay
 
 NOISE = re.compile(
@@ -71,12 +67,12 @@ class LogHandler(LogHandlerBase):
         configfiles.check()
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
-        self._display: Any = None
-        self._when_idle: Callable[[], str | None] = lambda: None
+        self.display: RunDisplay | None = None
+        """What shows the events; None where Snakemake's own output is asked for."""
         if not (plain or settings.verbose or settings.quiet or settings.debug_dag):
             from rloo_pipeline.snakemake_ext import run_display
 
-            self._display = run_display.RunDisplay(
+            self.display = run_display.RunDisplay(
                 sys.stdout if settings.stdout else sys.stderr,
                 dry_run=settings.dryrun,
                 color=not settings.nocolor,
@@ -86,7 +82,7 @@ class LogHandler(LogHandlerBase):
     @property
     def writes_to_stream(self) -> bool:
         """Whether Snakemake prints nothing itself."""
-        return self._display is not None
+        return self.display is not None
 
     @property
     def writes_to_file(self) -> bool:
@@ -108,45 +104,14 @@ class LogHandler(LogHandlerBase):
         """The picture of the rules is not shown."""
         return False
 
-    def add_run(self, config: "Config", run: Path, logs: list[str]) -> None:
-        """Tells the handler of a run that Snakemake works on.
-
-        Args:
-            config: its configuration.
-            run: its folder.
-            logs: the files that Snakemake's own lines go to.
-        """
-        if self._display:
-            self._display.add_run(config, run, logs)
-
-    def add_experiment(self, page: Path, users: dict[str, str]) -> None:
-        """Tells the handler that these runs are an experiment.
-
-        Args:
-            page: of the experiment.
-            users: by folder of shared files, the runs that use them.
-        """
-        if self._display:
-            self._display.add_experiment(page, users)
-
-    def say_when_idle(self, sentence: "Callable[[], str | None]") -> None:
-        """Gives the handler what it shows, if it is anything, where Snakemake finds no job to run."""
-        self._when_idle = sentence
-
-    def give_terminal_back(self) -> None:
-        """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
-        if self._display:
-            self._display.give_terminal_back()
-
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one event; where that fails, it is printed as Snakemake would print it."""
-        display = self._display
-        if display is None:
+        if self.display is None:
             return
         try:
-            self._show(display, record)
+            self._show(self.display, record)
         except Exception:
-            display.message(self.format(record), record.levelno)
+            self.display.message(self.format(record), record.levelno)
 
     def _show(self, display: "RunDisplay", record: Any) -> None:
         event = getattr(record, "event", None)
@@ -171,7 +136,7 @@ class LogHandler(LogHandlerBase):
         if text.startswith("Terminating processes on user request"):
             display.interrupted()
         if text.startswith("Nothing to be done"):
-            display.message(self._when_idle() or "", logging.WARNING)
+            display.message(display.when_idle() or "", logging.WARNING)
         if status := failures.EXIT_STATUS.match(text):
             display.exit_status(status["log"], int(status["status"]))
             return
@@ -183,6 +148,6 @@ class LogHandler(LogHandlerBase):
 
     def close(self) -> None:
         """Ends the display with the result of the call."""
-        if self._display:
-            self._display.close()
+        if self.display:
+            self.display.close()
         super().close()

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -62,6 +62,8 @@ class RunDisplay:
         # a descriptor of its own, which stays the terminal while jobs write elsewhere
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
+        self.when_idle: Callable[[], str | None] = lambda: None
+        """What to say, if it is anything, where Snakemake finds no job to run."""
         self._dry_run = DryRun() if dry_run else None
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
@@ -87,7 +89,7 @@ class RunDisplay:
         return bool(self._failures) or self._interrupted
 
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
-        """Adds a run that Snakemake works on."""
+        """Adds a run that Snakemake works on: its configuration, its folder, the files that Snakemake's lines go to."""
         with self._lock:
             self._runs.append((config, run))
             self._logs = logs
@@ -216,7 +218,7 @@ class RunDisplay:
             self._line(text, STYLES.get(level))
 
     def give_terminal_back(self) -> None:
-        """Gives the terminal back."""
+        """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
         self._failures.clear()
         self._stop_live()
         self._closed = True

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from rloo_pipeline.artifacts import files
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import sealed
 from rloo_pipeline.config.run_set import GROUPS, RunSet
@@ -69,12 +70,10 @@ def _link(link: Path, target: Path) -> None:
     path = os.path.relpath(target, link.parent)
     if link.is_symlink() and link.readlink() == Path(path):
         return
-    link.parent.mkdir(parents=True, exist_ok=True)
     if link.is_dir() and not link.is_symlink():
         shutil.rmtree(link)
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.symlink_to(path)
-    temporary.replace(link)
+    with files.atomic_write(link) as temporary:
+        temporary.symlink_to(path)
 
 
 def _write_yaml(path: Path, content: Any) -> None:
@@ -84,7 +83,4 @@ def _write_yaml(path: Path, content: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a file, touched only when it changes."""
     if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text)
-        temporary.replace(path)
+        files.write_text(path, text)

@@ -98,9 +98,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     texts = table["completion"].to_pylist()
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    model = forward_only.load(
-        folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
-    )
+    model = forward_only.load_configured(folder, config)
     tokens = config.deepspeed.max_tokens_per_micro_batch
     images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
     sequences = round_data.sequences_of(table, images)

@@ -74,9 +74,7 @@ def distance(
 
 def _summed_logps(config: Config, folder: Path, sequences: Sequences, label: str) -> NDArray[np.float64]:
     """log π of each completion under a policy, [completions]."""
-    model = forward_only.load(
-        folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
-    )
+    model = forward_only.load_configured(folder, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
     logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
     return np.array([sum(row) for row in logps])

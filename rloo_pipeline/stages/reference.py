@@ -57,9 +57,7 @@ def _logps(
     key = (digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:
-        model = forward_only.load(
-            folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights
-        )
+        model = forward_only.load_configured(folder, config)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from rloo_pipeline.config import Config
     from rloo_pipeline.training.kernels.lm_head import LossOf
     from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.packing import Sequences
@@ -52,6 +53,11 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False)
         split_loading.gather_for_forward(model)
     model.requires_grad_(False)  # else the kernels would make room for gradients, also where none is computed
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
+
+
+def load_configured(folder: Path, config: Config) -> PreTrainedModel:
+    """Loads a policy as `load` does, by the sections `model` and `deepspeed`."""
+    return load(folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights)
 
 
 def score(

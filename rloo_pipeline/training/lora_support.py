@@ -36,11 +36,11 @@ ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 EXAMPLE = "[q_proj, k_proj, v_proj, o_proj]"
 
 
-def check_lora(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
+def check_lora(folder: Path, lora: Lora | None) -> None:
     """Checks that vLLM can serve the adapter that a run would train.
 
     Args:
-        config: contents of the base's config.json, or the folder with it.
+        folder: of the base.
         lora: the section `update.lora`.
 
     Raises:
@@ -48,9 +48,8 @@ def check_lora(config: Mapping[str, Any] | Path, lora: Lora | None) -> None:
     """
     if lora is None:
         return
-    path = config / "config.json" if isinstance(config, Path) else Path("config.json")
-    hf_config: Mapping[str, Any] = read_json(path) if isinstance(config, Path) else config
-    if problem := _problem(hf_config, lora):
+    path = folder / "config.json"
+    if problem := _problem(read_json(path), lora):
         raise UserError(f"{path}: {problem}")
 
 

@@ -13,13 +13,30 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import text_config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
-from rloo_pipeline.training.model_types import ENCODERS
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
+ENCODERS = frozenset(
+    {
+        *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+        *(
+            "rembert",
+            "roberta",
+            "roberta-prelayernorm",
+            "roc_bert",
+            "roformer",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
+        ),
+    }
+)
+"""Model types that attend in both directions unless config.json has `is_decoder: true`. Only their code says so;
+tests/families verifies it.
+"""
 
 
 class LengthLimit(NamedTuple):

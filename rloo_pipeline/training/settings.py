@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Self
 
-from rloo_pipeline.config import JSON, Config, Dtype, Lora, Offload, OptimizerName
+from rloo_pipeline.config import JSON, Config, Dtype, Lora, Offload, OptimizerName, Sft, Update
 from rloo_pipeline.training.learning_rate import LearningRate
 
 
@@ -43,28 +43,42 @@ class TrainerSettings(NamedTuple):
     @classmethod
     def from_config(cls, config: Config) -> Self:
         """Settings of the stage `update`."""
-        section = config.update
         steps = config.algorithm.num_iterations * config.algorithm.steps_per_generation
-        horizon = (section.lr_horizon_rounds or 0) * steps
+        settings = cls.of_section(config, config.update, (config.update.lr_horizon_rounds or 0) * steps)
+        return settings._replace(
+            temperature=config.rollout.temperature,
+            adam_epsilon=config.update.adam_epsilon,
+            lora=config.update.lora,
+            quantization=config.model.quantization,
+            train_vision=config.model.train_vision,
+        )
+
+    @classmethod
+    def of_section(cls, config: Config, section: Update | Sft, horizon: int) -> Self:
+        """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
+
+        Args:
+            config: of the run.
+            section: of the stage.
+            horizon: optimizer steps until the learning rate is at its minimum.
+        """
         return cls(
             dtype=config.model.dtype,
             trust_remote_code=config.model.trust_remote_code,
-            temperature=config.rollout.temperature,
+            temperature=1.0,
             learning_rate=LearningRate(
                 section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
             ),
             adam_betas=section.adam_betas,
-            adam_epsilon=section.adam_epsilon,
+            adam_epsilon=1e-8,
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
             zero_stage=config.deepspeed.zero_stage,
             gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
-            lora=section.lora,
+            lora=None,
             communication_data_type=config.deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
-            quantization=config.model.quantization,
             offload=config.deepspeed.offload,
             deepspeed_config=config.deepspeed.own_keys,
-            train_vision=config.model.train_vision,
         )

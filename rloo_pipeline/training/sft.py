@@ -15,7 +15,6 @@ from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -42,7 +41,9 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     staged = asset_files.read(assets, "demonstrations")
     start = Path(staged["model"]["path"])
     sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained
-    engine = Engine(start, _settings(config, section), derive(config.seed, "sft"))
+    # all weights, also in runs whose updates train a LoRA adapter
+    settings = TrainerSettings.of_section(config, section, section.steps)
+    engine = Engine(start, settings, derive(config.seed, "sft"))
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
         for step in range(section.steps):
@@ -75,27 +76,3 @@ def _rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
     epochs = range(draws[0] // count, draws[-1] // count + 1)
     orders = {epoch: permutation(count, derive(seed, epoch)) for epoch in epochs}
     return [orders[draw // count][draw % count] for draw in draws]
-
-
-def _settings(config: Config, section: Sft) -> TrainerSettings:
-    """SFT trains all weights, also in runs whose updates train a LoRA adapter."""
-    return TrainerSettings(
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        temperature=1.0,
-        learning_rate=LearningRate(
-            section.learning_rate, section.lr_scheduler_type, section.warmup_steps, section.steps, section.min_lr_ratio
-        ),
-        adam_betas=section.adam_betas,
-        adam_epsilon=1e-8,
-        weight_decay=section.weight_decay,
-        max_grad_norm=section.max_grad_norm,
-        zero_stage=config.deepspeed.zero_stage,
-        gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
-        lora=None,
-        communication_data_type=config.deepspeed.communication_data_type,
-        disable_dropout=section.disable_dropout,
-        optimizer=section.optimizer,
-        offload=config.deepspeed.offload,
-        deepspeed_config=config.deepspeed.own_keys,
-    )

@@ -8,7 +8,7 @@ import skipped_tests
 from cases import PACKED, PADDED
 from sweep import KINDS, try_out
 
-from rloo_pipeline.training.model_types import ENCODERS
+from rloo_pipeline.training.model_support import ENCODERS
 
 
 @pytest.mark.skipif("EVERY_FAMILY" not in os.environ, reason=skipped_tests.EVERY_FAMILY)

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import torch
+from trainers import trainer_settings
 
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.settings import TrainerSettings
 
 LENGTH = 24
 """Tokens per sequence, so that max_tokens decides how many sequences are in a micro-batch."""
@@ -60,9 +59,7 @@ def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
 def main(model: Path, output: Path) -> None:
     """Computes every case in micro-batches of 8, 4 and 1."""
     torch.set_num_threads(1)
-    learning_rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay
-    settings = TrainerSettings("float32", False, 0.8, learning_rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
-    engine = Engine(model, settings, 0)
+    engine = Engine(model, trainer_settings(temperature=0.8), 0)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, 20, (8, LENGTH), generator=generator).tolist()
     sequences = Sequences([row[: 4 + i] for i, row in enumerate(ids)], [row[4 + i :] for i, row in enumerate(ids)])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.requests import Request
 
 Rows = list[tuple[list[int], list[float]]]
 """Completions and their log-probs, by the sampler."""
@@ -19,7 +19,6 @@ class Rollout(NamedTuple):
     """What is sampled, and by which engine."""
 
     requests: Sequence[Request]
-    how: SamplingConfig
     context: int
     dtype: Dtype = "float32"
     images: int = 0
@@ -56,7 +55,7 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
             sampler.swap(folder, request.context)
         except IncompatibleEngine:
             break
-        sampled = sampler.sample(request.requests, request.how, "completions")
+        sampled = sampler.sample(request.requests, "completions")
         rows.append([(completion.ids, completion.logps) for completion in sampled])
     sampler.leave_gpu()
     return rows, " ".join(messages)
@@ -99,16 +98,14 @@ def update(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, target: 
         make: the sequences, of a policy's folder and completions.
         rows: completions.
         target: folder of the policy after.
-        changes: settings of the trainer that differ from those below, and `rate`, the learning rate.
+        changes: arguments of `trainer_settings`.
     """
+    from trainers import trainer_settings
+
     from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.learning_rate import LearningRate
-    from rloo_pipeline.training.settings import TrainerSettings
 
     _allow_any_format()
-    rate = LearningRate(changes.pop("rate", 1e-3), "constant", 0, 0, 0.0)
-    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 0, False, None)
-    engine = Engine(folder, settings._replace(**changes), 0)
+    engine = Engine(folder, trainer_settings(**{"rate": 1e-3, **changes}), 0)
     sequences, count = make(folder, rows), sum(len(ids) for ids, _ in rows)
     before = engine.logps(sequences, 150, lambda _: None)
     for _ in range(2):

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from trainers import trainer_settings
 
 from rloo_pipeline.training import forward_only, split_loading
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.settings import TrainerSettings
 
 ROWS, LENGTH = 8, 24
 IDS = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
@@ -25,8 +24,7 @@ SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
 def run(model: Path, output: Path, steps: int) -> Engine:
     """The steps, each of several micro-batches, and the policy."""
     torch.set_num_threads(1)
-    rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
-    engine = Engine(model, TrainerSettings("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 3, False, None), 0)
+    engine = Engine(model, trainer_settings(1e-2, zero_stage=3), 0)
     if engine.rank.world > 1:
         assert all(hasattr(weights, "ds_id") for weights in engine.model.parameters())
     for _ in range(steps):

@@ -2,22 +2,19 @@
 
 import pytest
 import torch
+from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Lora
 from rloo_pipeline.training import policy_model
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
-from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
 
 @pytest.mark.parametrize("names", ["all-linear", ["q_proj", "lm_head"]])
 def test_the_frozen_base_stays_where_it_is_when_an_adapter_is_written(tmp_path, tiny_model, monkeypatch, names) -> None:
-    rate = LearningRate(0.0, "constant", 0, 0, 0.0)
-    lora = Lora(r=2, target_modules=names)
-    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
+    settings = trainer_settings(lora=Lora(r=2, target_modules=names))
     engine = Engine(tiny_model, settings, 0)
     copied, cpu = list[int](), torch.Tensor.cpu
 

@@ -30,11 +30,12 @@ def sampler(tmp_path_factory) -> Sampler:
 def test_a_completion_is_vllms_own_output(sampler) -> None:
     from vllm import SamplingParams, TokensPrompt
 
-    requests = [Request([5 + number % 250 for number in range(seed % 7 + 1)], seed) for seed in range(96)]
-    samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
+    how = SamplingConfig(1.0, 1.0, 0, None, 24)
+    requests = [Request([5 + number % 250 for number in range(seed % 7 + 1)], seed, how) for seed in range(96)]
+    samples = sampler.sample(requests, "completions")
     # with a stop token that is sampled sometimes, since it has no text
     sampler.stop_ids = [*sampler.stop_ids, *range(40, 50)]
-    samples += sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 24), "completions")
+    samples += sampler.sample(requests, "completions")
     plain = [
         SamplingParams(max_tokens=24, seed=request.seed, logprobs=0, stop_token_ids=stop)
         for stop in ([2], sampler.stop_ids)
@@ -58,7 +59,7 @@ from pathlib import Path
 from rloo_pipeline.rollout.requests import SamplingConfig, Request
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 sampler = Sampler(Path(sys.argv[1]), EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
-assert len(sampler.sample([Request([5, 6], 1)], SamplingConfig(1.0, 1.0, 0, None, 4), "completions")) == 1
+assert len(sampler.sample([Request([5, 6], 1, SamplingConfig(1.0, 1.0, 0, None, 4))], "completions")) == 1
 """
 
 

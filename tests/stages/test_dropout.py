@@ -3,12 +3,11 @@
 import pytest
 import torch
 from cases import RIGHT, write
+from trainers import trainer_settings
 
 from rloo_pipeline.config import Lora
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -32,9 +31,7 @@ def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def test_a_step_and_its_old_log_probs_both_have_dropout_or_neither_has(tmp_path, dropout) -> None:
     folder = write(tmp_path, "gpt2", RIGHT["gpt2"])
     lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if dropout == "of the adapter" else None
-    rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay
-    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, lora)
-    engine = Engine(folder, settings._replace(disable_dropout=dropout != "by the model"), 0)
+    engine = Engine(folder, trainer_settings(lora=lora, disable_dropout=dropout != "by the model"), 0)
     if lora is not None:
         with torch.no_grad():
             for name, weights in engine.model.named_parameters():

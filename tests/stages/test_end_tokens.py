@@ -30,8 +30,8 @@ def sampled(folder: Path, token: int) -> None:
 
     sampler = Sampler(folder, EngineSettings("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids
-    requests = [Request([4, 5, 6], seed) for seed in range(200)]
-    samples = sampler.sample(requests, SamplingConfig(1.0, 1.0, 0, None, 40), "completions")
+    requests = [Request([4, 5, 6], seed, SamplingConfig(1.0, 1.0, 0, None, 40)) for seed in range(200)]
+    samples = sampler.sample(requests, "completions")
     stopped = [completion for completion in samples if completion.ids[-1] == token]
     assert len(stopped) > 20, "an untrained model samples every token sometimes"
     assert {completion.finish_reason for completion in stopped} == {"stop"}
@@ -39,7 +39,7 @@ def sampled(folder: Path, token: int) -> None:
     assert all(len(completion.ids) == len(completion.logps) for completion in samples)
     devices.free_gpu()
     assert sampler.llm is None, "the engine was closed"
-    assert sampler.sample(requests[:20], SamplingConfig(1.0, 1.0, 0, None, 40), "completions") == samples[:20]
+    assert sampler.sample(requests[:20], "completions") == samples[:20]
 
 
 def test_a_completion_stops_at_a_second_end_token_and_keeps_it(second_end) -> None:

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from cases import PACKED, write
+from trainers import trainer_settings
 
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -20,11 +19,9 @@ def loss_of(_, logps, mask, __) -> torch.Tensor:
 
 def test_a_token_counts_once_for_each_pass_over_the_completions(tmp_path) -> None:
     folder = write(tmp_path, "qwen3_moe", PACKED["qwen3_moe"])
-    rate = LearningRate(0.0, "constant", 0, 0, 0.0)  # the weights stay
-    settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
     counted = []
     for checkpointing in (False, True):
-        engine = Engine(folder, settings._replace(gradient_checkpointing=checkpointing), 0)
+        engine = Engine(folder, trainer_settings(gradient_checkpointing=checkpointing), 0)
         engine.logps(SEQUENCES, 100, lambda _: None)
         assert not any(counts.any() for counts in engine.experts.counts), "old log-probs are not of a step"
         engine._backward(SEQUENCES, [[]], 0, loss_of, lambda _: None)

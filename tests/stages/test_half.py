@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trainers import trainer_settings
 
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import policy_model
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -52,9 +51,7 @@ def expected_weights(model: Any, sequences: Sequences, dtype: str) -> dict[str, 
 @pytest.mark.parametrize("dtype", ["float32", *SCALE])
 def test_a_gradient_that_is_not_finite_is_an_error(tmp_path, dtype) -> None:
     tiny_qwen3(tmp_path / "model", 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32)
-    learning_rate = LearningRate(RATE, "constant", 0, 0, 0.0)
-    settings = TrainerSettings(dtype, False, 1.0, learning_rate, BETAS, EPSILON, DECAY, 1.0, 0, False, None)
-    engine = Engine(tmp_path / "model", settings, 0)
+    engine = Engine(tmp_path / "model", trainer_settings(RATE, dtype=dtype), 0)
     with pytest.raises(UserError, match=r"optimizer step 1: the gradient norm is (nan|inf)"):
         engine.step(Sequences([[4]], [[5, 6]]), [0], 9, lambda _, logps, *__: logps.sum() * torch.nan, lambda _: None)
 
@@ -70,9 +67,8 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
     before = policy_model.load(folder, dtype, False)
     expected = expected_weights(policy_model.load(folder, dtype, False), sequences, dtype)
-    learning_rate = LearningRate(RATE, "constant", 0, 0, 0.0)
-    settings = TrainerSettings(dtype, False, 1.0, learning_rate, BETAS, EPSILON, DECAY, 1.0, zero_stage, False, None)
-    engine = Engine(folder, settings, 0)
+    adam = {"adam_betas": BETAS, "adam_epsilon": EPSILON, "weight_decay": DECAY}
+    engine = Engine(folder, trainer_settings(RATE, dtype=dtype, zero_stage=zero_stage, **adam), 0)
     engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)
     distance = length = 0.0
     for (name, weights), old in zip(engine.model.named_parameters(), before.parameters(), strict=True):

@@ -61,7 +61,7 @@ def requests(folder: Path) -> list[Request]:
         ids = encode(messages, pixels, dataset, processor, "a prompt")
         shown = ShownImages(pixels, [f"{number}-{place}" for place in range(len(pixels))], ids.placeholder_ids)
         asked += [
-            Request(ids.prompt_ids, seed, shown=shown if pixels else None) for seed in (2 * number, 2 * number + 1)
+            Request(ids.prompt_ids, seed, HOW, shown if pixels else None) for seed in (2 * number, 2 * number + 1)
         ]
     return asked
 
@@ -102,7 +102,7 @@ def turned(folder: Path, rows: Rows) -> Any:
 
 def rollout(folders: list[Path]) -> list[Rows]:
     """Completions of each policy; the first starts the engine, and the others are swapped in."""
-    asked = Rollout(requests(folders[0]), HOW, 128, images=2)
+    asked = Rollout(requests(folders[0]), 128, images=2)
     return one_model.rollout([(folder, asked) for folder in folders])[0]
 
 
@@ -194,12 +194,12 @@ def linear_layers(adapter: Path) -> set[str]:
 
 def text_requests() -> list[Request]:
     """Two completions of each of three prompts of different length, without images."""
-    return [Request([1, *range(9, 9 + length), 2], 2 * length + seed) for length in (3, 7, 4) for seed in range(2)]
+    return [Request([1, *range(9, 9 + length), 2], 2 * length + seed, HOW) for length in (3, 7, 4) for seed in range(2)]
 
 
 def rollout_texts(folders: list[Path]) -> list[Rows]:
     """As `rollout`, in an engine that takes no images."""
-    return one_model.rollout([(folder, Rollout(text_requests(), HOW, 128)) for folder in folders])[0]
+    return one_model.rollout([(folder, Rollout(text_requests(), 128)) for folder in folders])[0]
 
 
 def text_sequences(_: Path, rows: Rows) -> Any:

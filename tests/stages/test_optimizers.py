@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import mini
 from torch import Tensor
+from trainers import trainer_settings
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.config import Config, Offload
@@ -39,9 +40,8 @@ CASES = [
 
 
 def settings(optimizer: str, dtype: str, zero_stage: int, offload: Offload = HERE) -> TrainerSettings:
-    rate = LearningRate(RATE, "linear", 0, 6, 0.0)
-    options = (dtype, False, 1.0, rate, BETAS, 1e-8, DECAY, 1.0, zero_stage, False, None)
-    return TrainerSettings(*options, optimizer=optimizer, offload=offload)
+    falling = {"learning_rate": LearningRate(RATE, "linear", 0, 6, 0.0), "adam_betas": BETAS, "weight_decay": DECAY}
+    return trainer_settings(dtype=dtype, zero_stage=zero_stage, optimizer=optimizer, offload=offload, **falling)
 
 
 def loss_of(rows: Any, logps: Tensor, mask: Tensor, _: Tensor) -> Tensor:

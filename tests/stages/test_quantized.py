@@ -4,6 +4,7 @@ import model_folders
 import pytest
 import torch
 from helpers import mini
+from trainers import trainer_settings
 from transformers import AutoModelForCausalLM
 
 from rloo_pipeline.artifacts import policy
@@ -12,7 +13,6 @@ from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import forward_only, plain_model, policy_model, quantized, trainer_state
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
@@ -25,11 +25,8 @@ SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
 
 
 def settings(dtype: str, zero_stage: int = 0) -> TrainerSettings:
-    rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
     lora = Lora(r=4, target_modules=["q_proj", "up_proj"])
-    return TrainerSettings(
-        *(dtype, False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, zero_stage, False, lora), quantization="nf4"
-    )
+    return trainer_settings(1e-2, dtype=dtype, zero_stage=zero_stage, lora=lora, quantization="nf4")
 
 
 def step(engine: Engine) -> None:

@@ -28,7 +28,7 @@ def stuck(completions, sometimes):
 """
 
 
-def without_seconds(scores: pa.Table) -> pa.Table:
+def untimed(scores: pa.Table) -> pa.Table:
     """The table without the seconds and the digest, in which they are."""
     facts = {key: value for key, value in tables.footer(scores).items() if key != tables.DIGEST}
     return scores.drop_columns("seconds").replace_schema_metadata(facts)
@@ -70,7 +70,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
             assert "reward stuck: mean 0.5000 over 28 of 32; 4 failed" in outcome.stderr
         read.append(tables.read(output, "scores"))
     one, three = read
-    assert without_seconds(one).equals(without_seconds(three), check_metadata=True)
+    assert untimed(one).equals(untimed(three), check_metadata=True)
     groups = [one.slice(first, 4).to_pylist() for first in range(0, 32, 4)]
     for n, group in enumerate(groups):
         for row in group:
@@ -95,7 +95,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     assert outcome.returncode == 0, outcome.stderr
     assert "reward stuck" not in outcome.stderr, "it is not scored again"
     joined = tables.read(tmp_path / "joined.parquet", "scores")
-    assert without_seconds(joined).equals(without_seconds(one), check_metadata=True)
+    assert untimed(joined).equals(untimed(one), check_metadata=True)
     assert [s >= 0.4 for s in joined["seconds"].to_pylist()] == [s >= 0.4 for s in one["seconds"].to_pylist()]
     outcome = rloo("score", *arguments, "--only", "stuk", "--output", tmp_path / "none.parquet")
     assert outcome.returncode == 1

@@ -1,12 +1,12 @@
 """A trainer resumed from policy and state takes the same step as one that was not interrupted, to the last bit."""
 
 import pytest
+from trainers import trainer_settings
 
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -17,8 +17,7 @@ STEPS = [Sequences([[4, 5, 6 + number]] * 2, [[7, 8, 9, 2], [10, 11 + number]]) 
 
 
 def settings(zero_stage: int, dtype: str) -> TrainerSettings:
-    learning_rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
-    return TrainerSettings(dtype, False, 1.0, learning_rate, (0.9, 0.99), 1e-8, 0.01, 1.0, zero_stage, False, None)
+    return trainer_settings(1e-2, dtype=dtype, weight_decay=0.01, zero_stage=zero_stage)
 
 
 def step(engine: Engine, number: int) -> None:

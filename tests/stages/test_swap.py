@@ -16,9 +16,9 @@ pytestmark = pytest.mark.slow
 
 ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
-# longer than a block of the cache, and alike, so that the second is served from it
-REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
 HOW = SamplingConfig(1.0, 1.0, 0, None, 12)
+# longer than a block of the cache, and alike, so that the second is served from it
+REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed, HOW) for seed in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def policies(tmp_path_factory):
 
 
 def sampled(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
-    samples_now = sampler.sample(REQUESTS, HOW, "completions")
+    samples_now = sampler.sample(REQUESTS, "completions")
     return [(completion.ids, completion.logps) for completion in samples_now]
 
 

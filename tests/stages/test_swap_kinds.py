@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slow
 ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
 # longer than a block of the cache, and alike
-REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed) for seed in range(4)]
 SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 12)
+REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed, SAMPLING) for seed in range(4)]
 
 
 def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
-    return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, SAMPLING, "completions")]
+    return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, "completions")]
 
 
 def policy(kind: str, folder: Path, seed: int) -> Path:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 from split_ranks import step
+from trainers import trainer_settings
 
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
-from rloo_pipeline.training.settings import TrainerSettings
 
 STEPS = 2
 CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
@@ -19,11 +18,8 @@ CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
 
 def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Two steps on rows that are one micro-batch each, so that ranks only divide them among themselves."""
-    learning_rate = LearningRate(1e-2, "constant", 0, 0, 0.0)
-    settings = TrainerSettings(
-        *("bfloat16", False, 1.0, learning_rate, (0.9, 0.99), 1e-8, 0.0, 1.0, zero_stage, False, None, communication)
-    )
-    engine = Engine(model, settings, 0)
+    formats = {"dtype": "bfloat16", "communication_data_type": communication}
+    engine = Engine(model, trainer_settings(1e-2, zero_stage=zero_stage, **formats), 0)
     norms = []
     for _ in range(STEPS):
         step(engine)

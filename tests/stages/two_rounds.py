@@ -14,9 +14,9 @@ from one_model import Distance, Rollout, Rows
 from rloo_pipeline.config import Dtype, Lora
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 
-REQUESTS = [Request([4 + (place * 7) % 12 for place in range(40)], seed) for seed in range(4)]
 HOW = SamplingConfig(1.0, 1.0, 0, None, 40)
 """Longer than the windows."""
+REQUESTS = [Request([4 + (place * 7) % 12 for place in range(40)], seed, HOW) for seed in range(4)]
 ATTENTION = ("q_proj", "v_proj", "o_proj")
 
 
@@ -98,8 +98,9 @@ def likeliest(folder: Path, ids: list[int], dtype: Dtype) -> float:
 def run(kind: str, folder: Path) -> Outcome:
     """Two rounds of a model of a kind; files are written to `folder`."""
     facts = KINDS[kind]
-    sampled = Rollout(REQUESTS, HOW, model_folders.CONTEXT, facts.dtype)
-    greedy = sampled._replace(how=HOW._replace(temperature=0.0))
+    sampled = Rollout(REQUESTS, model_folders.CONTEXT, facts.dtype)
+    without_randomness = HOW._replace(temperature=0.0)
+    greedy = sampled._replace(requests=[request._replace(sampling=without_randomness) for request in REQUESTS])
     zero, one, adapter = model_folders.build(folder / "0", 1, kind), folder / "1", folder / "adapter"
     ((rows,), _) = forks.call(one_model.rollout, [(zero, sampled)])
     changes = {"dtype": facts.dtype, "rate": facts.rate, "gradient_checkpointing": True}

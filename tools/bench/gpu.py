@@ -172,13 +172,10 @@ def plain(task: Task, _: Path) -> list[float]:
 def deepspeed(task: Task, folder: Path) -> list[float]:
     """Our step as a run makes it: seconds of each."""
     from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.learning_rate import LearningRate
-    from rloo_pipeline.training.settings import TrainerSettings
 
     model(SIZES[task.size], task.device, task.dtype, "sdpa").save_pretrained(folder / "model")
     again = SIZES[task.size].checkpointing
-    learning_rate = LearningRate(RATE, "constant", 0, 0, 0.0)
-    settings = TrainerSettings(task.dtype, False, 1.0, learning_rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, again, None)
+    settings = shapes.settings(RATE, dtype=task.dtype, gradient_checkpointing=again)
     engine = Engine(folder / "model", settings, 0)
     sequences, rows, most, loss_of = _ours(task)
     seconds = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))

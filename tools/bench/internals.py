@@ -40,8 +40,7 @@ def _without(deviation: str) -> None:
 
         deepspeed_config.disable_compiled_operations = lambda: None
     elif deviation == "text once":
-        from rloo_pipeline.rollout import requests
-
+        requests: Any = import_module("rloo_pipeline.rollout.requests")
         plain = requests.params_of
 
         def with_text(*arguments: Any) -> Any:
@@ -104,16 +103,12 @@ def step(shape: shapes.Shape, repeats: int) -> None:
 
     from rloo_pipeline.training.engine import Engine
     from rloo_pipeline.training.kernels import attention
-    from rloo_pipeline.training.learning_rate import LearningRate
     from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.settings import TrainerSettings
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         shapes.model(shape, Path(folder) / "model")
-        rate, betas = LearningRate(1e-6, "constant", 0, 0, 0.0), (0.9, 0.999)
-        settings = TrainerSettings("float32", False, 1.0, rate, betas, 1e-8, 0.0, 1.0, 0, False, None)
-        engine = Engine(Path(folder) / "model", settings, 0)
+        engine = Engine(Path(folder) / "model", shapes.settings(1e-6), 0)
     prompts, completions, _ = shapes.batch(shape)
     sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
     rows, wrapped, deepspeed = list(range(len(completions))), engine.engine.module, engine.engine

@@ -1,12 +1,14 @@
-"""The models and batches that both sides of a comparison get: random weights, random tokens, fixed by a seed."""
+"""The models, batches and settings that comparisons get: random weights, random tokens, fixed by a seed."""
 
 from __future__ import annotations
 
 import random
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+if TYPE_CHECKING:
+    from rloo_pipeline.training.settings import TrainerSettings
 K = 4
 STEP = "update_step_share/"
 """Before an operation's name in bench.json: its share of the CPU time of an optimizer step."""
@@ -64,6 +66,27 @@ def batch(shape: Shape) -> tuple[list[list[int]], list[list[int]], list[float]]:
     prompts = [tokens(*shape.prompt_tokens) for _ in range(shape.prompts)]
     completions = [tokens(*shape.completion_tokens) for _ in range(shape.prompts * K)]
     return prompts, completions, [draw.random() for _ in completions]
+
+
+def settings(rate: float, **changes: Any) -> TrainerSettings:
+    """Settings of our trainer: AdamW in float32 at a constant rate; `changes` are further fields."""
+    from rloo_pipeline.training.learning_rate import LearningRate
+    from rloo_pipeline.training.settings import TrainerSettings
+
+    plain = TrainerSettings(
+        dtype="float32",
+        trust_remote_code=False,
+        temperature=1.0,
+        learning_rate=LearningRate(rate, "constant", 0, 0, 0.0),
+        adam_betas=(0.9, 0.999),
+        adam_epsilon=1e-8,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        zero_stage=0,
+        gradient_checkpointing=False,
+        lora=None,
+    )
+    return plain._replace(**changes)
 
 
 if __name__ == "__main__":  # shapes.py SHAPE FOLDER

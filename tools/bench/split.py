@@ -39,13 +39,10 @@ def rank(model: Path, output: Path) -> None:
     import torch
 
     from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.learning_rate import LearningRate
     from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.settings import TrainerSettings
 
     torch.set_num_threads(1)
-    rate = LearningRate(1e-4, "constant", 0, 0, 0.0)
-    settings = TrainerSettings("bfloat16", False, 1.0, rate, (0.9, 0.99), 1e-8, 0.0, 1.0, 3, True, None)
+    settings = shapes.settings(1e-4, dtype="bfloat16", zero_stage=3, gradient_checkpointing=True)
     engine = Engine(model, settings, 0)
     prompts, completions, rewards = shapes.batch(SHAPE)
     sequences = Sequences([prompts[row // shapes.K] for row in range(len(completions))], completions)

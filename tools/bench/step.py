@@ -89,12 +89,8 @@ class OurSide:
     def start(self) -> Engine:
         """The engine, which starts."""
         from rloo_pipeline.training.engine import Engine
-        from rloo_pipeline.training.learning_rate import LearningRate
-        from rloo_pipeline.training.settings import TrainerSettings
 
-        rate = LearningRate(RATE, "constant", 0, 0, 0.0)
-        settings = TrainerSettings("float32", False, 1.0, rate, (0.9, 0.999), 1e-8, 0.0, 1.0, 0, False, None)
-        return Engine(self.folder, settings, 0)
+        return Engine(self.folder, shapes.settings(RATE), 0)
 
     def reference_logps(self, reference: TokenLogProbs) -> Tensor:
         """The reference's log-probs, (completions, tokens)."""

@@ -96,7 +96,7 @@ PASS_RESOURCES = SPREAD_RESOURCES if SPLIT == {True} else {}
 
 
 def pass_threads(config):
-    return config.deepspeed.threads * (config.deepspeed.processes if config.deepspeed.splits_weights else 1)
+    return config.deepspeed.threads * config.deepspeed.forward_processes
 
 
 def one_of(names):

@@ -170,7 +170,7 @@ def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck 
 def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
-    names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "model_types", "row_images")
+    names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "row_images")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     ours.append(here.parents[1] / "artifacts" / "vision.py")
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]

@@ -17,7 +17,7 @@ from helpers import has_ended, wait_until
 
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer
-from rloo_pipeline.environments.keeper_process import KeeperProcess
+from rloo_pipeline.environments.fork_server_process import ForkServerProcess
 from rloo_pipeline.environments.pool import EnvironmentPool
 from rloo_pipeline.environments.printed_text import MOST_BYTES
 from rloo_pipeline.errors import UserError
@@ -292,7 +292,7 @@ def test_it_ends_with_a_process_that_is_killed(environment_file) -> None:
         with EnvironmentPool("{environment_file}:Room", [], 1, 1000, Confinement(sandbox=True)) as pool:
             pool.reset(1, {{"prompt": "x"}}, 0)
             while not pool.ready(60): pass
-            print(pool._keeper.process.pid, flush=True)
+            print(pool._fork_server.process.pid, flush=True)
             pool.call(1, [("wait", {{"seconds": 1e6}})])
             pool.ready(1e6)
     """
@@ -351,7 +351,7 @@ def test_no_sandbox_is_a_sentence(environment_file, monkeypatch, tmp_path) -> No
         with pytest.raises(
             UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"
         ):
-            KeeperProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
+            ForkServerProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
     finally:
         sandbox.search.cache_clear()
 

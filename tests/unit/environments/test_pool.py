@@ -343,7 +343,7 @@ def test_processes_end_with_a_pool_that_is_killed(environment_file) -> None:
             pool.call(1, [("act", {{"code": "answer = os.getpid()"}})])
             answers = []
             while not answers: answers = pool.ready(60)
-            print(answers[0].texts[0], pool._keeper.process.pid, flush=True)
+            print(answers[0].texts[0], pool._fork_server.process.pid, flush=True)
             pool.call(1, [("enter", {{"seconds": 1e6}})])
             pool.ready(1e6)
     """

@@ -1,10 +1,10 @@
 """Numbers on a page."""
 
-from rloo_pipeline.report.frame import duration, figure_of, plain, points, signed
+from rloo_pipeline.report.frame import duration, format_number, plain, points, signed
 
 
 def test_numbers_are_formatted() -> None:
-    assert [figure_of(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, -1e-05, 0)] == [
+    assert [format_number(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, -1e-05, 0)] == [
         "–",
         "pad 0",
         "12,345",
@@ -27,6 +27,6 @@ def test_numbers_are_formatted() -> None:
 
 
 def test_from_1000_on_numbers_have_all_their_digits() -> None:
-    assert [figure_of(value) for value in (999.4, 999.5, 999.99, -999.7)] == ["999", "1,000", "1,000", "−1,000"]
+    assert [format_number(value) for value in (999.4, 999.5, 999.99, -999.7)] == ["999", "1,000", "1,000", "−1,000"]
     differences = (None, 0.0, -0.0, 0.0123, 12, 999.6, 1234.5, -1234.5)
     assert [signed(value) for value in differences] == (["–", "0", "0", "+0.0123", "+12", "+1,000", "+1,234", "−1,234"])

@@ -71,7 +71,7 @@ def sample_episodes(template, reader, model, count=12, observation="", **setting
     rows = rows_of(count, observation)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
     with resets.pool_of(rollout) as pool:
-        episodes = Episodes(EpisodeContext(rollout, pool, reader), rows, requests, SAMPLING)
+        episodes = Episodes(EpisodeContext(rollout, pool, reader), rows, requests)
         running: list = []
         while True:
             running += episodes.requests(not running)

@@ -19,7 +19,7 @@ HOW = SamplingConfig(1.0, 1.0, 0, None, 8)
 def test_an_engine_that_left_the_gpu_is_not_started_to_sample_nothing() -> None:
     sampler = Sampler.__new__(Sampler)
     sampler.llm = None
-    assert sampler.sample([], HOW, "completions") == []
+    assert sampler.sample([], "completions") == []
     assert sampler.llm is None
 
 

@@ -45,7 +45,8 @@ class Call:
             setattr(options, name, value)
         self.handler = LogHandler(options, LogHandlerSettings(plain=plain))
         self.handler.setFormatter(DefaultFormatter())
-        self.handler.add_run(Config(**mini(rounds=3)), run, [])
+        if self.handler.display:
+            self.handler.display.add_run(Config(**mini(rounds=3)), run, [])
         self.event("Workflow has started!", event=LogEvent.WORKFLOW_STARTED)
 
     def event(self, message: str | None = None, level: int = logging.INFO, **fields: Any) -> None:
@@ -95,9 +96,9 @@ def test_runs_of_an_experiment_are_counted_and_named(tmp_path, capfd) -> None:
     folder = tmp_path / "results" / "study"
     call = Call(folder / "a" / "0")
     for seed in (1, 2):
-        call.handler.add_run(Config(**mini(run=f"study-a-{seed}", rounds=3)), folder / "a" / str(seed), [])
+        call.handler.display.add_run(Config(**mini(run=f"study-a-{seed}", rounds=3)), folder / "a" / str(seed), [])
     page, shared = folder / "experiment.html", "study/shared/score-0123456789ab"
-    call.handler.add_experiment(page, {shared: "study/a/0 and 1 more"})
+    call.handler.display.add_experiment(page, {shared: "study/a/0 and 1 more"})
     call.event("Workflow has started!", event=LogEvent.WORKFLOW_STARTED)
     call.outputs = {"update_last": [str(folder / "a" / "2" / "rounds/00001/metrics.json")]}
     call.planned(2)
@@ -138,7 +139,7 @@ def test_known_chatter_is_left_out_and_everything_else_is_not(tmp_path, capfd) -
 @pytest.mark.parametrize("sentence", [None, "round 1 was made with another beta"])
 def test_where_no_job_is_to_run_the_controller_may_say_why_that_is_wrong(tmp_path, capfd, sentence) -> None:
     call = Call(tmp_path / "results" / "mini")
-    call.handler.say_when_idle(lambda: sentence)
+    call.handler.display.when_idle = lambda: sentence
     capfd.readouterr()
     idle = "Nothing to be done (all requested files are present and up to date)."
     call.event(idle)
@@ -199,7 +200,7 @@ def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, 
     call.planned(1)
     call.job(3, "gate")
     call.failed(3, "gate", tmp_path / "none.log")
-    call.handler.give_terminal_back()
+    call.handler.display.give_terminal_back()
     capfd.readouterr()
     call.handler.close()
     assert capfd.readouterr().err == ""

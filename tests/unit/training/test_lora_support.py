@@ -31,8 +31,9 @@ ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
         ({"architectures": ["GPT2LMHeadModel"]}, None),
     ],
 )
-def test_what_vllm_serves_passes(config, lora) -> None:
-    lora_support.check_lora(config, lora)
+def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    lora_support.check_lora(tmp_path, lora)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,10 @@ def test_what_vllm_serves_passes(config, lora) -> None:
         ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
     ],
 )
-def test_what_vllm_does_not_serve_is_an_error(config, lora, message) -> None:
+def test_what_vllm_does_not_serve_is_an_error(config, lora, message, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
-        lora_support.check_lora(config, lora)
+        lora_support.check_lora(tmp_path, lora)
 
 
 def test_no_engine_is_imported_for_that() -> None:

@@ -1,9 +1,9 @@
 """The process from which episodes are forked: it imports environments and tools once, and ends what it forked.
 
-`keeper_process.KeeperProcess` starts it with one end of a socket that keeps messages apart (SOCK_SEQPACKET). In come
-pickles: first a KeeperStart, then (`open`, number), with the socket of the episode, and (`kill`, number). Out goes
-JSON: `ready`, `broken` with a message, and `ended` with a number and an exit code. A fork takes milliseconds, so each
-episode has a fresh process with everything imported, and nothing that one leaves in it reaches another.
+`fork_server_process.ForkServerProcess` starts it with one end of a socket that keeps messages apart (SOCK_SEQPACKET).
+In come pickles: first a ForkServerStart, then (`open`, number), with the socket of the episode, and (`kill`, number).
+Out goes JSON: `ready`, `broken` with a message, and `ended` with a number and an exit code. A fork takes milliseconds,
+so each episode has a fresh process with everything imported, and nothing that one leaves in it reaches another.
 
 In the sandbox or in an image (`confinement.py`) the process has another Python or other packages than its parent, so it
 imports nothing but the standard library and modules of this package that do the same.
@@ -39,7 +39,7 @@ RESERVE = 16
 """In a sandbox: processes that episodes cannot start, so that one can be forked where they have taken all others."""
 
 
-class KeeperStart(NamedTuple):
+class ForkServerStart(NamedTuple):
     """What to import."""
 
     environments: dict[str, str]
@@ -60,7 +60,7 @@ def main(file: int) -> None:
     """
     os.set_inheritable(file, False)
     control = socket.socket(fileno=file)
-    start: KeeperStart = pickle.loads(control.recv(PACKET_BYTES))
+    start: ForkServerStart = pickle.loads(control.recv(PACKET_BYTES))
     if start.limits is not None:
         limits.apply(start.limits)
         limits.begin()
@@ -84,7 +84,7 @@ def main(file: int) -> None:
     gc.freeze()
     control.send(json.dumps(["ready"]).encode())
     with suppress(BrokenPipeError, ConnectionResetError):
-        Keeper(control, code, start.limits["processes"] - RESERVE if start.limits else None).run()
+        ForkServer(control, code, start.limits["processes"] - RESERVE if start.limits else None).run()
 
 
 def _check_readable(paths: tuple[str, ...]) -> None:
@@ -98,7 +98,7 @@ def _check_readable(paths: tuple[str, ...]) -> None:
             raise UserError(f"rollout.environment_read_only: the sandbox cannot read {path}; make it readable for all")
 
 
-class Keeper:
+class ForkServer:
     """Forks episodes, and reports how they end."""
 
     def __init__(self, control: socket.socket, code: EnvironmentCode, most: int | None) -> None:

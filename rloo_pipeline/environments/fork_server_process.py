@@ -1,4 +1,4 @@
-"""The process from which episodes are forked, as the pool sees it: start it, give orders, read its messages, end it."""
+"""The fork server of the episodes, as the pool sees it: start it, give orders, read its messages, end it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from rloo_pipeline.environments import confinement, keeper
+from rloo_pipeline.environments import confinement, fork_server
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.printed_text import PrintedText
 from rloo_pipeline.errors import UserError
@@ -24,8 +24,8 @@ SIGNALLED = 128
 """What bubblewrap and Apptainer add to the number of a signal that ended a process, as its exit code."""
 
 
-class KeeperProcess:
-    """A subprocess that runs `keeper.main`."""
+class ForkServerProcess:
+    """A subprocess that runs `fork_server.main`."""
 
     def __init__(self, environments: Mapping[str, str], tools: Sequence[str], where: Confinement, workers: int) -> None:
         """Starts it.
@@ -58,7 +58,7 @@ class KeeperProcess:
         parent = None if where.has_own_files else os.getpid()
         functions = [confinement.reference_inside(where, reference) for reference in tools]
         paths = tuple(confinement.read_only_paths(where))
-        self.control.send(pickle.dumps(keeper.KeeperStart(names, functions, parent, command.limits, paths)))
+        self.control.send(pickle.dumps(fork_server.ForkServerStart(names, functions, parent, command.limits, paths)))
         self.ready = False
         """Whether the environments and tools are imported."""
         self._unread: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ class KeeperProcess:
         with suppress(BlockingIOError):
             while True:
                 try:
-                    data = self.control.recv(keeper.PACKET_BYTES, socket.MSG_DONTWAIT)
+                    data = self.control.recv(fork_server.PACKET_BYTES, socket.MSG_DONTWAIT)
                 except ConnectionResetError:  # it died with orders unread: what it sent before comes next
                     continue
                 if not data:
