@@ -14,6 +14,8 @@ from rloo_pipeline.errors import UserError, did_you_mean
 
 RENAMED = {"rloo_pipeline.demo.model": "rloo_pipeline.demo.character_model"}
 """Modules of this package that configurations may still name as they were called before."""
+UNLISTED = {"*", "__getattr__", "sys.modules[__name__]"}
+"""What a file has at its top level if it may have names that its text does not show."""
 
 
 def source_of(reference: str) -> Path | None:
@@ -55,24 +57,30 @@ def check(reference: str) -> Path | None:
             names = _top_level_names(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: not valid Python ({error})") from error
-        if name not in names:
+        if name not in names and not names & UNLISTED:
             raise UserError(f"'{reference}': {module} has no function {name}{did_you_mean(name, names)}")
     return path
 
 
 @lru_cache(32)
 def _top_level_names(text: str) -> frozenset[str]:
-    """Functions, classes, imports and variables at the top level of a Python file."""
+    """Functions, classes, imports and variables at the top level of a Python file, below `if`, `try` and `with` too."""
     import ast
 
     names: set[str] = set()
-    for node in ast.parse(text).body:
+    nodes: list[ast.AST] = [ast.parse(text)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Subscript) and ast.unparse(node) in UNLISTED:
+            names.add(ast.unparse(node))
         else:
-            names |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
+            nodes += ast.iter_child_nodes(node)
     return frozenset(names)
 
 

@@ -26,8 +26,8 @@ IDS, PLACEHOLDERS = "image_ids", "placeholder_ids"
 """Columns of prompts with images: digests, and the prompt's token ids with one placeholder for each image."""
 CACHE_SIZE = 256
 """Decoded images that an `ImageStore` keeps."""
-PIXELS = "decoded"
-"""Key of a row in memory with its decoded images, beside the column of the dataset."""
+PIXELS = "\0decoded"
+"""Key of a row in memory with its decoded images, beside the column of the dataset; no column has such a name."""
 
 
 class About(NamedTuple):

@@ -1,11 +1,13 @@
 """Tables with how often completions of a prompt were right: of policy 0, and as known after a round.
 
-One row per prompt that has been sampled. The footer has the round whose policy they are known to: 0 for policy 0.
+One row per prompt that has been sampled. A completion without a score is neither right nor wrong. The footer has the
+round whose policy they are known to: 0 for policy 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,15 +25,15 @@ SCHEMA = pa.schema(
 
 
 class Counts(NamedTuple):
-    """Completions of a prompt, where those of earlier rounds may count in part."""
+    """Scored completions of a prompt, where those of earlier rounds may count in part."""
 
     right: float = 0.0
     samples: float = 0.0
 
     @property
     def pass_rate(self) -> float:
-        """Share of right completions, of at least one."""
-        return self.right / self.samples
+        """Share of right completions; NaN where none has a score."""
+        return self.right / self.samples if self.samples else nan
 
 
 def write(path: Path, counts: Mapping[str, Counts], round_: int, **about: object) -> None:

@@ -25,6 +25,8 @@ from rloo_pipeline.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
+OBSERVATION = "environment_observation"
+"""Column with what `reset` of an environment returned, which is the end of the prompt."""
 TOOLS = "tools.json"
 """Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
 

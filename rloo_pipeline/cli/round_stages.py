@@ -85,7 +85,7 @@ def _held_out(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.held_out import held_out
 
     files = RoundFiles(arguments.rollouts, arguments.scores)
-    held_out(config, files, arguments.round, arguments.output, arguments.events)
+    held_out(config, files, arguments.round, arguments.output, arguments.events, arguments.policy_metrics)
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -171,6 +171,7 @@ COMMANDS = (
         "Sum up the held-out completions of a round's policy.",
         *(shards("rollouts"), shards("scores"), ROUND),
         path("events", "TensorBoard event file for the accuracy"),
+        option("--policy-metrics", type=Path, nargs="?", help="metrics.json of the round that made the policy"),
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     command("report-so-far", _report_so_far, "Write report.html of a run in flight.", OUTPUT),

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.commands.reward_trial import WRONG_ANSWER
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.rows import Row
@@ -133,7 +134,7 @@ def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord
         f"{_call(schema['function'])} gives {_excerpt(answer['content'])}"
         for schema, answer in zip(schemas, answers, strict=True)
     ]
-    if observation := episode.row[resets.OBSERVATION]:
+    if observation := episode.row[OBSERVATION]:
         parts.insert(0, f"reset says {_excerpt(observation)}")
     if trial.pool.gives_reward(episode.row):
         parts.append(f"the reward is {'None' if episode.reward is None else f'{episode.reward:.4g}'}")

@@ -102,14 +102,23 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
         if "completion" not in row:
             suggestion = did_you_mean("completion", row)
             raise UserError(f"{file}: row {number} has no column 'completion'{suggestion}")
+    texts = [_text(row["completion"], f"{file}: row {number}") for number, row in enumerate(scored_rows)]
     prompts = [row.get("prompt") or [{"role": "user", "content": str(row.get("question", ""))}] for row in rows]
-    completions = list(map(as_completion, (text_of(row["completion"]) for row in scored_rows), prompts))
+    completions = list(map(as_completion, texts, prompts))
     reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
     columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in scored_rows])
     have_ids = all(row.get("completion_ids") is not None for row in scored_rows)
     ids = [row["completion_ids"] for row in scored_rows] if have_ids else None
     return RewardBatch(prompts, completions, ids, columns)
+
+
+def _text(completion: Any, location: str) -> str:
+    """The text of a completion: a string, the last of several messages, or another value as Python writes it."""
+    if completion is None:
+        raise UserError(f"{location} has null where the completion should be; give it a text, or drop the row")
+    messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
+    return text_of(completion) if messages else str(completion)
 
 
 def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:

@@ -53,8 +53,10 @@ def _bytes_of(image: Any, location: str) -> bytes:
     if not is_image(image):
         raise UserError(f"{location} holds {image!r:.60}; {VALID}")
     if not isinstance(image, Mapping):
+        from PIL import ImageOps
+
         buffer = io.BytesIO()
-        image.convert("RGB").save(buffer, "PNG")
+        ImageOps.exif_transpose(image).convert("RGB").save(buffer, "PNG")  # Pillow does not store its EXIF
         return buffer.getvalue()
     if image["bytes"] is not None:
         return bytes(image["bytes"])

@@ -13,7 +13,7 @@ rounds until that of its policy. So which prompts it gets is the same whatever e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import isnan, log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +96,7 @@ def require_enough(config: Config, train: PromptSet) -> None:
 
 
 def kept_rows(counts: Sequence[Counts], pass_rate: tuple[float, float]) -> list[int]:
-    """Rows whose pass rate lies in a range, ends included."""
+    """Rows whose pass rate lies in a range, ends included; those without a pass rate do not."""
     low, high = pass_rate
     return [row for row, counted in enumerate(counts) if low <= counted.pass_rate <= high]
 
@@ -148,6 +148,11 @@ def _of_policy_0(config: Config, ids: Sequence[str], files: Sequence[Path]) -> d
     missing = next((prompt_id for prompt_id in ids if prompt_id not in counts), None)
     if missing is not None:
         raise UserError(f"{files[0].parent}: no pass rate of the training prompt {missing}; delete it and run again")
+    if not any(counts[prompt_id].samples for prompt_id in ids):
+        raise UserError(
+            f"{files[0].parent}: no prompt has a pass rate, because the reward in correct.reward scored no completion; "
+            "name another one there, or leave dataset.select out"
+        )
     return counts
 
 
@@ -166,9 +171,9 @@ def _latest(config: Config, round_: int, file: Path | None, difficulty: Mapping[
 def _too_few(config: Config, train: PromptSet, rates: Sequence[float], count: int) -> str:
     """The sentence for a range of pass rates that leaves too few prompts."""
     low, high = (config.dataset.select and config.dataset.select.pass_rate) or (0, 1)
-    below, above = sum(rate < low for rate in rates), sum(rate > high for rate in rates)
+    below, above, none = sum(rate < low for rate in rates), sum(rate > high for rate in rates), sum(map(isnan, rates))
     return (
         f"dataset.select.pass_rate: {count} of {len(train)} training prompts have a pass rate of policy 0 from {low:g} "
-        f"to {high:g} ({below} are below, {above} above), and a round needs {config.rollout.sampled_prompts}; widen "
-        "the range, or lower rollout.generation_batch_size"
+        f"to {high:g} ({below} are below, {above} above, {none} have none), and a round needs "
+        f"{config.rollout.sampled_prompts}; widen the range, or lower rollout.generation_batch_size"
     )

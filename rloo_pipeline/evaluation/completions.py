@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.config import Correct, Reward
 
 
@@ -23,5 +24,16 @@ def scores_of(table: pa.Table, function: str, samples: int) -> NDArray[np.float6
 
 def is_correct(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.bool_]:
     """Which completions count as right, [prompts, samples]; an unscorable completion does not."""
-    deciding = correct.reward or rewards[0].column
-    return np.nan_to_num(scores_of(scores, deciding, samples), nan=-np.inf) >= correct.threshold
+    return np.nan_to_num(_deciding(scores, rewards, correct, samples), nan=-np.inf) >= correct.threshold
+
+
+def counts_of(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> dict[str, Counts]:
+    """By prompt_id, how many completions are right, of those that the reward for it scored."""
+    right = is_correct(scores, rewards, correct, samples).sum(axis=1, dtype=float).tolist()
+    scored = np.isfinite(_deciding(scores, rewards, correct, samples)).sum(axis=1, dtype=float).tolist()
+    return dict(zip(scores["prompt_id"].to_pylist()[::samples], map(Counts, right, scored), strict=True))
+
+
+def _deciding(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.float64]:
+    """The scores that say what is right."""
+    return scores_of(scores, correct.reward or rewards[0].column, samples)

@@ -20,7 +20,8 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
 
     Returns:
         Keys `weights`, and where policy 0 was sampled for it also `prompts`, `kept`, `pass_rate` (the range or None),
-        `num_generations` and `right`: how many prompts had 0, 1, … K right completions. None where the run selects
+        `num_generations`, `right`: how many prompts have a pass rate of 0, 1/K, … 1, and `unscored`: how many have
+        none. None where the run selects
         nothing, or where policy 0 has not been sampled yet.
 
     Raises:
@@ -35,7 +36,8 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     if not all(file.exists() for file in files):
         return None
     counts = list(prompt_counts.read(files, 0).values())
-    right = np.bincount([int(counted.right) for counted in counts], minlength=select.num_generations + 1)
+    rates = [counted.pass_rate for counted in counts if counted.samples]
+    right = np.bincount([round(rate * select.num_generations) for rate in rates], minlength=select.num_generations + 1)
     return {
         "weights": select.weights,
         "prompts": len(counts),
@@ -43,4 +45,5 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
         "pass_rate": select.pass_rate,
         "num_generations": select.num_generations,
         "right": right.tolist(),
+        "unscored": len(counts) - len(rates),
     }

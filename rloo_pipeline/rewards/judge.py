@@ -10,8 +10,9 @@ and name that node in the configuration (the nodes that score must be able to re
       options: {base_url: "http://node17:8000/v1", model: judge}
 
 The judge gets the prompt and the answer after the thinking, at temperature 0. A reply without a score, with a score out
-of range, or cut at `max_tokens`, gives None and an entry in the column `error`. The `timeout` of the reward in the
-configuration must cover all attempts together.
+of range, or cut at `max_tokens`, gives None and an entry in the column `error`, and so does a request that the endpoint
+refuses for its content, such as a completion that is longer than the judge's context. The `timeout` of the reward in
+the configuration must cover all attempts together.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ async def judge_reward(
     api_key_env: str | None = None,
     **row_columns: Any,
 ) -> list[float | None]:
-    """The judge's scores, scaled from [lowest, highest] to [0, 1]; None where its reply has no score in that range.
+    """The judge's scores, scaled from [lowest, highest] to [0, 1]; None where it gives no score in that range.
 
     Args:
         prompts: messages or strings, as in the dataset.
@@ -112,19 +113,22 @@ async def judge_reward(
     endpoint = Endpoint(model, max_tokens, extra_body, attempts, shown_url, key)
     make = partial(_client, base_url, key, timeout, attempts)
 
-    async def judge(shared: http_service.SharedClient, question: str) -> float | None:
-        async with shared.limit:
-            reply = await _reply(shared.client, question, endpoint)
+    async def judge(shared: http_service.SharedClient, place: int, question: str) -> float | None:
+        try:
+            async with shared.limit:
+                reply = await _reply(shared.client, question, endpoint)
+        except http_service.RefusedContentError as refusal:
+            unscored(place, str(refusal))
+            return None
         value = _score_in(reply, compiled)
-        return (value - lowest) / (highest - lowest) if value is not None and lowest <= value <= highest else None
+        if value is None or not lowest <= value <= highest:
+            unscored(place, f"got a reply of {model} without a score from {lowest:g} to {highest:g}")
+            return None
+        return (value - lowest) / (highest - lowest)
 
     client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
     async with http_service.shared_client(client_key, concurrency, make, "close") as shared:
-        scores = await http_service.gather([judge(shared, question) for question in questions])
-    for place, score in enumerate(scores):
-        if score is None:
-            unscored(place, f"got a reply of {model} without a score from {lowest:g} to {highest:g}")
-    return scores
+        return await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
 
 
 def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> AsyncOpenAI:
@@ -171,10 +175,10 @@ async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:
             return ""  # of a reply that is cut, the last score may be cut too, or not be the last one
         return reply.choices[0].message.content or ""
     except openai.APIStatusError as error:
-        raise UserError(
-            f"{REWARD}: {shown_url} refused with status {error.status_code} "
-            f"({http_service.without(key, error.message)}); check base_url, model and api_key_env"
-        ) from None
+        status = f"with status {error.status_code} ({http_service.without(key, error.message)})"
+        if error.status_code in http_service.REFUSED_CONTENT:
+            raise http_service.RefusedContentError(f"was refused by {shown_url} {status}") from None
+        raise UserError(f"{REWARD}: {shown_url} refused {status}; check base_url, model and api_key_env") from None
     except openai.APIConnectionError as error:
         cause = http_service.without(key, error.__cause__ or error)
         raise UserError(

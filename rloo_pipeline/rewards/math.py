@@ -3,7 +3,9 @@
 The answer of a completion is the content of its last `\\boxed{…}`, of its last `<answer>…</answer>`, or the text after
 its last `####`, whichever comes last. Without such a mark it is the text after the last `A: `, `Answer: ` or
 `the answer is `; else the last number. Numbers may carry currency, thousands separators, units, a percent sign (50%
-equals 50 and 0.5) or a word such as million. A completion without a readable answer scores 0.
+equals 50 and 0.5) or a word such as million. Where the gold answer is a letter, the answer is the letter with which
+the text after such words begins: `B`, `(B)` or `B) Paris`, and not `A or B`. A completion without a readable answer
+scores 0.
 
 A Markdown heading that begins with a word (`#### Step 2: total`) is no mark if text follows. One that begins with a
 number (`#### 2. The total`) cannot be told from an answer.
@@ -48,6 +50,13 @@ _GOES_ON = re.compile(
 )
 """Matches after a first number where the text is a longer expression, a list, or several guesses."""
 _WORDS = re.compile(r"(?!sin|cos|tan|log|sqrt|exp|inf)[A-Za-z]{3,}")
+_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?")
+_CHOICE = re.compile(
+    r"(?:(?i:option|choice)\s+)?[\s(\[\"“]*([A-Za-z])(?!\w)"
+    r"(?![\s,;:/&|)\]\"”]*(?:(?:or|and)\b\W*)?(?!a\s+\w|I\b)[A-Za-z](?!\w))"
+    r"(?:\s*(?:[.,:;)\]\"”]|\Z)|(?<=[A-Z])\s+(?:[-–—]\s+)?[A-Za-z]{2})"
+)
+"""A text that begins with one letter, alone or with words after it, and goes on with no second letter."""
 _TOWER = re.compile(r"(?:\^|\*\*)[^+]*?(?:\^|\*\*)|(?:\^|\*\*)\s*[({]*\s*-?\s*\d{4,}|\d!|\d{60,}")
 
 
@@ -95,7 +104,7 @@ def _score(completion: str, gold: Any, after_thinking: bool) -> float | None:
     reply, reopened, _ = reply.partition(THINK_START)
     if (after_thinking and not closed) or (reopened and not reply.strip()):
         return 0.0
-    answer = find(reply)
+    answer = find(reply, "" if expected.number else expected.text)
     if answer is None:
         return 0.0
     if expected.number and answer.number:
@@ -118,18 +127,21 @@ def _gold(text: str) -> MathAnswer | None:
     if answer.number and (answer.only or has_words):
         return answer
     readable = "\\" in text if has_words else bool(_parsed(answer.text))
-    return answer._replace(number=None) if readable else None
+    letter = _LETTER.fullmatch(answer.text)
+    return MathAnswer(letter[1] if letter else answer.text, None, False) if readable else None
 
 
-def find(text: str) -> MathAnswer | None:
-    """The answer in a text; None where there is none."""
+def find(text: str, gold: str = "") -> MathAnswer | None:
+    """The answer in a text; None where there is none. `gold` is a gold answer without a number, where it has none."""
     marks = list(_MARK.finditer(text))
     if marks:
         return _read(_after(text, marks[-1]))
     bare = number_parsing.plain(text)
     for match in reversed(list(_ANSWER_IS.finditer(bare))):
         line = bare[match.end() : match.end() + LONGEST].lstrip(" \t\n*:").partition("\n")[0]
-        if any(character.isdigit() for character in line):
+        if gold and _LETTER.fullmatch(gold) and (choice := _CHOICE.match(line)):
+            return MathAnswer(choice[1], None, False)
+        if any(map(str.isdigit, line)) or (gold and line and not _WORDS.search(line)):
             return _read(line)
     bare = bare.strip()
     short = _read(bare) if len(bare) <= LONGEST and "\n" not in bare else None

@@ -1,5 +1,5 @@
-"""A learned reward: any Hugging Face model for sequence classification, applied to the conversation in its own chat
-template.
+"""A learned reward: any Hugging Face model for sequence classification, applied to the whole conversation in its own
+chat template, as in TRL.
 
 The model is loaded once per process, from a folder or the Hub's cache and never from the network. Conversations of
 similar length share a batch, padded on the right; padding does not change a score. Weights are bfloat16 on a GPU and
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.scoring.completion_text import after_thinking, text_of
+from rloo_pipeline.scoring.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.scoring.reward_call import unscored
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def reward_model(
     """The model's score of each completion; None where prompt and completion exceed the model's context length.
 
     Args:
-        prompts: messages, or strings that the completion continues without a chat template.
-        completions: strings, or lists of messages of which the last one counts.
+        prompts: messages, or strings that the completion continues without a chat template or special tokens.
+        completions: strings, or lists of the messages that follow the prompt.
         model: folder of the model, or the Hub id of a model in the cache.
         revision: commit, tag or branch of a Hub model.
         output: index of the output that is the score; may be omitted where the model has one output.
         probability: return the sigmoid (one output) or the softmax (several) instead of the logit.
-        strip_thinking: show the model only the text after `</think>`.
+        strip_thinking: show the model of the last message only the text after `</think>`.
         chat_template_kwargs: passed to the model's chat template.
         max_length: longest conversation in tokens; by default from the model's configuration.
         max_tokens_per_batch: tokens of a batch, padding included; a longer conversation is a batch of its own.
@@ -81,7 +81,7 @@ def reward_model(
     loaded = _load(model, revision, dtype, device, trust_remote_code)
     column = _column(loaded.model, model, output)
     ids = [
-        _encoded(loaded.tokenizer, prompt, _shown(completion, strip_thinking), model, chat_template_kwargs or {})
+        _encoded(loaded.tokenizer, _shown(prompt, completion, strip_thinking), model, chat_template_kwargs or {})
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
     limit = min(max_length or loaded.limit, loaded.limit)
@@ -155,18 +155,23 @@ def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
     return output or 0
 
 
-def _shown(completion: Any, strip_thinking: bool) -> str:
+def _shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
+    """Prompt and completion as the model reads them: a text, or messages."""
     text = text_of(completion)
-    return after_thinking(text).strip() if strip_thinking else text
-
-
-def _encoded(tokenizer: Any, prompt: Any, completion: str, path: str, template_kwargs: dict[str, Any]) -> list[int]:
-    """Token ids of a conversation in the model's chat template."""
+    if strip_thinking:
+        text = after_thinking(text).strip()
     if isinstance(prompt, str):
-        return list(tokenizer(prompt + completion)["input_ids"])
-    messages = [*prompt, {"role": "assistant", "content": completion}]
+        return prompt + text
+    *earlier, last = as_completion(completion, prompt) if isinstance(completion, str) else completion
+    return [*prompt, *earlier, {**last, "content": text}]
+
+
+def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, Any]) -> list[int]:
+    """Token ids of a text, or of messages in the model's chat template."""
+    text = shown
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs)
+        if not isinstance(shown, str):
+            text = tokenizer.apply_chat_template(shown, tokenize=False, **template_kwargs)
     except Exception as error:
         raise UserError(
             f"{REWARD}: the chat template of '{path}' failed ({type(error).__name__}: {error}); a reward model for "

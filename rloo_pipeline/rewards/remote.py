@@ -3,7 +3,8 @@
 A request carries several completions: `POST {"prompts": […], "completions": […], COLUMN: […]}`, with each list as
 reward functions get it. The answer is `{"rewards": […]}` (or `scores`, or the list alone) with one number or null per
 completion. Transient failures (no connection, timeout, 408, 425, 429, 5xx) are retried with growing waits. The
-`timeout` of the reward in the configuration covers all attempts together.
+`timeout` of the reward in the configuration covers all attempts together. A request that is refused with 400, 413 or
+422 is repeated in halves; a completion that is refused alone gets None and an entry in the column `error`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.scoring import http_service
+from rloo_pipeline.scoring.reward_call import unscored
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -56,7 +58,7 @@ async def remote_reward(
     auth_scheme: str = "Bearer",
     **row_columns: Any,
 ) -> list[float | None]:
-    """The scores that the endpoint returns; null becomes None.
+    """The scores that the endpoint returns; None where it returns null or refuses the completion.
 
     Args:
         prompts: messages or strings, as in the dataset.
@@ -92,13 +94,22 @@ async def remote_reward(
     make = partial(httpx2.AsyncClient, headers=headers, timeout=timeout)
     async with http_service.shared_client(key, concurrency, make, "aclose") as shared:
 
-        async def score_from(start: int) -> list[float | None]:
-            body = {name: values[start : start + batch_size] for name, values in rows.items()}
-            async with shared.limit:
-                answer = await _post_with_retries(shared.client, body, target)
-            return _scores(answer, len(body["completions"]), target)
+        async def scores_of(places: range) -> list[float | None]:
+            body = {name: values[places.start : places.stop] for name, values in rows.items()}
+            try:
+                async with shared.limit:
+                    answer = await _post_with_retries(shared.client, body, target)
+            except http_service.RefusedContentError as refusal:
+                half = len(places) // 2
+                if half:
+                    return [*await scores_of(places[:half]), *await scores_of(places[half:])]
+                unscored(places.start, str(refusal))
+                return [None]
+            return _scores(answer, len(places), target)
 
-        parts = await http_service.gather([score_from(start) for start in range(0, len(completions), batch_size)])
+        places = range(len(completions))
+        requests = [scores_of(places[start : start + batch_size]) for start in places[::batch_size]]
+        parts = await http_service.gather(requests)
     return [score for part in parts for score in part]
 
 
@@ -137,10 +148,10 @@ async def _post(client: AsyncClient, body: dict[str, list[Any]], target: Target)
     if response.status_code in TRANSIENT_STATUS or response.status_code >= 500:
         raise TransientError(f"status {response.status_code}")
     if response.status_code != 200:
-        raise UserError(
-            f"{REWARD}: {target.shown_url} refused with status {response.status_code} "
-            f"({http_service.without(secret, response.text)}); check url and auth_env"
-        )
+        status = f"with status {response.status_code} ({http_service.without(secret, response.text)})"
+        if response.status_code in http_service.REFUSED_CONTENT:
+            raise http_service.RefusedContentError(f"was refused by {target.shown_url} {status}")
+        raise UserError(f"{REWARD}: {target.shown_url} refused {status}; check url and auth_env")
     try:
         return response.json()
     except (ValueError, RecursionError):

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messages, call_message
 from rloo_pipeline.errors import UserError
@@ -210,7 +211,7 @@ def check_reset(row: dict[str, Any], answer: Answer) -> None:
         UserError: it failed, or gave another text than in the stage `prompts`.
     """
     text = resets.observation(answer, row["prompt_id"])
-    if text != row.get(resets.OBSERVATION, ""):
+    if text != row.get(OBSERVATION, ""):
         raise UserError(
             f"rollout.environment: reset gave {text!r:.80} for prompt {row['prompt_id']}, and another text in the "
             "stage `prompts`; let it depend on the row and on `random` alone, which is seeded for each row"

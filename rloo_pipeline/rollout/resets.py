@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.pool import EnvironmentPool
@@ -18,8 +19,6 @@ from rloo_pipeline.seeds import derive
 if TYPE_CHECKING:
     from rloo_pipeline.environments.connection import Answer
 
-OBSERVATION = "environment_observation"
-"""Column of the prompt sets with the observation, which is the end of the prompt."""
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
 """Columns of the prompt sets that `reset` does not get."""
 POLL_SECONDS = 1.0

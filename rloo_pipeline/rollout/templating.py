@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import image_store
-from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION, as_dataset, rows_of
 from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
 from rloo_pipeline.data import images
 from rloo_pipeline.data.prompting import encode, prompt_of
@@ -80,7 +80,7 @@ class Templater:
         for row, text, location in zip(prompt_rows, texts, locations, strict=True):
             prompt = _with_observation(row["prompt"], text, location)
             ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
-            yield {**row, "prompt": prompt, "prompt_ids": ids, resets.OBSERVATION: text}
+            yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
 
     def _with_images(self, row: Row, location: str, column: str) -> Row:
         """A row whose images are digests; prompt_ids has an id for each part of an image, as the model reads it."""

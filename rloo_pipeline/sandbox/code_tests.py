@@ -113,7 +113,7 @@ def _tested_builtin(texts: list[str]) -> str:
     """
     scopes = [scope for text in texts for scope in _scopes(symtable(text, "tests.py", "exec"))]
     names = [name for scope in scopes for name in scope.get_symbols() if name.is_global()]
-    defined = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+    defined = {name.get_name() for name in names if name.is_assigned() or name.is_imported()} | {"__name__"}
     used = {name.get_name() for name in names if name.is_referenced()} - defined - standard_modules(texts)
     if used - {*dir(builtins)} or used & LOOK_UP_NAMES:
         return ""

@@ -15,6 +15,12 @@ from rloo_pipeline.errors import UserError, one_line
 
 T = TypeVar("T")
 HIDDEN = "[secret]"
+REFUSED_CONTENT = (400, 413, 422)
+"""Statuses with which a service refuses what a request holds, such as a completion that is too long for it."""
+
+
+class RefusedContentError(Exception):
+    """A service refused what a request holds; the message follows the function's name."""
 
 
 class SharedClient(NamedTuple):

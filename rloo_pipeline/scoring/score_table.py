@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.completion_text import as_completion
@@ -52,7 +53,7 @@ def score_columns(
     more: bool = False,
     only_failures: bool = False,
 ) -> dict[str, ScoreColumn]:
-    """The results of each function, by its name; also logs a summary line for each.
+    """The results of each function, by its name; logs a summary line for each.
 
     Args:
         pools: the functions, with started workers.
@@ -60,7 +61,11 @@ def score_columns(
         prompts: the prompt set that they were sampled from, whose columns the functions get.
         policy_folder: a policy with the tokenizer of the policy that sampled.
         more: whether the pools score another table after this one.
-        only_failures: log no line of a function that scored all rows.
+        only_failures: the rows come after those of another table: log no line of a function that scored all of them,
+            and let one score none.
+
+    Raises:
+        UserError: a function reports for every row of the table that it could not be scored.
     """
     policy.verify_text(policy_folder)
     constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
@@ -69,6 +74,11 @@ def score_columns(
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
             log_summary(reward, result)
+        if not only_failures and len(rollouts) and all(result.notes):
+            raise UserError(
+                f"reward '{reward.column}' ({reward.function}) could score none of {len(rollouts)} completions: "
+                f"{result.notes[0]}; correct its options, or the data that it needs"
+            )
     return {
         reward.column: ScoreColumn(result.scores, result.seconds, _join_texts(result.errors, result.notes))
         for reward, result in zip(pools.rewards, results, strict=True)

@@ -1,19 +1,20 @@
-"""difficulty: policy 0 and the training prompts → how many of K completions of each prompt are right.
+"""difficulty: policy 0 and the training prompts → how many of K completions of each prompt are scored, and right.
 
 One shard of the prompts per job. The name of the run is not in the table, so that runs can share it.
 """
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
+from statistics import fmean
 
 from rloo_pipeline.artifacts import prompt_counts, tables
-from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import require_enough
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.completions import is_correct
+from rloo_pipeline.evaluation.completions import counts_of
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import score_table
@@ -45,12 +46,11 @@ def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: 
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
     scores = score_table(config, completions, train, folder)
-    right = is_correct(scores, config.rewards, config.correct, select.num_generations).sum(axis=1)
-    counts = {
-        row["prompt_id"]: Counts(float(number), float(select.num_generations))
-        for row, number in zip(rows, right.tolist(), strict=True)
-    }
+    counts = counts_of(scores, config.rewards, config.correct, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))
     tokens = sum(tables.sampled_lengths(completions))
-    say(f"{len(rows)} prompts, {tokens} tokens, pass rate {right.mean() / select.num_generations:.1%} on average")
+    rates = [counted.pass_rate for counted in counts.values() if counted.samples]
+    say(f"{len(rows)} prompts, {tokens} tokens, pass rate {fmean(rates or [nan]):.1%} on average")
+    if without := len(rows) - len(rates):
+        say(f"{without} prompts have no pass rate: '{config.correct.reward}' scored none of their completions")

@@ -2,7 +2,8 @@
 that sampled.
 
 Prompts, seeds and temperature are those of the evaluations, so the rounds form a curve of the same problems. A round
-that was sampled at another temperature counts as not measured.
+that was sampled at another temperature counts as not measured. In TensorBoard the curve lies over the optimizer steps
+that the policy had made, as TRL's does.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rloo_pipeline.artifacts import round_tables, tables
-from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.score_table import join_scores
@@ -20,7 +22,9 @@ from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.trackers.names import eval_metrics
 
 
-def held_out(config: Config, files: RoundFiles, round_: int, output: Path, events: Path) -> None:
+def held_out(
+    config: Config, files: RoundFiles, round_: int, output: Path, events: Path, policy_metrics: Path | None = None
+) -> None:
     """Sums up a round's held-out completions, by the functions that need no GPU; without the mean of the weighted sum
     where one that counts in it needs a GPU.
 
@@ -30,6 +34,10 @@ def held_out(config: Config, files: RoundFiles, round_: int, output: Path, event
         round_: number of the round, from 1.
         output: JSON file with the policy's number and what an evaluation's summary has.
         events: TensorBoard file for the same numbers.
+        policy_metrics: metrics.json of the round that made the policy; None for policy 0.
+
+    Raises:
+        UserError: a file is missing or damaged, or is of another round.
     """
     rewards = [reward for reward in config.rewards if not reward.gpus]
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
@@ -54,9 +62,18 @@ def held_out(config: Config, files: RoundFiles, round_: int, output: Path, event
     if not whole:
         summary["rewards"]["reward"] = None
     write_json(output, summary)
-    write_events(events, round_, eval_metrics(summary), "eval")
+    write_events(events, round_, {**eval_metrics(summary), "step": _step(policy, policy_metrics)}, "eval")
     low, high = summary["ci95"]
     say(
         f"policy {policy}: {summary['accuracy']:.1%} right on {summary['prompts']} held-out prompts "
         f"(95% interval {low:.1%} to {high:.1%})"
     )
+
+
+def _step(policy: int, metrics: Path | None) -> int:
+    """The optimizer steps that a policy had made."""
+    if policy == 0:
+        return 0
+    if metrics is None:
+        raise UserError(f"--policy-metrics: policy {policy} was measured; name metrics.json of round {policy}")
+    return int(read_artifact(metrics, round=policy)["step"])

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import prompt_counts as files
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import after_round
-from rloo_pipeline.evaluation.completions import is_correct
+from rloo_pipeline.evaluation.completions import counts_of
 
 
 def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Sequence[Path], output: Path) -> None:
@@ -27,10 +26,7 @@ def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Seq
         UserError: a table is missing, damaged, or of another round.
     """
     table = tables.read_all(scores, "scores", round=round_)
-    samples = config.rollout.num_generations
-    right = is_correct(table, config.rewards, config.correct, samples).sum(axis=1)
-    ids = table["prompt_id"].to_pylist()[::samples]
-    sampled = {name: Counts(float(count), float(samples)) for name, count in zip(ids, right.tolist(), strict=True)}
+    sampled = counts_of(table, config.rewards, config.correct, config.rollout.num_generations)
     before = files.read(earlier, round_ - 1) if earlier else {}
     facts = tables.footer(table)
     about = {key: facts[key] for key in ("run", "seed", "policy")}

@@ -85,9 +85,10 @@ def _log(client: MlflowClient, run_id: str, points: Sequence[Point]) -> None:
     from mlflow.entities import Metric
 
     metrics = [
-        Metric(_name(in_mlflow(name)), value, _milliseconds(point), point.step)
+        Metric(_name(in_mlflow(name)), value, _milliseconds(point), step)
         for point in points
-        for name, value in point.values.items()
+        for step, values in ((point.step, point.values), (point.held_out_step, point.held_out))
+        for name, value in values.items()
     ]
     for place in range(0, len(metrics), METRICS_PER_CALL):
         client.log_batch(run_id, metrics=metrics[place : place + METRICS_PER_CALL])

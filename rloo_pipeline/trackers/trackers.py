@@ -1,4 +1,5 @@
-"""The metrics of a run for Weights & Biases and MLflow: metrics.json and held_out.json, one point per round.
+"""The metrics of a run for Weights & Biases and MLflow: metrics.json and held_out.json of each round, at the
+optimizer steps of the policies that they are of.
 
 Trackers hold copies, which can be made again from the run's files at any time; they are never an input of the run.
 `History.id` identifies a run by its name and by everything that decides its numbers. So a run that is sent again stays
@@ -37,6 +38,10 @@ class Point(NamedTuple):
     """When metrics.json was written, in seconds since 1970."""
     values: dict[str, float]
     """The metrics that are not null, by their names in TensorBoard and W&B."""
+    held_out: dict[str, float]
+    """The same of the held-out completions; empty where they were not measured."""
+    held_out_step: int
+    """Optimizer steps of the policy that they are of, which is an earlier one."""
 
     @property
     def step(self) -> int:
@@ -55,7 +60,8 @@ class History(NamedTuple):
 
     def digest(self, count: int) -> str:
         """Digest of the first `count` rounds; if it is equal to the stored one, nothing has to be sent again."""
-        content = [self.id, *((point.round, point.values) for point in self.points[:count])]
+        points = ((point.round, point.values, point.held_out, point.held_out_step) for point in self.points[:count])
+        content = [self.id, *points]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -94,13 +100,15 @@ def history_of(run: Path, config: Config, last: int) -> History:
     Raises:
         UserError: a file of the run is damaged.
     """
-    points = []
+    points, steps = list[Point](), {0: 0}
     for metrics in metrics_until(run, last):
         number = int(metrics["round"] or 0)
-        values = named(metrics, "train")
+        held_out, step = dict[str, float](), 0
         if (file := held_out_of(run, number)).exists() and (measured := read_json(file))["prompts"]:
-            values |= named(eval_metrics(measured), "eval")
-        points.append(Point(number, metrics_of(run, number).stat().st_mtime, values))
+            held_out, step = named(eval_metrics(measured), "eval"), steps[measured["policy"]]
+        time = metrics_of(run, number).stat().st_mtime
+        points.append(Point(number, time, named(metrics, "train"), held_out, step))
+        steps[number] = points[-1].step
     written = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     return History(config.run, identity(config), written, points, len(points) == config.rounds)
 

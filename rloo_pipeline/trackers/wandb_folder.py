@@ -94,7 +94,10 @@ def _write(run_id: str, history: History, points: Sequence[Point], scratch: Path
     )
     run.define_metric(STEP)
     run.define_metric("*", step_metric=STEP, step_sync=True)  # the axis of every chart, as transformers sets it
-    for point in points:
-        run.log({**point.values, "_timestamp": point.time}, step=point.round)
+    for point in points:  # two rows for a round, because W&B joins what has one step
+        if point.held_out:
+            held_out = {**point.held_out, STEP: point.held_out_step, "_timestamp": point.time}
+            run.log(held_out, step=2 * point.round - 1)
+        run.log({**point.values, "_timestamp": point.time}, step=2 * point.round)
     run.finish()
     wandb.teardown()

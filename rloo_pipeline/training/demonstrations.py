@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tools_of
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
 from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.data.prompting import COMPLETION, check_column, completion_messages, encode, prompt_of
 from rloo_pipeline.data.rows import read_rows
@@ -44,11 +44,13 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         prompts: folder of the prompt sets.
 
     Raises:
-        UserError: a column is missing, or no demonstration is left to train on.
+        UserError: a column is missing, a prompt lacks what `reset` of the environment returns, or no demonstration is
+            left to train on.
     """
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
+    with_observations = _with_observations([*parts, prompts / "train"])
     template = ToolTemplate(tokenizer, config.dataset, policy.stop_ids(model, tokenizer))
     rows = read_rows(section.demonstrations, path)
     pairs: list[Pair] = []
@@ -57,6 +59,11 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
     for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
         where = f"{path}, row {number}"
         ids = encode(prompt_of(row, config.dataset, where), config.dataset, tokenizer, where, tools_of(prompts, row))
+        if with_observations and tuple(ids) not in with_observations:
+            raise UserError(
+                f"{where}: its prompt is none of this run's, which end with what `reset` of the environment returns; "
+                "end it with that text, or drop the row"
+            )
         messages = completion_messages(row, section.completion_column, where)
         (held_out if tuple(ids) in evaluated else pairs).extend(_turns(ids, messages, template))
     if held_out:
@@ -70,6 +77,13 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         raise UserError(f"{path}: no demonstration is left to train on; {why}")
     columns: list[Any] = [*zip(*pairs, strict=True)]
     return Demonstrations(Sequences(*columns), held_out)
+
+
+def _with_observations(parts: Sequence[Path]) -> set[tuple[int, ...]]:
+    """The ids of all prompts, if `reset` of an environment returned a text for any of them; else none."""
+    tables = [PromptSet(part).table for part in parts]
+    texts = (text for table in tables if OBSERVATION in table.column_names for text in table[OBSERVATION].to_pylist())
+    return {tuple(ids) for table in tables for ids in table["prompt_ids"].to_pylist()} if any(texts) else set()
 
 
 def _turns(prompt_ids: list[int], messages: Sequence[Message], template: ToolTemplate) -> Iterator[Pair]:

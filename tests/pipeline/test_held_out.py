@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers import rloo
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
@@ -25,6 +26,14 @@ def test_the_first_rounds_completions_are_those_of_the_warm_starts_evaluation(fi
     assert summary["rewards"]["format"]["value"] == sum(first["scores/format"].to_pylist()) / 3
     second = json.loads((run / "rounds" / "00002" / "held_out.json").read_text())
     assert second["policy"] == 1
+
+
+def test_tensorboard_has_held_out_accuracy_at_the_step_of_its_policy(finished) -> None:
+    run = finished.folder / "results" / "mini"
+    events = EventAccumulator(str(run / "tensorboard" / "eval")).Reload()
+    made = read_artifact(run / "rounds" / "00001" / "metrics.json")["step"]
+    assert made > 1, "or the number of the round would do"
+    assert [event.step for event in events.Scalars("eval/accuracy")] == [0, made]
 
 
 def test_a_rounds_completions_are_the_same_without_held_out_prompts_beside_them(finished, tmp_path) -> None:

@@ -105,7 +105,7 @@ def test_reward_functions_get_the_pixels(run) -> None:
     batch = batch_of(rollouts(run), PromptSet(run / "prompts" / "eval"))
     assert [image.size for image in batch.columns["image"]] == [(56, 56)] * 4
     assert batch.columns["image"][0].tobytes() != batch.columns["image"][2].tobytes()
-    assert not {"image_ids", "placeholder_ids", "decoded"} & batch.columns.keys()
+    assert not {"image_ids", "placeholder_ids", image_store.PIXELS} & batch.columns.keys()
 
 
 def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:

@@ -11,3 +11,30 @@ def test_a_module_that_has_another_name_now_is_said_with_it(old, new) -> None:
     assert import_string.source_of(f"{new}:function").is_file()
     with pytest.raises(UserError, match=f"{old} is now {new}; write {new}:function"):
         import_string.source_of(f"{old}:function")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import fast\nexcept ImportError:\n    def right(): ...\n",
+        "if True:\n    async def right(): ...\nelse:\n    pass\n",
+        "with open(__file__):\n    from elsewhere import wrong as right\n",
+        "right, other = map(str, '12')\n",
+        "from elsewhere import *\n",
+        "def __getattr__(name): ...\n",
+        "import sys\nsys.modules[__name__] = object()\n",
+    ],
+)
+def test_a_function_is_found_wherever_its_file_binds_its_name(text, tmp_path) -> None:
+    (tmp_path / "own.py").write_text(text)
+    assert import_string.check(f"{tmp_path}/own.py:right") == tmp_path / "own.py"
+
+
+def test_a_name_inside_a_function_is_no_function_of_the_file(tmp_path) -> None:
+    (tmp_path / "own.py").write_text("if True:\n    def write():\n        def right(): ...\n")
+    with pytest.raises(UserError, match=r"own\.py has no function right; did you mean 'write'"):
+        import_string.check(f"{tmp_path}/own.py:right")
+
+
+def test_a_reward_of_trl_is_found() -> None:
+    assert import_string.check("trl.rewards:accuracy_reward")

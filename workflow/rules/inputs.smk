@@ -84,6 +84,14 @@ def update_before(wildcards):
     return ancient(RUNS.path(wildcards, f"rounds/{wildcards.round}/metrics.json"))
 
 
+def metrics_of_policy(wildcards):
+    """metrics.json of the round that made the policy that a round is sampled from, for its optimizer steps. It is
+    `ancient`: another policy is sampled again anyway.
+    """
+    number = RUNS.of(wildcards).rollout.policy_of(int(wildcards.round))
+    return ancient(RUNS.path(wildcards, f"rounds/{number:05d}/metrics.json")) if number > 0 else []
+
+
 def held_out_of(wildcards):
     """Held-out accuracy of a round, where it is measured."""
     measured = int(wildcards.round) in HELD_OUT[RUNS.folder_of(wildcards)]

@@ -259,6 +259,7 @@ rule held_out:
     input:
         rollouts=shards_of("held_out"),
         scores=shards_of("scores/held_out"),
+        policy_metrics=metrics_of_policy,
         after=update_before,
     output:
         summary=f"{RUN}/rounds/{{round}}/held_out.json",
@@ -276,7 +277,8 @@ rule held_out:
         source=source("held-out"),
     shell:
         "rloo held-out --rollouts {input.rollouts} --scores {input.scores}"
-        " --round {wildcards.round} --output {output.summary} --events {output.events} --log={log}"
+        " --round {wildcards.round} --policy-metrics {input.policy_metrics}"
+        " --output {output.summary} --events {output.events} --log={log}"
 
 
 # report.html with what is there after a round. No stage waits for it, and code and title of the page are no parameters:

@@ -78,7 +78,7 @@ class TestNamespace(dict[str, Any]):
     """The tests' namespace: each use of a name that they do not define is looked up in the program."""
 
     def __init__(self, program: ProgramProxy, texts: list[str], builtin: str) -> None:
-        super().__init__(__name__="tests")
+        super().__init__(__name__="__main__")  # as where a file of tests is run
         self._program, self._builtin = program, builtin
         self._modules = standard_modules(texts)
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from rloo_pipeline.artifacts.image_store import decode, digest
-from rloo_pipeline.data.images import check_named, images_of, with_parts
+from rloo_pipeline.data.images import check_named, images_of, pixels_of, with_parts
 from rloo_pipeline.errors import UserError
 
 RED = (200, 10, 20)
@@ -34,8 +34,11 @@ def test_pixels_are_rgb_and_upright() -> None:
     turned = Image.new("RGBA", (4, 2), (*RED, 255))
     exif = Image.Exif()
     exif[0x0112] = 6  # the EXIF tag says that the image is rotated
-    shown = decode(png(turned, exif=exif), "a row")
-    assert (shown.mode, shown.size) == ("RGB", (2, 4))
+    file = png(turned, exif=exif)
+    with Image.open(io.BytesIO(file)) as opened:
+        for stored in ({"bytes": file, "path": None}, opened):
+            [shown] = pixels_of(stored, "a row")
+            assert (shown.mode, shown.size) == ("RGB", (2, 4))
 
 
 @pytest.mark.parametrize(

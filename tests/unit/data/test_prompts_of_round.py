@@ -67,8 +67,24 @@ def test_a_range_that_leaves_too_few_prompts_is_one_sentence(train, shards) -> N
         )
     assert str(refused.value) == (
         "dataset.select.pass_rate: 8 of 40 training prompts have a pass rate of policy 0 from 0.75 to 0.875 (28 are "
-        "below, 4 above), and a round needs 12; widen the range, or lower rollout.generation_batch_size"
+        "below, 4 above, 0 have none), and a round needs 12; widen the range, or lower rollout.generation_batch_size"
     )
+
+
+def test_a_prompt_without_a_scored_completion_is_in_no_range(train, shards) -> None:
+    counts = {name: Counts(4.0, 8.0) if number < 16 else Counts() for number, name in enumerate(NAMES)}
+    for shard, file in enumerate(shards):
+        own = {name: counts[name] for name in NAMES[20 * shard : 20 * (shard + 1)]}
+        prompt_counts.write(file, own, 0, shard=shard, policy="0")
+    config, files = config_of({"pass_rate": [0, 1]}), PassRateFiles(shards)
+    assert {*names(config, train, 1, files), *names(config, train, 2, files)} == set(NAMES[:16])
+    with pytest.raises(UserError, match=r"16 of 40 .* \(0 are below, 0 above, 24 have none\)"):
+        prompts_of_round(config_of({"pass_rate": [0, 1]}, generation_batch_size=160), train, 1, files)
+    for shard, file in enumerate(shards):
+        unscored = dict.fromkeys(NAMES[20 * shard : 20 * (shard + 1)], Counts())
+        prompt_counts.write(file, unscored, 0, shard=shard, policy="0")
+    with pytest.raises(UserError, match=r"no prompt has a pass rate, because the reward in correct\.reward scored no"):
+        prompts_of_round(config_of({"weights": "static"}), train, 1, files)
 
 
 def test_a_table_of_another_round_shard_or_dataset_is_refused(train, shards, tmp_path) -> None:

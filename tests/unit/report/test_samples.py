@@ -35,7 +35,7 @@ def test_a_prompt_is_shortened_as_a_completion_is() -> None:
         shown = "".join(message["content"] for message in _messages({"prompt": prompt}))
         assert shown.count("x") == MAX_CHARACTERS
     short = [{"role": "user", "content": "1+1"}]
-    assert _messages({"prompt": short}) == short
+    assert _messages({"prompt": short, "decoded": "a column of the dataset"}) == short
 
 
 def test_of_more_messages_than_characters_none_is_shown_in_whole() -> None:

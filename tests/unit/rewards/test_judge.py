@@ -1,6 +1,7 @@
 """judge_reward against a local server that implements OpenAI's API."""
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -117,6 +118,19 @@ def test_a_busy_server_is_retried_and_a_refusal_raises_an_error_without_the_key(
     assert "s3cret-key" not in str(caught.value) + caplog.text
     with pytest.raises(UserError, match="failed 1 times, last with APIConnectionError"):
         ask(server.address, ["7"])
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_completion_that_the_server_refuses_has_no_score(status: int) -> None:
+    def refuse_long(request: Request, number: int) -> tuple[int, Any]:
+        too_long = len(request.body["messages"][0]["content"]) > 1000
+        return (status, {"error": {"message": "too long"}}) if too_long else saying("Score: 5")(request, number)
+
+    notes = reward_call.collect_notes()
+    with serving(refuse_long) as server:
+        assert ask(server.address, ["7", "7" * 1000, "8"]) == [0.5, None, 0.5]
+    assert [*notes] == [1]
+    assert re.fullmatch(rf"was refused by http://\S+ with status {status} \(.*too long.*\)", notes[1])
 
 
 @pytest.mark.parametrize("body", [b"<html>", {"hello": 1}, [1], 1, {"choices": [{}]}, {"choices": [1]}])

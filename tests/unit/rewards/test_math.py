@@ -89,6 +89,20 @@ RIGHT = [
     (r"\boxed{(x+1)^2}", "x^2+2x+1"),
     ("The answer is $x+1$, clearly.", "1+x"),
     (r"\boxed{\text{evelyn}}", r"\text{Evelyn}"),
+    ("Answer: B", "B"),
+    ("Answer: b", "(B)"),
+    ("The answer is (B).", "B"),
+    ("**Answer:** B) Paris", "B"),
+    ("The answer is option B. It has 3 million people.", "B"),
+    ("The correct answer is B because 4 is even", "B"),
+    ("Answer: (B) 42", "(B)"),
+    ("Answer: B - Paris", "B"),
+    (r"\boxed{(B)}", "B"),
+    ("So it is 4 and 5, hence option B.\nAnswer: B", "B"),
+    ("The answer is B.\nNote the 2 others: their answer is obvious", "B"),
+    ("We use 2 steps.\nThe answer is $x$, clearly.", "x"),
+    ("We use 2 steps.\n" + r"Answer: $\frac{a}{b}$", r"\frac{a}{b}"),
+    ("Answer: A) 5\nAnswer: 5", "5"),
 ]
 WRONG = [
     ("", "42"),
@@ -120,6 +134,13 @@ WRONG = [
     (r"\boxed{\frac{1}{0}}", "1"),
     ("it is $x+2$, clearly.", "1+x"),
     ("12 eggs", "13 eggs"),
+    ("Answer: A", "B"),
+    *((f"Answer: {guesses}", "A") for guesses in ("A or B", "A, B", "(A) and (C)", "A/B", "A B C D", "not A")),
+    ("The answer is a prime", "A"),
+    ("Answer: N - 1", "N"),
+    ("Answer: N = 2k", "N"),
+    *((f"Answer: {text}", "x") for text in ("x^2", "2x", "x*2", r"\sqrt{x}", "√x", "f(x)")),
+    ("Answer:", "B"),
 ]
 
 

@@ -95,6 +95,25 @@ def test_strings_are_continued_and_thinking_can_be_stripped(folder: str) -> None
     assert reward_model(prompts, completions, folder, strip_thinking=True) == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_model_reads_all_messages_of_an_episode(folder: str) -> None:
+    prompts, completions = conversations(3)
+    episodes = [[completion[0], {"role": "tool", "content": "2+3"}, *completion] for completion in completions]
+    expected = one_by_one(folder, texts_of(folder, prompts, episodes))[:, 0].tolist()
+    assert reward_model(prompts, episodes, folder) == pytest.approx(expected, abs=1e-5)
+    for episode in episodes:
+        episode[-1] = {"role": "assistant", "content": episode[-1]["content"].rpartition("</think>")[2]}
+    expected = one_by_one(folder, texts_of(folder, prompts, episodes))[:, 0].tolist()
+    whole = [[*episode[:-1], *completion] for episode, completion in zip(episodes, completions, strict=True)]
+    assert reward_model(prompts, whole, folder, strip_thinking=True) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_text_gets_no_special_tokens_as_in_trl() -> None:
+    def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [0] * add_special_tokens + [len(text)]}
+
+    assert rewards._encoded(tokenizer, rewards._shown("1+", "2", False), "model", {}) == [3]
+
+
 def test_a_conversation_over_the_limit_has_no_score(folder: str) -> None:
     prompts = [[{"role": "user", "content": "1"}]] * 3
     completions = ["2", "3" * 300, "4"]

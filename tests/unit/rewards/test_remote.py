@@ -10,6 +10,7 @@ from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.remote import remote_reward
+from rloo_pipeline.scoring import reward_call
 
 SECRET = "s3cret-t0ken"
 
@@ -101,6 +102,18 @@ def test_a_refusal_is_not_retried() -> None:
         with pytest.raises(UserError, match=r"refused with status 403 \(no such user\)"):
             ask(server.address, ["abc"])
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_only_the_completion_that_is_refused_has_no_score(status: int) -> None:
+    def refuse_long(request: Request, number: int) -> tuple[int, Any]:
+        return lengths(request, number) if max(map(len, request.body["completions"])) < 9 else (status, b"too long")
+
+    notes = reward_call.collect_notes()
+    with serving(refuse_long) as server:
+        texts = ["a", "bb", "c" * 9, "dddd", "e"]
+        assert ask(server.address, texts, batch_size=4) == [1.0, 2.0, None, 4.0, 1.0]
+        assert notes == {2: f"was refused by {server.address} with status {status} (too long)"}
 
 
 @pytest.mark.parametrize(

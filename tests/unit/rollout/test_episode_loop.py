@@ -6,6 +6,7 @@ import random
 import pytest
 
 from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Dataset, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
@@ -14,7 +15,6 @@ from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
 from rloo_pipeline.rollout.episode_replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
-from rloo_pipeline.rollout.resets import OBSERVATION
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 
 SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 120)

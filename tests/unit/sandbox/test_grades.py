@@ -124,6 +124,16 @@ def test_beside_a_name_of_the_program_a_builtin_is_pythons(reward):
     assert reward(program, "assert globals()['f'](1) == 1 and sum([1]) == 1") == 1
 
 
+def test_tests_behind_a_main_guard_run(reward):
+    tests = "def check(f):\n    assert f(1, 2) == 3\nif __name__ == '__main__':\n    check(add)"
+    assert reward(ADD, tests) == 1
+    assert reward("def add(a, b): return 0", tests) == 0
+    assert reward("x = 1", tests) == 0
+    builtin = "if __name__ == '__main__':\n    assert sum(10, 15) == 6"
+    assert reward("def sum(a, b): return 6", builtin) == 1
+    assert reward("x = 1", builtin) == 0
+
+
 def test_rows_are_independent_and_run_several_at_a_time(confinement):
     programs = [ADD, "def add(a, b): return 0", "while True: pass", ADD]
     tests = ["assert add(1, 2) == 3"] * 3 + [None]

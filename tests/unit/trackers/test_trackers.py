@@ -85,8 +85,9 @@ def wandb_curves(run: Path) -> Curves:
             for item in record.history.item:
                 name = name_of(item)
                 if not name.startswith("_"):
-                    assert record.history.step.num not in curves.setdefault(name, {}), "a point exists twice"
-                    curves[name][record.history.step.num] = float(item.value_json)
+                    number = record.history.step.num // 2  # a round has two rows, the second for its training
+                    assert number not in curves.setdefault(name, {}), "a point exists twice"
+                    curves[name][number] = float(item.value_json)
     return curves
 
 
@@ -133,7 +134,7 @@ def test_rounds_that_wandb_has_sent_are_in_no_folder_to_be_sent(tmp_path) -> Non
     [same, second] = sorted(run.glob("wandb/offline-run-*"))
     assert same == first
     steps = [record.history.step.num for file in second.glob("*.wandb") for record in records_in(file)]
-    assert sorted({step for step in steps if step}) == [3, 4]
+    assert sorted({step for step in steps if step}) == [6, 8]
     history = write_run(run, 4, "repeated")
     wandb_folder.send(history, run)
     [file] = run.glob("wandb/offline-run-*/*.wandb")
@@ -183,20 +184,25 @@ def test_the_id_depends_on_everything_that_decides_the_numbers(tmp_path) -> None
     assert len(ids) == 3, "the lag is no parameter of a stage"
 
 
-def test_held_out_accuracy_comes_with_its_round_under_trls_names(tmp_path) -> None:
+def test_held_out_accuracy_is_at_the_step_of_its_policy_under_trls_names(tmp_path) -> None:
     run = tmp_path / "run"
     write_run(run, 3)
     summary = {"prompts": 9, "accuracy": 0.5, "rewards": {"answer": {"value": 0.5}, "reward": {"value": 0.25}}}
     for number in (1, 2):
-        write_json(trackers.held_out_of(run, number), summary | {"completions/mean_length": 20.0})
+        measured = summary | {"policy": number - 1, "completions/mean_length": 20.0}
+        write_json(trackers.held_out_of(run, number), measured)
     assert trackers.with_accuracy(run, 1, 3) == 2, "the third round is sent when its accuracy is there"
     history = write_run(run, 3)
     expected = {"eval/accuracy": 0.5, "eval/rewards/answer/mean": 0.5, "eval/reward": 0.25}
     for point in history.points:
-        of_eval = {name: value for name, value in point.values.items() if name.startswith("eval/")}
-        assert of_eval == ({**expected, "eval/completions/mean_length": 20.0} if point.round < 3 else {})
+        assert point.held_out == ({**expected, "eval/completions/mean_length": 20.0} if point.round < 3 else {})
     mlflow_store.send(history, run)
-    assert mlflow_curves(run)["train/eval_reward"] == {1: 0.25, 2: 0.25}
+    assert mlflow_curves(run)["train/eval_reward"] == {0: 0.25, 1: 0.25}
+    wandb_folder.send(history, run)
+    [file] = run.glob("wandb/offline-run-*/*.wandb")
+    rows = [{name_of(item): float(item.value_json) for item in record.history.item} for record in records_in(file)]
+    assert [row["train/global_step"] for row in rows if "eval/reward" in row] == [0, 1]
+    assert [row["train/global_step"] for row in rows if "train/reward" in row] == [1, 2, 3]
 
 
 def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:

@@ -1,15 +1,20 @@
 """A demonstration that calls a tool is one demonstration for each turn, in the tokens that an episode has."""
 
+import json
+
 import pytest
+from helpers import mini, write_prompts
 
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.config import Dataset
-from rloo_pipeline.data.prompting import completion_messages
+from rloo_pipeline.artifacts.prompt_set import OBSERVATION
+from rloo_pipeline.config import Config, Dataset, Sft
+from rloo_pipeline.data.prompting import completion_messages, encode
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.demo.calculation import demonstrations
 from rloo_pipeline.demo.character_model import tool_qwen3
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.demonstrations import _turns
+from rloo_pipeline.training.demonstrations import Demonstrations, _turns
+from rloo_pipeline.training.demonstrations import demonstrations as tokenized
 
 ANSWER = {"role": "assistant", "content": "6"}
 CALL = {**ANSWER, "tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": {}}}]}
@@ -31,6 +36,32 @@ def test_the_turns_of_a_demonstration_make_up_the_templates_rendering(tmp_path) 
     assert decode(second + answer) == template.render([*row["prompt"], *row["completion"]])
     assert "<tool_call>" in decode(call)
     assert "<tool_response>" not in decode(call) + decode(answer), "answers are in the context alone"
+
+
+def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> None:
+    tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
+    config = Config(**mini())
+    tokenizer = policy.load_tokenizer(tmp_path, False)
+
+    def asked(text: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": text}]
+
+    for part, text in (("train", "1+5=6?"), ("eval", "2+5=7?")):
+        ids = encode(asked(text), config.dataset, tokenizer, part)
+        row = {"prompt_id": part, "prompt": asked(text), "prompt_ids": ids, OBSERVATION: text[-2:]}
+        write_prompts(tmp_path / "prompts", [row], part)
+    file = tmp_path / "demonstrations.jsonl"
+
+    def read(*texts: str) -> Demonstrations:
+        rows = ({"prompt": asked(text), "completion": "6"} for text in texts)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        section = Sft(demonstrations={"path": str(file)}, held_out=0)
+        return tokenized(config, section, str(file), tmp_path, tmp_path / "prompts")
+
+    read_ones = read("1+5=6?", "2+5=7?")
+    assert (len(read_ones.trained.prompts), len(read_ones.held_out)) == (1, 1)
+    with pytest.raises(UserError, match=r"row 1: its prompt is none of this run's, which end with what `reset`"):
+        read("1+5=6?", "2+5=")
 
 
 @pytest.mark.parametrize("messages", ["6", [ANSWER], [CALL, TOLD, ANSWER], [CALL, TOLD, CALL, TOLD, ANSWER]], ids=len)
