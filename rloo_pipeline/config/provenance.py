@@ -46,7 +46,8 @@ def source_digest(stage: str, config: Config) -> str:
     sections = [name for name in decides if not {"advantage", "train"} & set(but.get(name, ()))]
     files = {reference: import_string.check(reference) for reference in functions(config, sections)}
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
-    closures = [_closure(stage_file.resolve()), *(_closure(*_start(*pair)) for pair in files.items() if pair[1])]
+    closures = [_closure(stage_file.resolve())]
+    closures += [_closure(*_start(reference, file)) for reference, file in files.items() if file is not None]
     digests = {(_name(file), _digest(file, text)) for closure in closures for file, text in _with_text_flag(closure)}
     if "harness" in stage:
         digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}

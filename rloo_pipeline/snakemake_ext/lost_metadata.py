@@ -50,7 +50,7 @@ def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
     files: dict[str, dict[str, str]] = {}
     dag = workflow.dag
     for job in dag.jobs:
-        program, stage, *_ = [*(job.rule.shellcmd or "").split(), "", ""]
+        program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
         if program == "rloo" and stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
             files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
