@@ -9,6 +9,7 @@ gate ended is finished by a call with `rounds` at the round reached.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.path_modifier import PathModifier
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
@@ -102,7 +104,6 @@ class Controller:
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
         for display in self._displays():
-            display.when_idle = self._kept
             for run, config in self.runs.configs.items():
                 display.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
             if self.runs.experiment:
@@ -119,6 +120,8 @@ class Controller:
             os.environ[nodes.IMAGE] = self.image
         else:
             trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
+        if self._main:
+            logger.addFilter(self._judge_rest)
         if self._workflow.output_settings.dryrun:
             self._require_inputs()
             for longer in self._longer(self.runs.configs):
@@ -214,6 +217,18 @@ class Controller:
     def _kept(self) -> str | None:
         """A sentence if a file stays that the configuration does not describe."""
         return lost_metadata.kept(self._workflow, self.runs, self._results, self._before)
+
+    def _judge_rest(self, record: logging.LogRecord) -> bool:
+        """A filter for Snakemake's messages, which the thread calls that logs: without a job to run it calls no hook.
+
+        Raises:
+            WorkflowError: it finds none, although a file is not what the configuration describes.
+        """
+        if str(record.msg).startswith("Nothing to be done") and (kept := self._kept()):
+            if not self._workflow.dryrun:
+                raise WorkflowError(kept)
+            logger.warning(kept)
+        return True
 
     def _freeze_config(self) -> None:
         """From here on jobs, and the call that finishes a run after a gate, read the configuration from copies."""

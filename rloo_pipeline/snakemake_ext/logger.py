@@ -135,8 +135,6 @@ class LogHandler(LogHandlerBase):
             display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
         if text.startswith("Terminating processes on user request"):
             display.interrupted()
-        if text.startswith("Nothing to be done"):
-            display.message(display.when_idle() or "", logging.WARNING)
         if status := failures.EXIT_STATUS.match(text):
             display.exit_status(status["log"], int(status["status"]))
             return

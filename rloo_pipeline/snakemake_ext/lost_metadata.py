@@ -39,8 +39,8 @@ def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
                 return (
                     f"{file} was made with another value of {key}, and would stay, since .snakemake, which records how "
-                    "files were made, has nothing about it; put .snakemake back, give the run another name, or make "
-                    "all of its files again with --forceall"
+                    "files were made, has nothing about it; put .snakemake back, give the run another name, delete the "
+                    "file, or make all files of the run again with --forceall"
                 )
     return None
 
@@ -50,10 +50,10 @@ def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
     files: dict[str, dict[str, str]] = {}
     dag = workflow.dag
     for job in dag.jobs:
-        program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
-        if program == "rloo" and stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
+        words = str(job.rule.shellcmd).split()
+        if words[0] == "rloo" and words[1] in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
-            files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
+            files.setdefault(run, {}).setdefault(words[1], str(job.output[0]))
     return {run: files[run] for run in files if run in runs.by_folder}
 
 

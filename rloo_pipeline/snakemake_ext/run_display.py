@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -62,8 +62,6 @@ class RunDisplay:
         # a descriptor of its own, which stays the terminal while jobs write elsewhere
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
-        self.when_idle: Callable[[], str | None] = lambda: None
-        """What to say, if it is anything, where Snakemake finds no job to run."""
         self._dry_run = DryRun() if dry_run else None
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []

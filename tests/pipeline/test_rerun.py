@@ -100,18 +100,19 @@ def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, 
 
 
 def test_a_changed_configuration_is_refused_where_snakemake_has_lost_its_records(finished, tmp_path) -> None:
-    """It would keep the rounds that are there, and make new ones with other keys."""
+    """It would say that nothing is to be done, or make new rounds with other keys."""
     project = Project(tmp_path / "project").take(finished)
     shutil.rmtree(project.folder / ".snakemake" / "metadata")
     before = project.files("**/*")
     changed, sentence = {"algorithm": {"beta": 0.5}}, "was made with another value of algorithm.beta, and would stay"
-    idle = project.snakemake("--cores", "1", plain=False, **changed)
-    assert "Nothing to be done" in idle.stdout + idle.stderr
-    assert sentence in idle.stdout + idle.stderr
-    outcome = project.snakemake("--cores", "1", rounds=3, **changed)
-    assert outcome.returncode == 1
-    assert sentence in outcome.stdout + outcome.stderr
+    for targets, more in (((), {}), (("--", "results/mini/rounds/00003/metrics.json"), {"rounds": 3})):
+        outcome = project.snakemake("--cores", "1", *targets, **changed, **more)
+        assert outcome.returncode == 1
+        assert sentence in outcome.stdout + outcome.stderr
     assert project.files("**/*") == before
+    planned = project.snakemake("--dry-run", plain=False, **changed)
+    assert planned.returncode == 0
+    assert sentence in planned.stdout + planned.stderr
 
 
 def test_updates_that_must_run_are_found_although_a_check_before_them_runs_again(finished) -> None:

@@ -136,16 +136,6 @@ def test_known_chatter_is_left_out_and_everything_else_is_not(tmp_path, capfd) -
     assert capfd.readouterr().err == text
 
 
-@pytest.mark.parametrize("sentence", [None, "round 1 was made with another beta"])
-def test_where_no_job_is_to_run_the_controller_may_say_why_that_is_wrong(tmp_path, capfd, sentence) -> None:
-    call = Call(tmp_path / "results" / "mini")
-    call.handler.display.when_idle = lambda: sentence
-    capfd.readouterr()
-    idle = "Nothing to be done (all requested files are present and up to date)."
-    call.event(idle)
-    assert capfd.readouterr().err.splitlines() == [*([sentence] if sentence else []), idle]
-
-
 def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path, capfd, monkeypatch) -> None:
     call = Call(tmp_path / "results" / "mini")
     monkeypatch.setattr("sys.argv", ["/bin/snakemake", "--config", "run=a b"])

@@ -44,7 +44,7 @@ def test_a_round_of_another_configuration_is_refused_where_snakemake_has_no_reco
     said = kept(planned("prompts", "update"), algorithm={"beta": 0.5}, rounds=20)
     assert said is not None
     assert said.startswith("results/mini/update was made with another value of algorithm.beta")
-    assert "put .snakemake back, give the run another name, or make all of its files again with --forceall" in said
+    assert "put .snakemake back, give the run another name, delete the file, or make all files of the run again" in said
     assert "rollout.lag" in (kept(planned("rollout"), rollout={"lag": 1}) or "")
 
 
