@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from helpers import Project
-from slurm_project import GO_ON
 
 pytestmark = pytest.mark.slow
 
@@ -16,22 +14,17 @@ pytestmark = pytest.mark.slow
 RESULTS = ("prompts/**/*", "policies/0000[01]/*", "rounds/00001/**/*.parquet", "evaluation/warmstart/*", "warmstart/*")
 
 
-def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine(cluster, finished) -> None:
+def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine_and_the_page_names_it(
+    cluster, finished, image
+) -> None:
+    """Also with an image outside of the working folder, as here."""
     cluster.finish(cluster.start(rounds=1), 1500)
     for pattern in RESULTS:
         assert cluster.files(pattern) == finished.files(pattern) != {}
-    assert (cluster.folder / "results/mini/report.html").exists()
-    assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
-
-
-def test_the_page_of_a_run_in_an_image_names_the_image(cluster, finished, image) -> None:
-    """Also with an image outside of the working folder, as here."""
-    cluster.take(finished, "report.html")
-    outcome = cluster.snakemake("--cores=1", "--sdm=apptainer", *GO_ON)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     with image.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     assert digest in (cluster.folder / "results/mini/report.html").read_text()
+    assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
 
 
 def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
@@ -91,9 +84,3 @@ def test_without_its_image_a_run_does_not_start(cluster) -> None:
     assert "images/none.sif: no such image" in output
     assert "rloo images cuda" in output
     assert "Traceback" not in output
-
-
-def test_without_the_option_no_image_is_needed(tmp_path) -> None:
-    project = Project(tmp_path / "project")
-    outcome = project.snakemake("--cores", "1", "--", "results/mini/assets", container={"image": "images/none.sif"})
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr

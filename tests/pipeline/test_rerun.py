@@ -214,17 +214,20 @@ def test_another_gate_reruns_no_round(finished) -> None:
 def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_the_run_goes_on(
     finished, tmp_path
 ) -> None:
-    """A finished run of two rounds is extended by a third one, which the gate does not allow to start."""
+    """A finished run of two rounds is extended by a third one, which the gate does not allow to start. The command is
+    that of `rloo_pipeline.run(file, changes={"rounds": 3})`, with a second file of the changes.
+    """
     project = Project(tmp_path / "project").take(finished)
     before = project.files("[prt]*/**/*")
-    outcome = project.snakemake("--cores", "1", "--retries", "2", rounds=3, gates=STOP)
+    (project.folder / "changes.json").write_text('{"rounds": 3}')
+    outcome = project.snakemake("changes.json", "--cores", "1", "--retries", "2", gates=STOP)
     output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 0, output
     assert output.count("the run ends after round 2, as gates.cold_start.action asks for: cold start: ") == 1
     assert "ended after round 2 of 3" in output
     assert "Traceback" not in output
     run = project.folder / "results" / "mini"
-    assert json.loads((run / "stopped.json").read_text())["round"] == 2
+    assert json.loads((run / "stopped.json").read_text())["round"] == rloo_pipeline.open_run(run).config.rounds == 2
     assert not (run / "rounds" / "00003").exists()
     assert project.files("[prt]*/**/*") == before
     assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
@@ -234,17 +237,6 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     assert project.snakemake("--cores", "1", "--", "results/mini/rounds/00002/diagnosis.json", rounds=3).returncode == 0
     assert not (run / "stopped.json").exists()
     assert project.planned(rounds=3, gates=STOP) == third, "the diagnosis of a round is not printed again"
-
-
-@pytest.mark.long
-def test_a_gate_ends_a_run_from_python_with_a_report_too(finished, tmp_path) -> None:
-    project = Project(tmp_path / "project").take(finished)
-    file = project.configure(gates=STOP)
-    run = rloo_pipeline.run(file, changes={"rounds": 3}, folder=project.folder)
-    assert run is not None
-    folder = project.folder / "results" / "mini"
-    assert run.config.rounds == json.loads((folder / "stopped.json").read_text())["round"] == 2
-    assert (folder / "report.html").stat().st_mtime > (folder / "stopped.json").stat().st_mtime
 
 
 @pytest.mark.long

@@ -65,6 +65,16 @@ def test_the_wheel_has_what_the_definitions_of_images_copy(wheel) -> None:
     assert not [name for name in names if "__pycache__" in name or name.startswith(("tests", "build"))]
 
 
+def test_the_wheel_has_every_file_of_the_package_and_of_the_workflow(wheel) -> None:
+    """So what a run from it uses is there."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, place in (("rloo_pipeline", "rloo_pipeline"), ("workflow", "rloo_pipeline/project/workflow")):
+        files = [file.relative_to(ROOT / folder).as_posix() for file in (ROOT / folder).rglob("*") if file.is_file()]
+        expected = {f"{place}/{file}" for file in files if "__pycache__" not in file}
+        assert any(file.endswith(".j2") for file in expected) == (folder == "rloo_pipeline")
+        assert expected - names == set()
+
+
 def test_from_an_empty_folder_without_a_clone(rloo, tmp_path) -> None:
     where = call(tmp_path, rloo.parent / "python", "-m", "rloo_pipeline.runtime.installation").strip()
     assert Path(where).is_relative_to(rloo.parents[1]), "not the clone that the tests run from"
@@ -81,15 +91,16 @@ def test_from_an_empty_folder_without_a_clone(rloo, tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_a_whole_run_of_a_wheel_in_a_project_of_its_own(rloo, tiny_model, tmp_path) -> None:
+def test_a_run_of_a_wheel_in_a_project_of_its_own(rloo, tiny_model, tmp_path) -> None:
+    """To the first scores, for which workflow, hooks, workers and engines of the wheel have done their part."""
     rows = "".join(f'{{"question": "{n}+{n}", "answer": "{2 * n}"}}\n' for n in range(20))
     (tmp_path / "rows.jsonl").write_text(rows)
     call(tmp_path, rloo, "init", "project", "--model", tiny_model, "--data", "rows.jsonl")
     project = tmp_path / "project"
     config = yaml.safe_load((project / "config" / "config.yaml").read_text())
     (project / "config" / "config.yaml").write_text(yaml.safe_dump({**mini(), "run": config["run"]}))
-    call(project, rloo, "run", "--cores", "1")
-    run = project / "results" / "project"
-    assert (run / "report.html").stat().st_size > 100_000
-    assert list((run / "logs" / "workers").iterdir()), "the hooks of the module started workers"
-    assert "Nothing to be done" in call(project, rloo, "run")
+    scores = "results/project/rounds/00001/scores/000.parquet"
+    call(project, rloo, "run", "--cores", "1", "--", scores)
+    assert (project / scores).exists()
+    assert list((project / "results/project/logs/workers").iterdir()), "the hooks of the module started workers"
+    assert "Nothing to be done" in call(project, rloo, "run", "--", scores)

@@ -1,14 +1,17 @@
 """Prompts with images: each image is stored once, and two prompts with the same ids and other images are two."""
 
 import random
+import shutil
+from pathlib import Path
 
+import forks
 import pyarrow as pa
 import pytest
 import yaml
 from helpers import mini, rloo
 from PIL import Image
 
-from rloo_pipeline.artifacts import image_store, tables
+from rloo_pipeline.artifacts import image_store, policy, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.demo.colours import square
@@ -120,6 +123,28 @@ def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
     assert both.arguments["pixel_values"][PATCHES[kind] :].equal(second.arguments["pixel_values"])
     with pytest.raises(UserError, match="--prompts"):
         row_images.of_rollouts(rollouts(run), None, run / "model", False)
+
+
+def policy_0(model: Path, folder: Path) -> Path:
+    """The model with the record that the stage `warmstart` writes."""
+    from rloo_pipeline.training import self_check
+
+    shutil.copytree(model, folder)
+    self_check.load_or_run(folder, False, images=True).write(folder)
+    return folder
+
+
+def test_reference_log_probs_are_of_a_model_that_sees_the_images(run) -> None:
+    folder = forks.call(policy_0, run / "model", run / "policy")
+    facts = {"run": "mini", "round": 1, "shard": 0, "seed": 1, "policy": policy.digest(folder), "policy_round": 0}
+    shard, written = run / "rollouts.parquet", run / "reference.parquet"
+    tables.write(shard, rollouts(run), tables.WITH_IMAGES, "rollouts", **facts)
+    inputs = ("--config", run / "config.yaml", "--policy", folder, "--prompts", run / "prompts", "--rollouts", shard)
+    outcome = rloo("reference", *inputs, "--output", written)
+    assert outcome.returncode == 0, outcome.stderr
+    first, again, other, _ = tables.read(written, "reference")["reference_logps"].to_pylist()
+    assert first == pytest.approx(again, abs=1e-6)
+    assert abs(first[0] - other[0]) > 1e-5, "another image and the same ids"
 
 
 def test_the_page_has_small_images_and_asks_nobody_for_them(run) -> None:

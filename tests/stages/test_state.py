@@ -1,5 +1,6 @@
 """A trainer resumed from policy and state takes the same step as one that was not interrupted, to the last bit."""
 
+import model_folders
 import pytest
 from trainers import trainer_settings
 
@@ -25,13 +26,19 @@ def step(engine: Engine, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "dtype"),
-    [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
+    ("zero_stage", "dtype", "kind"),
+    [
+        *((stage, dtype, None) for dtype in ("float32", "bfloat16") for stage in (0, 2)),
+        *((1, "float32", None), (0, "float16", None), (0, "float32", "qwen3_moe")),
+    ],
 )
-def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, zero_stage, dtype) -> None:
+def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, zero_stage, dtype, kind) -> None:
     import torch
 
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    if kind:
+        model_folders.build(tmp_path / "model", 0, kind)
+    else:
+        tiny_qwen3(tmp_path / "model", 0, **SIZES)
     uninterrupted = Engine(tmp_path / "model", settings(zero_stage, dtype), 0)
     step(uninterrupted, 0)
     uninterrupted.save_policy(tmp_path / "policy")
