@@ -12,8 +12,6 @@ from typing import Any
 
 from rloo_pipeline.errors import UserError, did_you_mean
 
-RENAMED = {"rloo_pipeline.demo.model": "rloo_pipeline.demo.character_model"}
-"""Modules of this package that configurations may still name as they were called before."""
 UNLISTED = {"*", "__getattr__", "sys.modules[__name__]"}
 """What a file has at its top level if it may have names that its text does not show."""
 
@@ -37,8 +35,6 @@ def source_of(reference: str) -> Path | None:
         spec = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
         spec = None
-    if spec is None and module in RENAMED:
-        raise UserError(f"'{reference}': {module} is now {RENAMED[module]}; write {RENAMED[module]}:{name}")
     if spec is None:
         raise UserError(f"'{reference}': no module {module}; install it, or name a file as path/file.py:{name}")
     return Path(spec.origin) if spec.has_location and spec.origin else None

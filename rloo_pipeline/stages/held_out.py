@@ -45,7 +45,7 @@ def held_out(
     evaluation = config.evaluation.model_copy(
         update={"breakdown": [name for name in config.evaluation.breakdown if name in columns]}
     )
-    correct = config.correct.model_copy(update={"reward": config.correct.reward or config.rewards[0].column})
+    correct = config.correct.model_copy(update={"reward": config.deciding_reward.column})
     config = config.model_copy(update={"rewards": rewards, "evaluation": evaluation, "correct": correct})
     sampled, policy = round_tables.read_held_out(files, round_), config.rollout.policy_of(round_)
     footers = [tables.footer(tables.read(path, "held_out", ["sample"])) for path in files.rollouts]
