@@ -93,7 +93,7 @@ def sampled(name: str, mode: str, correction: str, low: float | None, high: floa
     wide = {"correction": correction, "min": None, "max": 1e9}
     return Case(
         name,
-        [{"mismatch": {"correction": "none"}}, {"mismatch": wide}],
+        [{"mismatch": {"correction": "none", "min": None, "max": 2.0}}, {"mismatch": wide}],
         more.get("both", {}),
         {"loss_type": "bnpo"}
         | {"vllm_importance_sampling_mode": mode}
