@@ -8,6 +8,7 @@ rate is a pure function of the step, so the step count is the whole state of the
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -67,11 +68,15 @@ class Engine:
             module = TokenLogProbs(self.model, settings.temperature)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
+        # In bfloat16 DeepSpeed collects garbage twice for each parameter group. Some optimizers have a group for each
+        # tensor: that takes minutes if the collector looks at all objects each time.
+        gc.freeze()
         self.engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizers.build(module, settings),
             config=configuration,
         )
+        gc.unfreeze()
         self.device: torch.device = self.engine.device
         self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
         self.step_count = 0
