@@ -1,7 +1,7 @@
 #!/bin/bash
 # `make cluster-up`: a real SLURM of four nodes on this machine, and a real Apptainer. Debian 12 on x86-64, as root.
-# A second call starts what is not running and returns at once otherwise. CPUS, MEMORY (MB) and GPUS of
-# a node (null devices that SLURM counts) may be given.
+# A second call starts what is not running and returns at once otherwise; with `--install` nothing is started. CPUS,
+# MEMORY (MB) and GPUS of a node (null devices that SLURM counts) may be given.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 cd / # the daemons' working folder
@@ -128,6 +128,7 @@ check_machine
 install_packages
 install_apptainer
 configure_apptainer
+if [ "${1:-}" = --install ]; then exit; fi
 if ! alive $RUN/slurmctld.pid; then configure; fi
 start
 wait_for_nodes
