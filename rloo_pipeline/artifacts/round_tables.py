@@ -110,10 +110,14 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
     )
 
 
-def read_held_out(files: RoundFiles, round_: int) -> RoundTables:
-    """The held-out completions of a round, all of one policy, and their scores; the errors are those of `read`."""
+def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:
+    """The held-out completions of a round, all of one policy, and their scores; no rows where a shard was sampled at
+    another temperature. The errors are those of `read`.
+    """
     rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
     scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, files.scores, strict=True)]
+    if any(tables.footer(shard)["sampling_temperature"] != str(temperature) for shard in rollouts):
+        return RoundTables(rollouts[0].slice(0, 0), scores[0].slice(0, 0))
     return RoundTables(pa.concat_tables(rollouts), pa.concat_tables(scores))
 
 

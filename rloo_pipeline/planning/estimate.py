@@ -223,11 +223,6 @@ def sampler_gpus(config: Config) -> int:
     return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
 
 
-def reference_gpus(config: Config) -> int:
-    """GPUs of a job of reference log-probs: one, or all of an update where no process holds all weights."""
-    return config.deepspeed.processes if config.deepspeed.splits_weights else 1
-
-
 def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     """GPU-hours of each stage over all rounds, under `ASSUMED`."""
     counts, size = tokens(config), BYTES[config.model.dtype]
@@ -251,5 +246,5 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     if config.uses_reference:
         scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
         seconds["reference"] = 2.0 * shape.parameters * scored / flops
-        seconds["reference"] += STARTS["reference"] * shards * config.rounds * reference_gpus(config)
+        seconds["reference"] += STARTS["reference"] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}

@@ -52,7 +52,7 @@ def gpus_of(config: Config) -> dict[str, int]:
     shards = config.rollout.shards
     return {
         "rollout": shards * estimate.sampler_gpus(config),
-        "reference": shards * estimate.reference_gpus(config),
+        "reference": shards * config.deepspeed.forward_processes,
         "update": config.deepspeed.processes,
     }
 

@@ -21,8 +21,7 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     Returns:
         Keys `weights`, and where policy 0 was sampled for it also `prompts`, `kept`, `pass_rate` (the range or None),
         `num_generations`, `right`: how many prompts have a pass rate of 0, 1/K, … 1, and `unscored`: how many have
-        none. None where the run selects
-        nothing, or where policy 0 has not been sampled yet.
+        none. None where the run selects nothing, or where policy 0 has not been sampled yet.
 
     Raises:
         UserError: a table is damaged.

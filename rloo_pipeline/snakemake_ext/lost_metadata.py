@@ -50,10 +50,10 @@ def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
     files: dict[str, dict[str, str]] = {}
     dag = workflow.dag
     for job in dag.jobs:
-        words = str(job.rule.shellcmd).split()
-        if words[0] == "rloo" and words[1] in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
+        program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
+        if program == "rloo" and stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
-            files.setdefault(run, {}).setdefault(words[1], str(job.output[0]))
+            files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
     return {run: files[run] for run in files if run in runs.by_folder}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts import round_tables
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -47,17 +47,15 @@ def held_out(
     )
     correct = config.correct.model_copy(update={"reward": config.deciding_reward.column})
     config = config.model_copy(update={"rewards": rewards, "evaluation": evaluation, "correct": correct})
-    sampled, policy = round_tables.read_held_out(files, round_), config.rollout.policy_of(round_)
-    footers = [tables.footer(tables.read(path, "held_out", ["sample"])) for path in files.rollouts]
-    sampled_alike = {facts["sampling_temperature"] for facts in footers} == {str(evaluation.temperature)}
+    tables, policy = round_tables.read_held_out(files, round_, evaluation.temperature), config.rollout.policy_of(round_)
     # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature had another value
-    if not len(sampled.rollouts) or not sampled_alike:
+    if not len(tables.rollouts):
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})
         write_events(events, round_, {}, "eval")
         return
     summary = {
         "policy": policy,
-        **summarize_evaluation(config, join_scores(rewards, sampled.rollouts, sampled.scores), 1),
+        **summarize_evaluation(config, join_scores(rewards, tables.rollouts, tables.scores), 1),
     }
     if not whole:
         summary["rewards"]["reward"] = None
