@@ -24,6 +24,7 @@ def check(config: RunKeys) -> None:
     _check_tools(config)
     _check_algorithm(config)
     _check_optimizers(config)
+    _check_offload(config)
     _check_images(config)
     _check_quantization(config)
 
@@ -137,6 +138,19 @@ def _check_optimizers(config: RunKeys) -> None:
                 "processes; set deepspeed.processes: 1, or model.dtype: float32 with deepspeed.zero_stage: 0, or "
                 "use adamw or adamw_8bit"
             )
+
+
+def _check_offload(config: RunKeys) -> None:
+    """What DeepSpeed cannot do with files on a disk: it would hold weights in bfloat16 whatever their format."""
+    offload, dtype = config.deepspeed.offload, config.model.dtype
+    if offload.parameters == "nvme" and dtype != "bfloat16":
+        raise ValueError(f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16")
+    if offload.on_disk and dtype == "float16":
+        raise ValueError("deepspeed.offload: nvme cannot be used with model.dtype: float16; set bfloat16")
+    if offload.on_disk and config.update.lora is not None:
+        raise ValueError(
+            "deepspeed.offload: nvme cannot be used with update.lora, which has little state; use cpu, or leave it out"
+        )
 
 
 def _check_images(config: RunKeys) -> None:

@@ -110,14 +110,24 @@ class Update(Section):
 
 
 class Offload(Section):
-    """What an update keeps in the memory of the node instead of the GPU's: DeepSpeed's ZeRO-Offload."""
-
-    optimizer: Literal["cpu"] | None = None
-    """The optimizer's state and the float32 copies of the weights. AdamW then runs on the CPU (DeepSpeedCPUAdam), which
-    DeepSpeed compiles on first use; that needs g++. Needs `zero_stage` 1, 2 or 3.
+    """What an update keeps in the memory of the node (`cpu`: DeepSpeed's ZeRO-Offload) or in files on its disk (`nvme`:
+    ZeRO-Infinity) instead of the GPU's memory.
     """
-    parameters: Literal["cpu"] | None = None
-    """The weights, which come to the GPU layer by layer. Needs `zero_stage` 3 and `optimizer: cpu`."""
+
+    optimizer: Literal["cpu", "nvme"] | None = None
+    """The optimizer's state and the float32 copies of the weights. AdamW then runs on the CPU (DeepSpeedCPUAdam), which
+    DeepSpeed compiles on first use; that needs g++. Needs `zero_stage` 1, 2 or 3. `nvme` needs 3, libaio, and memory
+    that may be locked (`ulimit -l`).
+    """
+    parameters: Literal["cpu", "nvme"] | None = None
+    """The weights, which come to the GPU layer by layer. `cpu` needs `zero_stage` 3 and an `optimizer`; `nvme` needs
+    `optimizer: nvme` and `model.dtype: bfloat16`.
+    """
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether anything is in files."""
+        return self.optimizer == "nvme"
 
 
 class Deepspeed(Section):
@@ -150,7 +160,11 @@ class Deepspeed(Section):
     of the machine.
     """
     offload: Offload = Offload()
-    """What is kept in the memory of the node."""
+    """What is kept in the memory of the node, or on its disk."""
+    nvme_path: str | None = None
+    """Folder on a fast disk of the node for `offload: nvme`; it may name variables, such as `$SLURM_TMPDIR`. By default
+    the folder for temporary files (`$TMPDIR`). Files there are removed when the update ends.
+    """
     config: str | JSON | None = None
     """A JSON file with further keys of DeepSpeed's configuration, or these keys. They are merged with the rest. Values
     `auto` are left out, and keys that follow from this configuration are refused. The content counts for reruns.
@@ -201,7 +215,13 @@ class Deepspeed(Section):
         if self.offload.optimizer is not None and self.zero_stage == 0:
             raise ValueError("offload.optimizer needs zero_stage 1, 2 or 3; set it")
         if self.offload.parameters is not None and (self.zero_stage != 3 or self.offload.optimizer is None):
-            raise ValueError("offload.parameters needs zero_stage: 3 and offload.optimizer: cpu; set both")
+            raise ValueError("offload.parameters needs zero_stage: 3 and offload.optimizer; set both")
+        if self.offload.optimizer == "nvme" and self.zero_stage != 3:
+            raise ValueError("offload.optimizer: nvme needs zero_stage: 3; set it, or offload.optimizer: cpu")
+        if self.offload.parameters == "nvme" and self.offload.optimizer != "nvme":
+            raise ValueError("offload.parameters: nvme needs offload.optimizer: nvme; set it, or parameters: cpu")
+        if self.nvme_path is not None and not self.offload.on_disk:
+            raise ValueError("nvme_path has no effect without offload.optimizer: nvme; remove one, or set the other")
         return self
 
     @model_validator(mode="after")

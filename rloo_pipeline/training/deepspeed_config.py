@@ -32,10 +32,14 @@ def effective_zero_stage(dtype: str, zero_stage: int) -> int:
     return zero_stage if dtype == "float32" else max(zero_stage, 1)
 
 
-def configuration(settings: TrainerSettings) -> JSON:
+def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSON:
     """DeepSpeed's configuration, merged with the user's own keys.
 
     The caller's `step()` is the only accumulation boundary. Gradients are accumulated over micro-batches in float32.
+
+    Args:
+        settings: of the trainer.
+        on_disk: keys of `zero_optimization` for an offload to a disk (`nvme.configuration`).
     """
     dtype, communication = settings.dtype, settings.communication_data_type
     zero: JSON = {
@@ -43,10 +47,12 @@ def configuration(settings: TrainerSettings) -> JSON:
         "overlap_comm": False,
         "reduce_bucket_size": BUCKET,
     }
-    if settings.offload.optimizer is not None:
+    if on_disk is not None:
+        zero |= on_disk
+    elif settings.offload.optimizer is not None:
         zero["offload_optimizer"] = {"device": settings.offload.optimizer}
-    if settings.offload.parameters is not None:
-        zero["offload_param"] = {"device": settings.offload.parameters}
+        if settings.offload.parameters is not None:
+            zero["offload_param"] = {"device": settings.offload.parameters}
     ours = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

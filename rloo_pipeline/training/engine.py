@@ -50,7 +50,7 @@ class Engine:
         formats.check_dtype(settings.dtype)
         import torch
 
-        from rloo_pipeline.training import optimizers, split_loading
+        from rloo_pipeline.training import nvme, optimizers, split_loading
         from rloo_pipeline.training.expert_load import ExpertLoad
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
@@ -60,7 +60,8 @@ class Engine:
         self.folder = folder
         split_loading.start_ranks()
         torch.manual_seed(seed)
-        configuration = deepspeed_config.configuration(settings)
+        on_disk = nvme.configuration(folder, settings) if settings.offload.on_disk else None
+        configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """Whether the ranks share the weights from the start, and write them one by one."""
         self.model = policy_model.load_trainable(folder, settings, configuration if self.split else None)

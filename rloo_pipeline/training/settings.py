@@ -29,7 +29,9 @@ class TrainerSettings(NamedTuple):
     quantization: Literal["nf4"] | None = None
     """How the frozen base of an adapter is held."""
     offload: Offload = Offload()
-    """What is kept in the memory of the node."""
+    """What is kept in the memory of the node, or on its disk."""
+    nvme_path: str | None = None
+    """Folder on a disk of the node, for `offload`."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
     train_vision: bool = False
@@ -80,5 +82,6 @@ class TrainerSettings(NamedTuple):
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
             offload=config.deepspeed.offload,
+            nvme_path=config.deepspeed.nvme_path,
             deepspeed_config=config.deepspeed.own_keys,
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.training import nvme
 from rloo_pipeline.training.engine import Engine
 
 TAG = "state"
@@ -33,16 +34,19 @@ def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -
     path = [str(files.temporary_path(target)) if engine.rank.first else ""]
     torch.distributed.broadcast_object_list(path, src=0)
     temporary = Path(path[0])
-    frozen = engine.settings.lora is not None
     try:
         with translate_disk_full(target.parent):
-            engine.engine.save_checkpoint(
-                path[0],
-                tag=TAG,
-                client_state={"step": engine.step_count},
-                save_latest=False,
-                exclude_frozen_parameters=frozen,
-            )
+            if engine.settings.offload.on_disk:
+                (temporary / TAG).mkdir(parents=True, exist_ok=True)
+                nvme.save_state(engine.engine, temporary / TAG, engine.step_count)
+            else:
+                engine.engine.save_checkpoint(
+                    path[0],
+                    tag=TAG,
+                    client_state={"step": engine.step_count},
+                    save_latest=False,
+                    exclude_frozen_parameters=engine.settings.lora is not None,
+                )
             engine.barrier()
             if engine.rank.first:
                 files.write_json(temporary / ALGORITHM_STATE, algorithm_state)
@@ -76,9 +80,12 @@ def load(engine: Engine, source: Path, **about: object) -> JSON:
                 f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, this run has {value}; "
                 "keep the old setting or start a new run"
             )
-    strict = engine.weights_in_state and engine.settings.lora is None
-    _, client_state = engine.engine.load_checkpoint(str(source), tag=TAG, load_module_strict=strict)
-    engine.step_count = int(client_state["step"])
+    if engine.settings.offload.on_disk:
+        engine.step_count = nvme.load_state(engine.engine, source / TAG)
+    else:
+        strict = engine.weights_in_state and engine.settings.lora is None
+        _, client_state = engine.engine.load_checkpoint(str(source), tag=TAG, load_module_strict=strict)
+        engine.step_count = int(client_state["step"])
     return algorithm_state(source)
 
 
