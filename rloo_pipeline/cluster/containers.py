@@ -128,6 +128,8 @@ def _named(config: Config) -> Iterator[Path]:
         yield Path(config.evaluation.harness.include_path)
     modules = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
     yield from (Path(module) for module in modules if module.endswith(".py"))
+    if config.deepspeed.nvme_path:
+        yield Path(os.path.expandvars(config.deepspeed.nvme_path))
     if cache := os.environ.get(OUTPUT_CACHE):
         yield Path(cache)
 

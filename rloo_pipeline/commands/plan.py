@@ -150,6 +150,8 @@ def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims,
         _print_memory(console, f"{fit.stage} on {card.name} ({card.gigabytes:g} GB)", fit.terms)
         if fit.stage == "update" and (host := memory.offloaded(config, shape)):
             _print_memory(console, "  and in the memory of the node, for each process", host)
+            if disk := memory.on_disk(config, shape):
+                _print_memory(console, "  and on its disk, for each process", disk)
         if fit.stage == "rollout":
             sequences = memory.concurrent_sequences(config, shape, fit.terms)
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")

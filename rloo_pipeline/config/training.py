@@ -32,6 +32,7 @@ OWNED = {
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "how a policy is saved",
     "zero_allow_untested_optimizer": "update.optimizer",
     "zero_force_ds_cpu_optimizer": "update.optimizer",
+    "aio": "deepspeed.offload, which does not use libaio",
     "activation_checkpointing": "deepspeed.gradient_checkpointing",
     "checkpoint": "how a trainer state is saved",
     "data_efficiency": "rollout",
@@ -116,8 +117,7 @@ class Offload(Section):
 
     optimizer: Literal["cpu", "nvme"] | None = None
     """The optimizer's state and the float32 copies of the weights. AdamW then runs on the CPU (DeepSpeedCPUAdam), which
-    DeepSpeed compiles on first use; that needs g++. Needs `zero_stage` 1, 2 or 3. `nvme` needs 3, libaio, and memory
-    that may be locked (`ulimit -l`).
+    DeepSpeed compiles on first use; that needs g++. Needs `zero_stage` 1, 2 or 3. `nvme` needs 3.
     """
     parameters: Literal["cpu", "nvme"] | None = None
     """The weights, which come to the GPU layer by layer. `cpu` needs `zero_stage` 3 and an `optimizer`; `nvme` needs

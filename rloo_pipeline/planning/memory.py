@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout.engine_size import cache_bytes
+from rloo_pipeline.training import nvme
 from rloo_pipeline.training.deepspeed_config import effective_zero_stage
 
 Terms = dict[str, float]
@@ -128,13 +129,26 @@ def offloaded(config: Config, shape: ModelDims) -> Terms:
     """Memory of the node that one process of an update on a GPU takes besides its own."""
     stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
     learned, share, terms = trained(config, shape), 1 / config.deepspeed.processes, Terms()
-    if config.deepspeed.offload.optimizer is not None:
+    largest = shape.hidden * max(shape.intermediate, shape.heads, shape.vocabulary) * share
+    if config.deepspeed.offload.optimizer == "nvme":
+        terms["buffers"] = nvme.BUFFERS * 4 * min(nvme.SUB_GROUP + largest, learned * share)
+        terms["gradients"] = learned * 4 * share
+    elif config.deepspeed.offload.optimizer is not None:
         terms["optimizer"] = state(config, shape) * share
         # DeepSpeed's float32 gradients of the step and, under ZeRO 3, their sums
         terms["gradients"] = learned * (8 if stage == 3 else 4) * share
-    if config.deepspeed.offload.parameters is not None:
+    if config.deepspeed.offload.parameters == "nvme":
+        terms["buffers"] += nvme.READ * 2 * (largest + nvme.ALIGNED)
+    elif config.deepspeed.offload.parameters is not None:
         terms["weights"] = weight_bytes(config, shape) * share
     return terms
+
+
+def on_disk(config: Config, shape: ModelDims) -> Terms:
+    """Bytes that one process of an update on a GPU has on the disk of its node."""
+    offload, share = config.deepspeed.offload, trained(config, shape) / config.deepspeed.processes
+    places = {"optimizer": offload.optimizer, "parameters": offload.parameters}
+    return {name: nvme.WRITTEN[name] * share for name, place in places.items() if place == "nvme"}
 
 
 def weight_bytes(config: Config, shape: ModelDims) -> float:

@@ -1,15 +1,28 @@
-"""DeepSpeed's AdamW for CPUs, whose moments and float32 weights are in host memory or on disk (`deepspeed.offload`)."""
+"""DeepSpeed's AdamW for CPUs, whose moments and float32 weights are in host memory (`deepspeed.offload.optimizer`).
+
+DeepSpeed compiles it for the processor at hand when it is first used, and torch keeps the result in the cache folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import fcntl
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.runtime import guard
-from rloo_pipeline.training.compiled_operations import compiling
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import caches, guard
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+BATON = "lock"
+"""torch's file for a compilation that is under way. It stays if that process is killed, and all others then wait."""
 
 
 def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
@@ -21,10 +34,34 @@ def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     guard.require("deepspeed")
-    with compiling("its AdamW for CPUs", "g++"):
-        optimizer: Any = DeepSpeedCPUAdam(groups, **options)
+    folder = _folder()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # ninja is there
+    with _locked(folder):
+        try:
+            optimizer: Any = DeepSpeedCPUAdam(groups, **options)
+        except RuntimeError as error:
+            raise UserError(
+                f"deepspeed.offload: DeepSpeed cannot compile its AdamW for CPUs here ({error.__cause__ or error}); it "
+                "needs g++, which the image for GPUs has; install that, or leave the key out"
+            ) from error
     optimizer.register_step_pre_hook(_recreate)
     return optimizer  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder of this host, and removes the baton that a killed one has left there."""
+    with (folder / "rloo.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when its process ends, so its holder may remove a baton
+        except OSError as error:
+            raise UserError(
+                f"{folder}: this file system has no locks ({error}), which deepspeed.offload needs to compile AdamW; "
+                "set TORCH_EXTENSIONS_DIR to a folder on a disk of the node"
+            ) from error
+        (folder / "cpu_adam" / BATON).unlink(missing_ok=True)
+        yield
 
 
 def _recreate(optimizer: Any, *_: object) -> None:
@@ -36,3 +73,16 @@ def _recreate(optimizer: Any, *_: object) -> None:
     optimizer.ds_opt_adam.destroy_adam(optimizer.opt_id)
     options = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], optimizer.adam_w_mode, False)
     optimizer.ds_opt_adam.create_adam(optimizer.opt_id, *options)
+
+
+def _folder() -> Path:
+    """A folder for what is compiled on this host: another one may lack its instructions, and may not see its locks."""
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", caches.cache_folder() / "torch_extensions"))
+    digest = hashlib.sha256(f"{sys.version}{torch.__version__}{kind}{socket.gethostname()}".encode()).hexdigest()[:12]
+    folder = root if root.name == digest else root / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

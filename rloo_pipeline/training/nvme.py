@@ -7,11 +7,8 @@ leaves out what is on disk, so a trainer state is written and read here, sub-gro
 from __future__ import annotations
 
 import atexit
-import ctypes
 import fcntl
-import mmap
 import os
-import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import guard, ranks
-from rloo_pipeline.training.compiled_operations import compiling
+from rloo_pipeline.runtime import ranks
+from rloo_pipeline.training import nvme_access
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -30,48 +27,56 @@ if TYPE_CHECKING:
 
 SUB_GROUP = 100_000_000
 """Weights of a rank whose state is in memory at a time."""
-BUFFERS = {"optimizer": 4, "parameters": 5}
-"""DeepSpeed's buffers: a sub-group's weights, gradients and two moments; tensors that are read ahead."""
+BUFFERS = 4
+"""DeepSpeed's buffers for a sub-group: weights, gradients and two moments."""
+READ = 5
+"""DeepSpeed's buffers for weights that are read, at least: the tensors of one module and those of the next."""
 ALIGNED = 1 << 20
-"""DeepSpeed reads and writes in blocks; a buffer is larger than its content by less than this, in numbers."""
+"""DeepSpeed writes whole blocks; a buffer is larger than its content by less than this, in numbers."""
+WRITTEN = {"optimizer": 16, "parameters": 2}
+"""Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 PREFIX, LOCK = "rloo-offload-", "lock"
 _locks: list[Any] = []
 """Open files whose locks say that this process lives."""
 
 
 class Sizes(NamedTuple):
-    """Numbers in the tensors of a model."""
+    """What is in the tensors of a model."""
 
     largest: int
+    """Numbers in the largest one."""
     total: int
+    """Numbers in all."""
+    of_module: int
+    """Tensors that one module has itself, at most."""
 
 
 def configuration(folder: Path, settings: TrainerSettings) -> JSON:
     """DeepSpeed's keys for the offload of `settings`, with a new folder on the disk of this rank.
 
     Raises:
-        UserError: the disk, the memory that may be locked, or what DeepSpeed has to compile does not allow it.
+        UserError: there is no such folder on the node, or too little space in it.
     """
     world = ranks.current().world
     sizes = _sizes(policy.base_of(folder), settings.trust_remote_code)
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
-    locked = BUFFERS["optimizer"] * 4 * (min(SUB_GROUP + largest, share) + ALIGNED)
-    written = share * 16  # float32 weights, two moments, gradients
+    written = share * WRITTEN["optimizer"]
     path = str(_folder(settings.nvme_path))
     keys: JSON = {
         "sub_group_size": SUB_GROUP,
-        "offload_optimizer": {"device": "nvme", "nvme_path": path, "buffer_count": BUFFERS["optimizer"]},
+        "offload_optimizer": {"device": "nvme", "nvme_path": path, "buffer_count": BUFFERS},
     }
     if settings.offload.parameters == "nvme":
-        buffers = {"buffer_count": BUFFERS["parameters"], "buffer_size": largest + ALIGNED}
+        count = max(READ, 2 * sizes.of_module)
+        buffers = {"buffer_count": count, "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
         keys["offload_param"] = {"device": "nvme", "nvme_path": path, **buffers}
-        locked += BUFFERS["parameters"] * 2 * (largest + ALIGNED)
-        written += share * 2
+        # each module gives its buffers back at once: DeepSpeed does not wait for a free one
+        keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+        written += share * WRITTEN["parameters"]
     elif settings.offload.parameters is not None:
         keys["offload_param"] = {"device": settings.offload.parameters}
     _check_space(Path(path), written)
-    _check_lockable(locked)
-    _compile()
+    nvme_access.replace()
     return keys
 
 
@@ -80,7 +85,8 @@ def _sizes(base: Path, trust_remote_code: bool) -> Sizes:
 
     model = plain_model.load_plain(base, "float32", trust_remote_code, device_map="meta")
     counts = [parameter.numel() for parameter in model.parameters()]
-    return Sizes(max(counts), sum(counts))
+    of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
+    return Sizes(max(counts), sum(counts), of_module)
 
 
 def _folder(nvme_path: str | None) -> Path:
@@ -92,14 +98,14 @@ def _folder(nvme_path: str | None) -> Path:
         _remove_if_left(other)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     try:
-        lock = (folder / LOCK).open("w")
+        lock = (folder / "new").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.close(os.open(folder / LOCK, os.O_RDONLY | os.O_DIRECT))
+        (folder / "new").rename(folder / LOCK)  # so that others never see it without the lock
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UserError(
-            f"deepspeed.nvme_path: {parent} is no disk of this node: it has no locks or no direct access ({error}); "
-            "name a folder on one"
+            f"deepspeed.nvme_path: {parent} has no locks ({error}), as file systems of a network may; name a folder on "
+            "a disk of the node"
         ) from error
     _locks.append(lock)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -123,34 +129,6 @@ def _check_space(folder: Path, written: int) -> None:
             f"deepspeed.nvme_path: {folder.parent} has {free / 1e9:,.1f} GB free, and {needed / 1e9:,.1f} GB are "
             "needed; name a folder on a larger disk, or use more nodes"
         )
-
-
-def _check_lockable(needed: int) -> None:
-    """Checks that this process may lock so much memory, which DeepSpeed's buffers need."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        with mmap.mmap(-1, needed) as memory:
-            first = ctypes.c_char.from_buffer(memory)
-            failed = libc.mlock(ctypes.byref(first), ctypes.c_size_t(needed))
-            del first  # it would keep the memory open
-            if failed:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    except OSError as error:
-        raise UserError(
-            f"deepspeed.offload: nvme locks {needed / 1e9:,.2f} GB of memory, and this node does not allow it "
-            f"({error.strerror}; `ulimit -l` says how much); ask for a higher limit, or use `cpu`"
-        ) from error
-
-
-def _compile() -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    guard.require("deepspeed")
-    with compiling("its access to disks", "g++ and the headers of libaio (libaio-dev)"):
-        AsyncIOBuilder().load(verbose=False)
 
 
 def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> None:

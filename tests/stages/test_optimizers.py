@@ -156,7 +156,12 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
         ("adamw", {"offload": {"optimizer": "cpu"}}, "float32", "offload.optimizer needs zero_stage 1, 2 or 3"),
         ("adamw", {"zero_stage": 3, "offload": {"parameters": "cpu"}}, "float32", "offload.parameters needs"),
         ("adamw", {"zero_stage": 2, "offload": {"optimizer": "nvme"}}, "float32", "nvme needs zero_stage: 3"),
-        ("adamw", {"zero_stage": 3, "offload": {"optimizer": "cpu", "parameters": "nvme"}}, "bfloat16", "optimizer: nv"),
+        (
+            "adamw",
+            {"zero_stage": 3, "offload": {"optimizer": "cpu", "parameters": "nvme"}},
+            "bfloat16",
+            "optimizer: nv",
+        ),
         ("adamw", {"zero_stage": 3, "offload": {"optimizer": "nvme", "parameters": "nvme"}}, "float32", "set bfloat16"),
         ("adamw", {"zero_stage": 3, "offload": {"optimizer": "nvme"}}, "float16", "set bfloat16"),
         ("adamw", {"nvme_path": "/scratch"}, "float32", "nvme_path has no effect"),

@@ -49,6 +49,16 @@ def test_what_is_offloaded_is_in_the_memory_of_the_node_and_not_on_the_gpu() -> 
     assert host["weights"] == 2 * half
 
 
+def test_what_is_on_disk_leaves_buffers_in_the_memory_of_the_node() -> None:
+    deepspeed = {"processes": 2, "zero_stage": 3, "offload": {"optimizer": "nvme", "parameters": "nvme"}}
+    config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed=deepspeed))
+    half, embedding = 170e6 / 2, 50e6 / 2
+    assert memory.update(config, SHAPE, "cuda", NOTHING)["optimizer"] == 0
+    host = memory.offloaded(config, SHAPE)
+    assert host == {"buffers": 16 * half + 5 * 2 * (embedding + 2**20), "gradients": 4 * half}
+    assert memory.on_disk(config, SHAPE) == {"optimizer": 16 * half, "parameters": 2 * half}
+
+
 def test_nf4_has_four_bits_and_a_scale_per_block_for_the_layers_alone() -> None:
     terms = update(update={"lora": {}})
     assert terms["weights"] == 2 * 170e6

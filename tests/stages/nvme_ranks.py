@@ -1,0 +1,61 @@
+"""Trainers with their state on a disk, and others (`torchrun nvme_ranks.py FOLDER` or, on one rank, `compare`)."""
+
+import sys
+from pathlib import Path
+
+from split_ranks import step
+from trainers import trainer_settings
+
+from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.config import Offload
+from rloo_pipeline.training import trainer_state
+from rloo_pipeline.training.engine import Engine
+
+SUB_GROUP = 1_500_000
+"""Numbers of a sub-group, so that there are several."""
+
+
+def build(folder: Path, dtype: str, offload: Offload, disk: Path) -> Engine:
+    from deepspeed import zero
+
+    zero.Init.param_id = 0  # counts the weights of a process, as of one engine
+    keys = {"zero_optimization": {"sub_group_size": SUB_GROUP}}
+    where = {"offload": offload, "nvme_path": str(disk), "deepspeed_config": keys}
+    return Engine(folder, trainer_settings(1e-3, dtype=dtype, zero_stage=3, **where), 0)
+
+
+def digests_after(engine: Engine, steps: int, folder: Path) -> tuple[str, str]:
+    """Digests of policy and state after optimizer steps; both are written to the folder."""
+    for _ in range(steps):
+        step(engine)
+    engine.save_policy(folder / "policy")
+    trainer_state.save(engine, folder / "state", {})
+    return manifest.folder_digest(folder / "policy"), manifest.folder_digest(folder / "state")
+
+
+def compare(folder: Path, dtype: str, parameters: str | None) -> None:
+    """Checks that a trainer on disk, a resumed one and one in memory write the same bytes.
+
+    Args:
+        folder: it has the folders `model` and `disk`.
+        dtype: number format of the weights.
+        parameters: where the weights are.
+    """
+    model, disk = folder / "model", folder / "disk"
+    on_disk = Offload(optimizer="nvme", parameters=parameters)
+    engine = build(model, dtype, on_disk, disk)
+    after_3, _ = digests_after(engine, 3, folder / "3")
+    tensors = {file.name.rpartition("_")[2] == "param.tensor.swp" for file in disk.rglob("*.swp")}
+    assert tensors == ({True, False} if parameters == "nvme" else {False})
+    resumed = build(folder / "3" / "policy", dtype, on_disk, disk)
+    assert trainer_state.load(resumed, folder / "3" / "state") == {}
+    assert resumed.step_count == 3
+    after_5 = digests_after(engine, 2, folder / "5")
+    assert digests_after(resumed, 2, folder / "resumed") == after_5
+    memory = build(model, dtype, Offload(optimizer="cpu", parameters=parameters and "cpu"), disk)
+    assert digests_after(memory, 3, folder / "3 in memory")[0] == after_3
+    assert digests_after(memory, 2, folder / "5 in memory")[0] == after_5[0]
+
+
+if __name__ == "__main__":
+    compare(Path(sys.argv[1]), "bfloat16", "nvme")

@@ -1,0 +1,57 @@
+"""The folder of an update on a disk of the node, and what that disk and the node must allow."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import nvme, nvme_access
+
+
+def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(tmp_path) -> None:
+    mine = nvme._folder(str(tmp_path))
+    left = tmp_path / f"{nvme.PREFIX}left"
+    left.mkdir()
+    (left / nvme.LOCK).touch()
+    (left / "weights.swp").touch()
+    nvme._folder(str(tmp_path))
+    assert mine.is_dir()
+    assert not left.exists()
+
+
+def test_a_folder_may_name_variables_and_must_be_on_the_node(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SCRATCH_OF_JOB", str(tmp_path))
+    assert nvme._folder("$SCRATCH_OF_JOB").parent == tmp_path
+    with pytest.raises(UserError, match=r"nvme_path: \$NO_SUCH is no folder on this node"):
+        nvme._folder("$NO_SUCH")
+
+
+def test_a_disk_without_space_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"GB free, and .* GB are needed; name a folder on a larger disk"):
+        nvme._check_space(tmp_path, 10**18)
+
+
+def test_a_file_that_is_short_or_cannot_be_written_is_an_error(tmp_path) -> None:
+    """DeepSpeed's own access goes on with the content that the buffer happened to have."""
+    handle = nvme_access.Handle()
+    buffer = handle.new_cpu_locked_tensor(1000, torch.zeros(1))
+    buffer.copy_(torch.arange(1000))
+    assert handle.is_pinned(buffer.narrow(0, 7, 10))
+    assert not handle.is_pinned(torch.zeros(10))
+    assert handle.async_pwrite(buffer.narrow(0, 7, 900), str(tmp_path / "file"), 0) == 0
+    assert handle.wait() == 1
+    again = handle.new_cpu_locked_tensor(1000, torch.zeros(1, dtype=torch.float32)).zero_()
+    handle.async_pread(again.narrow(0, 3, 900), str(tmp_path / "file"), 0)
+    assert handle.wait() == 1
+    assert torch.equal(again[3:903], buffer[7:907])
+    assert not again[:3].any()
+    handle.async_pread(again, str(tmp_path / "file"), 0)
+    with pytest.raises(UserError, match=r"3,600 bytes can be read of 4,000"):
+        handle.wait()
+    if Path("/dev/full").exists():
+        handle.async_pwrite(again, "/dev/full", 0)
+        with pytest.raises(UserError, match="no space left"):
+            handle.wait()
+    assert handle.free_cpu_locked_tensor(again)
+    assert not handle.is_pinned(again)
