@@ -31,7 +31,7 @@ def use(folder: Path | None = None) -> None:
     Args:
         folder: a new folder in TMPDIR; None makes one.
     """
-    if around := _folder_around():
+    if around := _folder_around(Path(tempfile.gettempdir())):
         _share(around)
         return
     if folder is None:
@@ -41,11 +41,11 @@ def use(folder: Path | None = None) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Removes a folder in TMPDIR at the end of this process, or after it; also those of processes that have ended.
+    """Removes a folder at the end of this process, or after it; also those beside it whose processes have ended.
 
     Does nothing inside of such a folder, which is removed as a whole.
     """
-    if _folder_around() or _lock_of(folder).exists():
+    if _folder_around(folder):
         return
     remove_abandoned(folder.parent)
     temporary = folder / LOCK
@@ -75,7 +75,7 @@ def leave() -> None:
 
 def user_folder() -> Path:
     """The folder for temporary files as the user has set it, in which those of `use` are."""
-    around = _folder_around()
+    around = _folder_around(Path(tempfile.gettempdir()))
     return around.parent if around else Path(tempfile.gettempdir())
 
 
@@ -93,9 +93,8 @@ def remove_abandoned(top: Path) -> None:
             continue
 
 
-def _folder_around() -> Path | None:
-    """The folder of `use` that TMPDIR is, or is in."""
-    folder = Path(tempfile.gettempdir())
+def _folder_around(folder: Path) -> Path | None:
+    """The folder of `use` or `claim` that a folder is, or is in."""
     return next((parent for parent in (folder, *folder.parents) if _lock_of(parent).exists()), None)
 
 

@@ -6,8 +6,6 @@ leaves out what is on disk, so a trainer state is written and read here, sub-gro
 
 from __future__ import annotations
 
-import atexit
-import fcntl
 import os
 import shutil
 import tempfile
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import ranks, scratch
 from rloo_pipeline.training import nvme_access
 
 if TYPE_CHECKING:
@@ -35,9 +33,6 @@ ALIGNED = 1 << 20
 """DeepSpeed writes whole blocks; a buffer is larger than its content by less than this, in numbers."""
 WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
-PREFIX, LOCK = "rloo-offload-", "lock"
-_locks: list[Any] = []
-"""Open files whose locks say that this process lives."""
 
 
 class Sizes(NamedTuple):
@@ -90,36 +85,13 @@ def _sizes(base: Path, trust_remote_code: bool) -> Sizes:
 
 
 def _folder(nvme_path: str | None) -> Path:
-    """A new folder for this process, which is removed when it ends; folders that killed processes left are removed."""
+    """A new folder for this process, which is removed when it ends, as are those that killed processes have left."""
     parent = Path(os.path.expandvars(nvme_path)) if nvme_path else Path(tempfile.gettempdir())
     if not parent.is_dir():
         raise UserError(f"deepspeed.nvme_path: {parent} is no folder on this node; name one on its disk")
-    for other in parent.glob(f"{PREFIX}*"):
-        _remove_if_left(other)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    try:
-        lock = (folder / "new").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / "new").rename(folder / LOCK)  # so that others never see it without the lock
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise UserError(
-            f"deepspeed.nvme_path: {parent} has no locks ({error}), as file systems of a network may; name a folder on "
-            "a disk of the node"
-        ) from error
-    _locks.append(lock)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="rloo-offload-", dir=parent))
+    scratch.claim(folder)
     return folder
-
-
-def _remove_if_left(folder: Path) -> None:
-    """Removes a folder whose process has ended; one of another user stays."""
-    try:
-        with (folder / LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # its process lives, or has just made it
-        pass
 
 
 def _check_space(folder: Path, written: int) -> None:

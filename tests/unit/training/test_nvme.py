@@ -1,23 +1,28 @@
 """The folder of an update on a disk of the node, and what that disk and the node must allow."""
 
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import scratch
 from rloo_pipeline.training import nvme, nvme_access
 
 
-def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(tmp_path) -> None:
+def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_is_removed(tmp_path) -> None:
     mine = nvme._folder(str(tmp_path))
-    left = tmp_path / f"{nvme.PREFIX}left"
+    left = tmp_path / "rloo-offload-left"
     left.mkdir()
-    (left / nvme.LOCK).touch()
     (left / "weights.swp").touch()
-    nvme._folder(str(tmp_path))
+    (tmp_path / f"{scratch.LOCK}{left.name}").write_text(socket.gethostname())
+    other = nvme._folder(str(tmp_path))
     assert mine.is_dir()
     assert not left.exists()
+    scratch.remove()
+    assert not mine.exists()
+    assert not other.exists()
 
 
 def test_a_folder_may_name_variables_and_must_be_on_the_node(tmp_path, monkeypatch) -> None:
