@@ -91,14 +91,23 @@ PADDED: dict[str, dict[str, Any]] = {
 }
 """Right in padded batches: they recur, or do not tell their attention where sequences begin."""
 RIGHT = {**PACKED, **PADDED}
+INDEXED = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16}
 SHALLOW = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256}
 OTHERS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], **MAMBA},
     "blenderbot": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4},
     "codegen": {**SHALLOW, "n_head": 16, "n_embd": 64, "rotary_dim": 4, "head_dim": ABSENT},
     "deepseek_v2": {**LATENT, **EXPERTS, "topk_method": "greedy", "head_dim": ABSENT},
+    "deepseek_v32": {**LATENT, **EXPERTS, **INDEXED, "layer_types": ["indexed_attention", "indexed_attention"]},
+    "deepseek_v4": {
+        **EXPERTS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+    },
     "dots1": {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
-    "glm_moe_dsa": {**LATENT, **EXPERTS, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
+    "falcon": {"head_dim": ABSENT, "num_kv_heads": 2},
+    "glm_moe_dsa": {**LATENT, **EXPERTS, **INDEXED},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 16},
 }
 """Sizes of further types whose default is too large for the sweep, or no model."""

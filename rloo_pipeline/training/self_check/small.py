@@ -156,8 +156,9 @@ def _experts(config: Any) -> int:
 
 
 def _short_windows(config: Any) -> None:
+    """Has a token attend to fewer tokens than there are: by position, or (`index_topk`) by an index that chooses."""
     for name, value in list(vars(config).items()):
-        if model_support.is_window(name) and type(value) is int and value > WINDOW:
+        if (model_support.is_window(name) or name == "index_topk") and type(value) is int and value > WINDOW:
             setattr(config, name, WINDOW)
 
 
