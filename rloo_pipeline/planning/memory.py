@@ -113,6 +113,8 @@ def update(
     forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, device)}
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][device] * _largest(config, shape)
+    if device == "cuda" and config.deepspeed.offload.on_disk:  # through which DeepSpeed's gradients go in float32
+        scratch += learned * 4 * share
     if first:
         optimizer = max(0.0, gradients + optimizer + scratch - freed)
         gradients = scratch = 0.0

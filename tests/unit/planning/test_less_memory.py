@@ -53,7 +53,12 @@ def test_what_is_on_disk_leaves_buffers_in_the_memory_of_the_node() -> None:
     deepspeed = {"processes": 2, "zero_stage": 3, "offload": {"optimizer": "nvme", "parameters": "nvme"}}
     config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed=deepspeed))
     half, embedding = 170e6 / 2, 50e6 / 2
-    assert memory.update(config, SHAPE, "cuda", NOTHING)["optimizer"] == 0
+    gpu = memory.update(config, SHAPE, "cuda", NOTHING)
+    assert gpu["optimizer"] == 0
+    forward = gpu["activations"] + gpu["logits"]
+    assert gpu["gradients beyond these"] == pytest.approx((2 + 4) * half - forward), (
+        "and their float32 form, at the step"
+    )
     host = memory.offloaded(config, SHAPE)
     assert host == {"buffers": 16 * half + 5 * 2 * (embedding + 2**20), "gradients": 4 * half}
     assert memory.on_disk(config, SHAPE) == {"optimizer": 16 * half, "parameters": 2 * half}
