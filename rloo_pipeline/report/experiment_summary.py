@@ -107,7 +107,7 @@ def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tupl
         read_artifact(run_folder / "summary.json", evaluated="test", policy=chosen["policy"])
         samples = run.config.evaluation.num_generations
         table = tables.read(run_folder / "completions.parquet", "completions", policy=chosen["policy"])
-        tests.append(is_correct(table, run.config.rewards, run.config.correct, samples).mean(axis=1))
+        tests.append(is_correct(run.config, table, samples).mean(axis=1))
     return selection, tests
 
 

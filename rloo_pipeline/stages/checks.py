@@ -115,7 +115,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
         rewards=scores_of(table, "reward", samples),
-        right=is_correct(table, config.rewards, config.correct, samples),
+        right=is_correct(config, table, samples),
         lengths=lengths,
         truncated=truncated,
         texts=[texts[first : first + samples] for first in range(0, len(texts), samples)],
