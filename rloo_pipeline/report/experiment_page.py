@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rloo_pipeline.config import JSON
 from rloo_pipeline.evaluation.across_seeds import FEWEST
 from rloo_pipeline.report import frame
-from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart, ChartLine
+from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment
 from rloo_pipeline.report.figures import DASHES, Rounds, Style, figure_of_arms
@@ -17,7 +17,7 @@ HELD_OUT = Chart(
     "Held-out accuracy",
     "Mean over seeds of pass@1 on the held-out problems, by the round that made the policy. Shaded: from the lowest to "
     "the highest seed.",
-    (ChartLine("accuracy", "accuracy"),),
+    {"accuracy": "accuracy"},
     tickformat=".0%",
     from_zero=False,
 )
