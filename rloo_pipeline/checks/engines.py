@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from rloo_pipeline.checks.evidence import Array, Evidence
+from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.evaluation.statistics import Array
 
 
 @check("packed_logprobs", bad="above")

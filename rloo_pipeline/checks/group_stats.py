@@ -7,6 +7,7 @@ import numpy as np
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.mixing import LARGEST, Mixing, fit
 from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.evaluation.statistics import informative
 
 WANTED = 0.8
 """Share of mixed groups for which the check `mixed` names a K."""
@@ -73,7 +74,7 @@ def wasted(evidence: Evidence) -> CheckResult:
 def teaching(evidence: Evidence) -> CheckResult:
     """Share of groups with at least two different rewards."""
     scored = evidence.rewards[~np.isnan(evidence.rewards)]
-    share = float(np.mean([len(set(group[~np.isnan(group)])) > 1 for group in evidence.rewards]))
+    share = informative(evidence.rewards)
     alike = (
         f"all {len(scored)} scored completions of all probe prompts got the same reward ({scored[0]:g})"
         if len(scored) and share == 0

@@ -8,6 +8,9 @@ from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 from rloo_pipeline.evaluation.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
 
+RESAMPLES = 2000
+"""Of the bootstrap of the check `mean_reward`."""
+
 
 @check("scorable", bad="below")
 def scorable(evidence: Evidence) -> CheckResult:
@@ -24,7 +27,7 @@ def scorable(evidence: Evidence) -> CheckResult:
 @check("mean_reward", bad="below")
 def mean_reward(evidence: Evidence) -> CheckResult:
     """Mean over prompts of the mean reward of a prompt's scorable completions."""
-    estimate = estimate_scores(evidence.rewards, evidence.resamples, evidence.seed)
+    estimate = estimate_scores(evidence.rewards, RESAMPLES, evidence.seed)
     if estimate is None:
         return CheckResult(None, "–", "", "no completion has a reward; check the columns that the rewards read.")
     return CheckResult(
