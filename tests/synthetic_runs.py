@@ -17,6 +17,7 @@ from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 
 ROUNDS, PROMPTS, SAMPLES = 40, 60, 2
@@ -214,6 +215,11 @@ def train_again(run: Path, rounds: int) -> None:
         os.utime(run / "rounds" / f"{number:05d}" / "metrics.json", (time.time() + number,) * 2)
 
 
+def page_words(run: Path, config: Config) -> str:
+    """What the page of a finished run says, made anew."""
+    return Reader(render(config, run, summarize_run(config, run))).words
+
+
 class Reader(HTMLParser):
     """Collects the attributes of every element and the text outside of scripts and styles."""
 
@@ -222,6 +228,11 @@ class Reader(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.feed(page)
+
+    @property
+    def words(self) -> str:
+        """The text with one space for any white space."""
+        return " ".join(self.text.split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
