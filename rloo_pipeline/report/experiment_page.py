@@ -10,7 +10,7 @@ from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment
-from rloo_pipeline.report.figures import DASHES, Rounds, Style, figure_of_arms
+from rloo_pipeline.report.figures import Rounds, figure_of_arms, marks
 from rloo_pipeline.report.finished import FinishedRun
 
 HELD_OUT = Chart(
@@ -38,7 +38,6 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
         experiment: the same experiment.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
-    styles = [Style.at(number) for number in range(len(arms))]
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
     each_round: dict[str, list[Rounds]] = {arm: [_each_round(run) for run in runs] for arm, runs in arms.items()}
     rewards: dict[str, list[Rounds]] = {arm: [run.rounds for run in runs] for arm, runs in arms.items()}
@@ -51,7 +50,7 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
         summary=summary,
         headline=headline(summary),
         by_pair={(row["arm"], row["less"]): row for row in summary["comparisons"]},
-        marks={arm: (style.colour, DASHES[style.dash]) for arm, style in zip(arms, styles, strict=True)},
+        marks=marks(arms),
         span=span([_estimate(row) for row in summary["arms"]]),
         fewest=FEWEST,
         charts=[

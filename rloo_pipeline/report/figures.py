@@ -6,7 +6,7 @@ template nor text colours: the page's style sheet sets those for light and dark 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -48,6 +48,12 @@ class Style(NamedTuple):
     def at(cls, number: int) -> Style:
         """The style of line `number`, from 0."""
         return cls(COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)])
+
+
+def marks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and dash pattern, as SVG has it, of the lines with these names: the legend outside of a figure."""
+    styles = {name: Style.at(number) for number, name in enumerate(names)}
+    return {name: (style.colour, DASHES[style.dash]) for name, style in styles.items()}
 
 
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
