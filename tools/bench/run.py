@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import overlap
+import scoring
 import shapes
 import split
 import step
@@ -39,8 +40,7 @@ DEMO = ("--config", "run=bench", "evaluation={each_round: 0}")
 """TRL does not evaluate in each round, so neither side does."""
 DEMO_ROUNDS, LARGE_ROUNDS = 10, 3
 
-Summary = Mapping[str, float]
-Numbers = Mapping[str, list[float] | Summary]
+Numbers = Mapping[str, list[float]]
 
 
 def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
@@ -190,17 +190,6 @@ def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     return figures
 
 
-def scoring(repeats: int, _: Path, arguments: argparse.Namespace) -> Numbers:
-    """Rows a second of math_reward in the pool against the bare function on as many cores."""
-    if arguments.data is None:
-        return {}
-    sys.path.insert(0, str(ROOT / "tools"))
-    from bench_scoring import score_rows_per_s_vs_bare
-
-    figures = score_rows_per_s_vs_bare(arguments.data, repeats=5 * repeats)  # each takes a second
-    return {"score_rows_per_s_vs_bare": figures}
-
-
 def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     """Our optimizer step on a GPU against TRL's, and the share of the GPU's FLOPs that it makes use of."""
     program = "import torch; raise SystemExit(not torch.cuda.is_available())"
@@ -229,7 +218,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "overlap_trl": overlap.against_trl,
     "overlap_slurm": overlap.on_slurm,
     "plan": plan,
-    "scoring": scoring,
+    "scoring": scoring.scoring,
     "split": split.split,
     "gpu": gpu,
 }
@@ -250,7 +239,7 @@ def main() -> None:
         print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
             for number, values in PARTS[name](arguments.repeats, Path(folder), arguments).items():
-                figures[number] = _summary(values) if isinstance(values, list) else values
+                figures[number] = _summary(values)
         RESULT.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")  # the next part may take long
     _show(figures)
     if arguments.check and (worse := _worse(figures)):
