@@ -40,16 +40,29 @@ DEMO = ("--config", "run=bench", "evaluation={each_round: 0}")
 """TRL does not evaluate in each round, so neither side does."""
 DEMO_ROUNDS, LARGE_ROUNDS = 10, 3
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 Numbers = Mapping[str, list[float]]
+
+
+def script(name: str, *arguments: object, **variables: str) -> str:
+    """What a script of this folder prints, in a process of its own.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    if outcome.returncode:
+        raise SystemExit(outcome.stderr[-3000:])
+    return outcome.stdout
 
 
 def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """Our optimizer step against TRL's on the same batch: vocabulary 151,936, and a small model."""
     figures: dict[str, list[float]] = {}
     for name in shapes.SHAPES:
-        # in a process of its own: Linux counts what its parent holds as a child's peak
-        maker = [sys.executable, str(Path(__file__).with_name("shapes.py")), name, str(folder / name)]
-        subprocess.run(maker, check=True, capture_output=True)
+        script("shapes.py", name, folder / name)  # Linux counts what a parent holds as its child's peak
         count = repeats * shapes.SHAPES[name].steps
         ours, trl = _in_turns(name, folder / name, count)
         suffix = "" if name == "large" else f"_{name}"
@@ -79,11 +92,10 @@ class _Side:
     def __init__(self, side: str, name: str, folder: Path, repeats: int) -> None:
         """Starts the process and waits until it is ready for its first step."""
         command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- as long as the process
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, **threads, **(environment.JOBS if side == "ours" else {})},
+            env={**os.environ, **ONE_THREAD, **(environment.JOBS if side == "ours" else {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
         )  # fmt: skip
         self.last_line = ""
@@ -114,27 +126,15 @@ class _Side:
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """What the rollout stage does with a warm engine against vLLM's `generate` alone on the same requests."""
-    command = [sys.executable, str(Path(__file__).with_name("sampling.py")), str(folder), str(repeats)]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    if outcome.returncode:
-        raise SystemExit(outcome.stderr[-3000:])
-    return {"rollout_tokens_per_s_vs_vllm": json.loads(outcome.stdout.splitlines()[-1])}
+    return {"rollout_tokens_per_s_vs_vllm": whole.last_line(script("sampling.py", folder, repeats))}
 
 
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """An update's matrix products against `torch.matmul`; a decoding step's reads against the memory's bandwidth."""
-    shapes_script, script = (str(Path(__file__).with_name(name)) for name in ("shapes.py", "limits.py"))
-    subprocess.run([sys.executable, shapes_script, "large", str(folder)], check=True, capture_output=True)
-    figures: dict[str, list[float]] = {}
-    for part in ("update", "rollout"):
-        command = [sys.executable, script, part, str(folder), str(repeats)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environ = {**os.environ, **environment.JOBS, **threads}
-        outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-        if outcome.returncode:
-            raise SystemExit(outcome.stderr[-3000:])
-        figures |= json.loads(outcome.stdout.splitlines()[-1])
-    return figures
+    script("shapes.py", "large", folder)
+    one_thread = {**environment.JOBS, **ONE_THREAD}
+    parts = [script("limits.py", part, folder, repeats, **one_thread) for part in ("update", "rollout")]
+    return {name: values for part in parts for name, values in whole.last_line(part).items()}
 
 
 def demo(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
