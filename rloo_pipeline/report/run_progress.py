@@ -23,8 +23,9 @@ from rloo_pipeline.errors import UserError
 SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
 ORDER = (
-    *("assets", "prompts", "warmstart", "probe", "checks", "difficulty", "rollout", "score", "refill", "reference"),
-    *("refill_reference", "update", "evaluate", "distance", "harness", "report"),
+    *("assets", "prompts", "trial_probe", "trial_checks", "warmstart", "probe", "checks", "difficulty"),
+    *("rollout", "score_alone", "score", "refill", "reference", "refill_reference", "update"),
+    *("evaluate", "distance", "harness", "report"),
 )
 LAST_LINES = 65536
 """Bytes at a log's end that are searched for the stage's last line; engines print there too."""
@@ -113,6 +114,9 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
 def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
     yield LiveJob("assets", "assets/assets.json", "logs/stage_assets.log")
     yield LiveJob("prompts", "prompts/counts.json", "logs/prompts.log")
+    if config.tries_model:
+        yield LiveJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
+        yield LiveJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
     yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
     yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
     yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
@@ -127,6 +131,10 @@ def _jobs_of_round(config: Config, number: int) -> Iterator[LiveJob]:
         for shard in range(config.rollout.shards):
             output, log = f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
             yield LiveJob(stage, output, log, policy)
+    for reward in (reward.column for reward in config.rewards if reward.gpus):
+        for shard in range(config.rollout.shards):
+            output = f"rounds/{name}/scores/parts/{reward}/{shard:03d}.parquet"
+            yield LiveJob("score_alone", output, f"logs/score/{name}-{shard:03d}-{reward}.log", policy)
     if config.rollout.refill:
         yield LiveJob("refill", f"rounds/{name}/refill/scores.parquet", f"logs/refill/{name}.log", policy)
         if config.uses_reference:
