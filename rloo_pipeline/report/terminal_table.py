@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
@@ -132,9 +132,7 @@ class Measurements:
 
 def table(shown: Sequence[Row], most: int) -> RenderableType:
     """A line a round, the latest `most` of them."""
-    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in COLUMNS:
-        drawn.add_column(column, justify="right", no_wrap=True)
+    drawn = _empty_table()
     if len(shown) > most:
         drawn.add_row("…")
     for row in shown[-most:]:
@@ -144,13 +142,15 @@ def table(shown: Sequence[Row], most: int) -> RenderableType:
 
 def table_of_runs(runs: Sequence[Measurements]) -> RenderableType:
     """A line a run: its latest round."""
-    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    drawn.add_column("run", overflow="fold")
-    for column in COLUMNS:
-        drawn.add_column(column, justify="right", no_wrap=True)
+    drawn = _empty_table(Column("run", overflow="fold"))
     for run in runs:
         drawn.add_row(run.config.run, *run.rows[-1].cells())
     return drawn
+
+
+def _empty_table(*before: Column) -> Table:
+    columns = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
+    return Table(*before, *columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
 
 
 def bar(done: int, total: int, seconds_left: float | None) -> RenderableType:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from helpers import mini
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from synthetic_runs import completions_schema
 
 from rloo_pipeline.artifacts import tables
@@ -13,6 +12,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.report import frame
 from rloo_pipeline.report.tasks import Cell, of_run
 
 TASKS = ["sums", "sums", "<b>code</b>"]
@@ -70,10 +70,7 @@ def test_a_missing_task_column_is_an_error_with_a_suggestion(run) -> None:
 
 def test_the_table_on_the_page_escapes_the_names_of_tasks(run) -> None:
     config = configuration(task_column="task")
-    loader = PackageLoader("rloo_pipeline", "report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"percent": "{:.0%}".format, "figure": str}
-    template = environment.get_template("tasks.html.j2")
+    template = frame.environment().get_template("tasks.html.j2")
     page = template.render(config=config, tasks=of_run(config, run))
     assert "&lt;b&gt;code&lt;/b&gt;" in page
     assert "<b>" not in page
