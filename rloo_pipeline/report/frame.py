@@ -69,7 +69,7 @@ def format_number(value: float | str | None) -> str:
     """
     if value is None or isinstance(value, str):
         return value or "–"
-    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value)
+    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value + 0.0)  # no −0
     return f"−{shown[1:]}" if shown.startswith("-") else shown
 
 
