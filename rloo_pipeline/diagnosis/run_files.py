@@ -28,8 +28,10 @@ TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
 """Characters of such a line that are shown."""
-ROUND = re.compile(r"\d{5}")
+ROUND = re.compile(r"\d{5,}")
 """Begin of the name of a round's log."""
+BY_SEED = "evaluate_chosen"
+"""Stage whose logs are named by the seed."""
 
 
 class RunFiles(NamedTuple):
@@ -79,16 +81,17 @@ class RunFiles(NamedTuple):
         lines, latest, logs = dict[int, str](), len(self.rounds), self.folder / "logs"
         for file in sorted(logs.rglob("*.log")):
             name = file.relative_to(logs).with_suffix("").as_posix()
-            if of_round := ROUND.match(file.stem):
-                number = int(of_round[0])
-                policy, name = max(number - 1 - self.config.rollout.lag, 0), f"{file.parent.name} of round {number}"
-            else:
+            of_round = round_of(file)
+            if of_round is None:
                 number = policy = self.config.rounds if file.stem == "final" else 0
+            else:
+                number, policy = of_round, max(of_round - 1 - self.config.rollout.lag, 0)
+                name = f"{file.parent.name} of round {number}"
             # what workers print is also in the logs of the jobs that use them
             if file.parent.name == "workers" or number > self.config.rounds or not self.is_current(file, policy):
                 continue
             if line := _no_memory(file):
-                lines[min(number, latest) if of_round else latest] = f"{name}: {line}"
+                lines[latest if of_round is None else min(number, latest)] = f"{name}: {line}"
         return lines
 
     def symptoms(self, evaluations: Mapping[int, JSON] | None = None, since: int = 0) -> list[Symptom]:
@@ -141,6 +144,12 @@ def in_order_of_time(run: Path, first: int, last: int) -> int:
     while until < last and _not_older(metrics_of(run, until + 1), [metrics_of(run, until)]):
         until += 1
     return until
+
+
+def round_of(log: Path) -> int | None:
+    """The round in the name of a log; None for stages outside of rounds, whose logs may be named by shard or seed."""
+    named = ROUND.match(log.stem)
+    return int(named[0]) if named and log.parent.name != BY_SEED else None
 
 
 def read_config(folder: Path) -> Config:

@@ -38,6 +38,14 @@ def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
     assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 2048.5, 0.0)
 
 
+def test_logs_that_are_named_by_shard_or_seed_are_of_no_round(tmp_path: Path) -> None:
+    for name in ("difficulty/012", "evaluate_chosen/1234", "evaluate_chosen/12345", "harness/final", "update/00001"):
+        write(tmp_path, name, 0, 10)
+    write(tmp_path, "update/00002", 0, 10)
+    counted = {cost.stage: cost.jobs for cost in costs(jobs_of(tmp_path, rounds=1))}
+    assert counted == {"difficulty": 1, "evaluate_chosen": 2, "harness": 1, "update": 1}
+
+
 def test_rollouts_beside_an_update_are_counted_and_give_the_sides_of_a_round(tmp_path: Path) -> None:
     """Rollouts from 0 to 60 and 60 to 120, 10 seconds of scoring after each, updates 70 to 100, 130 to 160."""
     for number, began in ((1, 0), (2, 60)):
