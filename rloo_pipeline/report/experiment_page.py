@@ -86,7 +86,10 @@ def headline(summary: JSON) -> str:
     counts = sorted({len(row["seeds"]) for row in rows})
     seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"
     begin = f"Of {len(rows)} arms with {seeds} each, "
-    if any(row["reason"] for row in summary["comparisons"]):
+    if len(rows) == 1:
+        arm, right = rows[0]["arm"], frame.percent(rows[0]["mean"]["value"])
+        begin = f"Only {arm} has finished runs, {seeds}: {right} of its answers to held-out problems are right."
+    elif any(row["reason"] for row in summary["comparisons"]):
         begin += "none can be called best, since not all were evaluated in the same way."
     else:
         best = max(rows, key=lambda row: row["mean"]["value"])

@@ -169,6 +169,15 @@ def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> Non
     assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
 
+def test_one_arm_alone_is_not_called_best(changed) -> None:
+    for seed in range(4):
+        for arm in ("plain", "same_50%"):
+            (changed / arm / str(seed) / "summary.json").unlink(missing_ok=True)
+    text = page_of(changed)
+    assert "Only better has finished runs, 4 seeds: " in text
+    assert "best" not in text
+
+
 @pytest.mark.parametrize(
     ("section", "key", "reason"),
     [
