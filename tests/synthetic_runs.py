@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import helpers
 import pyarrow as pa
 import yaml
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
@@ -79,21 +79,11 @@ def write_completions(config: Config, run: Path, name: str, worked_share: float,
         works, right = draw.random() < worked_share, draw.random() < right_share
         text = f"<think>{'1+2+0=03; ' * 12 if works else ''}</think>{place if right else NASTY}"
         length = draw.randint(3, 40)
-        row = {
-            "prompt_id": f"p{place // SAMPLES}",
-            "sample": place % SAMPLES,
-            "prompt_ids": [1],
-            "completion_ids": [2] * length,
-        }
-        row |= {
-            "completion": text,
-            "sampling_logps": [-0.5] * length,
-            "finish_reason": "stop" if length < 38 else "length",
-        }
         rows.append(
-            row
-            | {"seed": place, "scores/answer": float(right), "scores/worked": float(works)}
-            | {"reward": float(right), "seconds": 0.0, "error": None}
+            {"prompt_id": f"p{place // SAMPLES}", "sample": place % SAMPLES, "prompt_ids": [1], "seed": place}
+            | {"completion": text, "completion_ids": [2] * length, "sampling_logps": [-0.5] * length}
+            | {"finish_reason": "stop" if length < 38 else "length", "seconds": 0.0, "error": None}
+            | {"scores/answer": float(right), "scores/worked": float(works), "reward": float(right)}
         )
     schema = completions_schema("answer", "worked")
     folder, about = run / "evaluation" / name, {"policy": name * 8, "evaluated": name}
@@ -141,11 +131,7 @@ def write_prompts(folder: Path, context: str = "") -> None:
         {"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{context}{n}+<b>{n}</b>"}]}
         for n in range(PROMPTS)
     ]
-    table = pa.Table.from_pylist(rows)
-    folder.mkdir(parents=True)
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    write_manifest(folder.parent)
+    helpers.write_prompts(folder.parent, rows, folder.name)
 
 
 def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, float | None]:

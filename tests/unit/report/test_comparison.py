@@ -302,7 +302,7 @@ def train_second_round_again(folder: Path) -> None:
         (train_second_round_again, ["demo-grpo/summary.json: of other rounds than those in the folder", "snakemake"]),
         (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
         (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),
-        (remove("prompts/train/data.arrow"), ["prompts/train/data.arrow is missing"]),
+        (remove("prompts/train/state.json"), ["prompts/train/state.json is missing"]),
     ],
 )
 def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, expected) -> None:

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from helpers import mini
+from helpers import mini, write_prompts
 from synthetic_runs import completions_schema
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import frame
@@ -23,13 +21,8 @@ AFTER = {"math": [1.0, 1.0, 1.0, 0.0, None, None], "code": [None, None, None, No
 @pytest.fixture
 def run(tmp_path) -> Path:
     """Three held-out prompts of two tasks, two completions each."""
-    rows = [{"prompt_id": f"p{n}", "prompt": "x", "prompt_ids": [1], "task": task} for n, task in enumerate(TASKS)]
-    table = pa.Table.from_pylist(rows)
-    (tmp_path / "prompts" / "eval").mkdir(parents=True)
-    file = str(tmp_path / "prompts" / "eval" / "data.arrow")
-    with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    write_manifest(tmp_path / "prompts")
+    prompts = [{"prompt_id": f"p{n}", "prompt": "x", "prompt_ids": [1], "task": task} for n, task in enumerate(TASKS)]
+    write_prompts(tmp_path / "prompts", prompts, "eval")
     for name, scores in (("warmstart", BEFORE), ("final", AFTER)):
         rows = []
         for place in range(6):
