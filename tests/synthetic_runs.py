@@ -166,6 +166,22 @@ def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, fl
     }
 
 
+def write_config(run: Path, config: Config) -> None:
+    """Writes a run's configuration as Snakemake does."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+
+
+def write_log(run: Path, name: str, text: str, time: float | None = None) -> Path:
+    """Writes a log, last changed at some time."""
+    log = run / "logs" / name
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(text)
+    if time is not None:
+        os.utime(log, (time, time))
+    return log
+
+
 def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """Writes the files that the report reads."""
     for number in range(1, config.rounds + 1):
@@ -180,17 +196,15 @@ def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
         write_prompts(run / "prompts" / part)
     write_json(run / "warmstart" / "checks.json", CHECKED)
     for stage, seconds in {"rollout/00001-000": 4000, "update/00001": 700, "prompts": 1.5}.items():
-        log = run / "logs" / f"{stage}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
         end = BEGAN + timedelta(seconds=seconds)
-        log.write_text(f"{end},123 INFO rloo.time: took {seconds:.1f} s\n")
+        write_log(run, f"{stage}.log", f"{end},123 INFO rloo.time: took {seconds:.1f} s\n")
     return run
 
 
 def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """Writes a finished run without report.html and weights."""
     make_run(run, config, learned)
-    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_config(run, config)
     write_json(run / "summary.json", summarize_run(config.only("report"), run))
     return run
 

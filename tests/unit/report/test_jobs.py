@@ -4,15 +4,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from synthetic_runs import write_log
 
 from rloo_pipeline.report.jobs import costs, jobs_of, side_seconds, spent
 
 
 def write(run: Path, place: str, start: int, seconds: float, before: str = "", cost: str = "") -> None:
-    log = run / "logs" / f"{place}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     end = datetime(2026, 11, 1) + timedelta(seconds=start + seconds)
-    log.write_text(f"{before}{end},000 INFO rloo.time: took {seconds:.1f} s{cost}\n")
+    write_log(run, f"{place}.log", f"{before}{end},000 INFO rloo.time: took {seconds:.1f} s{cost}\n")
 
 
 def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from synthetic_runs import (
     page_words,
     train_again,
     write_completions,
+    write_log,
     write_prompts,
 )
 
@@ -340,8 +341,7 @@ def test_the_page_of_a_run_that_is_trained_again_shows_the_new_rounds_alone(tmp_
 def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
     config = configuration(rounds=6).only("report")
     run = make_run(tmp_path / "run", config)
-    (run / "logs" / "evaluate").mkdir()
-    (run / "logs" / "evaluate" / "final.log").write_text("torch.OutOfMemoryError: CUDA out of memory")
+    write_log(run, "evaluate/final.log", "torch.OutOfMemoryError: CUDA out of memory")
     text = page_words(run, config)
     assert "out of memory6evaluate/final: torch.OutOfMemoryError: CUDA out of memory" in text
 

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import mini, rloo
-from synthetic_runs import metrics_of
+from synthetic_runs import metrics_of, write_config
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
@@ -34,9 +33,8 @@ def _a_home_of_its_own(tmp_path, monkeypatch) -> None:
 
 def write_run(run: Path, rounds: int, variant: str = "", **changes: object) -> History:
     """Writes a run of 8 rounds, of which `rounds` are done, one second apart."""
-    run.mkdir(parents=True, exist_ok=True)
     config = Config(**mini(**{"rounds": 8, **changes}))
-    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_config(run, config)
     for number in range(1, rounds + 1):
         file = trackers.metrics_of(run, number)
         write_json(file, metrics_of(number, variant))
