@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +73,6 @@ class Measurements:
         self._metrics: list[Metrics] = []
         self._run = run_files.RunFiles(folder, config, self._metrics)
         self._seconds: list[float | None] = []
-        self._accuracies: dict[int, float] = {}
         self.rows: list[Row] = []
         """A row for each finished round, and one for policy 0 where it was evaluated."""
         self._pace: float | None = None
@@ -101,16 +100,15 @@ class Measurements:
                     break
                 self._metrics[number - 1 :] = [run_files.read_metrics(self.folder, number)]
                 self._seconds[number - 1 :] = [self._seconds_of(number)]
-            self._accuracies = self._run.accuracies()
+            held_out = self._run.accuracies()
             self._pace = run_progress.seconds_per_round(self._run) or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
         if len(self._metrics) != before:
             self._since = time.time()
-        self.rows = self._rows()
+        self.rows = self._rows(held_out)
 
-    def _rows(self) -> list[Row]:
-        held_out = self._accuracies
+    def _rows(self, held_out: Mapping[int, float]) -> list[Row]:
         rows = [Row(0, None, held_out[0], None, None, None, None)] if 0 in held_out else []
         for number, (metrics, seconds) in enumerate(zip(self._metrics, self._seconds, strict=True), start=1):
             tokens = metrics.get("num_completion_tokens")
