@@ -41,19 +41,15 @@ KINDS: dict[str, dict[str, Any]] = {
 def build(folder: Path, seed: int, kind: str, **_: Any) -> Path:
     """Writes a model of this kind with the demo's tokenizer; models of different seeds differ in every weight."""
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
-    from rloo_pipeline.demo.character_model import character_tokenizer
+    from rloo_pipeline.demo.character_model import character_tokenizer, save
 
     tokenizer = character_tokenizer(CONTEXT)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(configuration(kind, tokenizer), dtype=torch.float32)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, model, tokenizer)
     return folder
 
 

@@ -8,15 +8,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import helpers
 import pyarrow as pa
 import yaml
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 
 ROUNDS, PROMPTS, SAMPLES = 40, 60, 2
@@ -78,21 +79,11 @@ def write_completions(config: Config, run: Path, name: str, worked_share: float,
         works, right = draw.random() < worked_share, draw.random() < right_share
         text = f"<think>{'1+2+0=03; ' * 12 if works else ''}</think>{place if right else NASTY}"
         length = draw.randint(3, 40)
-        row = {
-            "prompt_id": f"p{place // SAMPLES}",
-            "sample": place % SAMPLES,
-            "prompt_ids": [1],
-            "completion_ids": [2] * length,
-        }
-        row |= {
-            "completion": text,
-            "sampling_logps": [-0.5] * length,
-            "finish_reason": "stop" if length < 38 else "length",
-        }
         rows.append(
-            row
-            | {"seed": place, "scores/answer": float(right), "scores/worked": float(works)}
-            | {"reward": float(right), "seconds": 0.0, "error": None}
+            {"prompt_id": f"p{place // SAMPLES}", "sample": place % SAMPLES, "prompt_ids": [1], "seed": place}
+            | {"completion": text, "completion_ids": [2] * length, "sampling_logps": [-0.5] * length}
+            | {"finish_reason": "stop" if length < 38 else "length", "seconds": 0.0, "error": None}
+            | {"scores/answer": float(right), "scores/worked": float(works), "reward": float(right)}
         )
     schema = completions_schema("answer", "worked")
     folder, about = run / "evaluation" / name, {"policy": name * 8, "evaluated": name}
@@ -140,11 +131,7 @@ def write_prompts(folder: Path, context: str = "") -> None:
         {"prompt_id": f"p{n}", "prompt": [{"role": "user", "content": f"{context}{n}+<b>{n}</b>"}]}
         for n in range(PROMPTS)
     ]
-    table = pa.Table.from_pylist(rows)
-    folder.mkdir(parents=True)
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    write_manifest(folder.parent)
+    helpers.write_prompts(folder.parent, rows, folder.name)
 
 
 def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, float | None]:
@@ -179,6 +166,22 @@ def metrics_of(number: int, run: str = "", learned: float = 0.6) -> dict[str, fl
     }
 
 
+def write_config(run: Path, config: Config) -> None:
+    """Writes a run's configuration as Snakemake does."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+
+
+def write_log(run: Path, name: str, text: str, time: float | None = None) -> Path:
+    """Writes a log, last changed at some time."""
+    log = run / "logs" / name
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(text)
+    if time is not None:
+        os.utime(log, (time, time))
+    return log
+
+
 def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """Writes the files that the report reads."""
     for number in range(1, config.rounds + 1):
@@ -193,17 +196,15 @@ def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
         write_prompts(run / "prompts" / part)
     write_json(run / "warmstart" / "checks.json", CHECKED)
     for stage, seconds in {"rollout/00001-000": 4000, "update/00001": 700, "prompts": 1.5}.items():
-        log = run / "logs" / f"{stage}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
         end = BEGAN + timedelta(seconds=seconds)
-        log.write_text(f"{end},123 INFO rloo.time: took {seconds:.1f} s\n")
+        write_log(run, f"{stage}.log", f"{end},123 INFO rloo.time: took {seconds:.1f} s\n")
     return run
 
 
 def finish_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """Writes a finished run without report.html and weights."""
     make_run(run, config, learned)
-    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_config(run, config)
     write_json(run / "summary.json", summarize_run(config.only("report"), run))
     return run
 
@@ -214,6 +215,11 @@ def train_again(run: Path, rounds: int) -> None:
         os.utime(run / "rounds" / f"{number:05d}" / "metrics.json", (time.time() + number,) * 2)
 
 
+def page_words(run: Path, config: Config) -> str:
+    """What the page of a finished run says, made anew."""
+    return Reader(render(config, run, summarize_run(config, run))).words
+
+
 class Reader(HTMLParser):
     """Collects the attributes of every element and the text outside of scripts and styles."""
 
@@ -222,6 +228,11 @@ class Reader(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.feed(page)
+
+    @property
+    def words(self) -> str:
+        """The text with one space for any white space."""
+        return " ".join(self.text.split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))

@@ -8,19 +8,18 @@ docs/assets/player.js plays.
 from __future__ import annotations
 
 import argparse
-import fcntl
+import contextlib
 import json
 import os
-import pty
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from ptyprocess import PtyProcessUnicode
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
@@ -109,26 +108,15 @@ def _typed(command: str) -> Iterator[tuple[float, str]]:
 
 def _ran(command: str, folder: Path) -> Iterator[tuple[float, str]]:
     """What a command prints on a terminal: pauses and text."""
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": own, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
-    process = subprocess.Popen(
-        command.split(), stdin=terminal, stdout=terminal, stderr=terminal, cwd=folder, env=environment
-    )
-    os.close(terminal)
-    before, rest = time.monotonic(), b""
-    while True:
-        try:
-            rest += os.read(controller, 65536)
-        except OSError:  # the command has ended
-            break
-        text = rest.decode("utf-8", errors="ignore")
-        rest = b"" if text.encode() == rest else rest[len(text.encode()) :]
-        now = time.monotonic()
-        yield min(now - before, LONGEST_PAUSE), text
-        before = now
-    os.close(controller)
+    process = PtyProcessUnicode.spawn(command.split(), cwd=folder, env=environment, dimensions=(ROWS, COLUMNS))
+    before = time.monotonic()
+    with contextlib.suppress(EOFError):  # the command has ended
+        while True:
+            text, now = process.read(65536), time.monotonic()
+            yield min(now - before, LONGEST_PAUSE), text
+            before = now
     if process.wait():
         sys.exit(f"screenshots: `{command}` failed")
 

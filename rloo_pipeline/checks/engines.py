@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 
-from rloo_pipeline.checks.evidence import Array, Evidence
+from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.evaluation.statistics import Array
 
 
-@check("packed_logprobs", bad="above")
+@check(bad="above")
 def packed_logprobs(evidence: Evidence) -> CheckResult:
     """Largest difference of a token's log-prob between the packed model and plain transformers, in nats.
 
@@ -24,7 +25,7 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("logprob_difference", bad="above")
+@check(bad="above")
 def logprob_difference(evidence: Evidence) -> CheckResult | None:
     """Difference of a token's log-prob between vLLM and the trainer, in nats.
 
@@ -43,7 +44,7 @@ def logprob_difference(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("logprob_difference_q95", bad="above")
+@check(bad="above")
 def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
     """95% quantile of that difference, which shows first if some of the tokens are computed differently."""
     if evidence.differences is None:
@@ -59,7 +60,7 @@ def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("perplexity", bad="above", sft=True)
+@check(bad="above", sft=True)
 def perplexity(evidence: Evidence) -> CheckResult | None:
     """exp of the mean negative log-prob per token, on demonstrations that SFT trains on."""
     if evidence.demonstrations is None:
@@ -72,7 +73,7 @@ def perplexity(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("perplexity_held_out", bad="above", sft=True)
+@check(bad="above", sft=True)
 def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
     """Perplexity on demonstrations that SFT does not train on."""
     if evidence.held_out is None:
@@ -85,7 +86,7 @@ def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("overfitting", bad="above")
+@check(bad="above")
 def overfitting(evidence: Evidence) -> CheckResult | None:
     """Perplexity on held-out demonstrations divided by that on those trained on."""
     if evidence.demonstrations is None or evidence.held_out is None:
@@ -99,7 +100,7 @@ def overfitting(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("entropy", bad="below")
+@check(bad="below")
 def entropy(evidence: Evidence) -> CheckResult:
     """Mean entropy of the next token over the probe completions, in nats, at the sampling temperature."""
     mean = float(evidence.entropies.mean())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from rloo_pipeline.evaluation.statistics import Array
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,3 @@ class Evidence:
     num_generations: int
     """K of the rounds, which may differ from the probe's."""
     seed: int
-    resamples: int = 2000
-    """Number of bootstrap resamples."""

@@ -7,12 +7,13 @@ import numpy as np
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.mixing import LARGEST, Mixing, fit
 from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.evaluation.statistics import informative
 
 WANTED = 0.8
 """Share of mixed groups for which the check `mixed` names a K."""
 
 
-@check("all_right", bad="above")
+@check(bad="above")
 def all_right(evidence: Evidence) -> CheckResult:
     """Share of groups whose completions are all right."""
     share = float(evidence.right.all(axis=1).mean())
@@ -24,7 +25,7 @@ def all_right(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("all_wrong", bad="above", sft=True)
+@check(bad="above", sft=True)
 def all_wrong(evidence: Evidence) -> CheckResult:
     """Share of groups none of whose completions is right."""
     share = float((~evidence.right).all(axis=1).mean())
@@ -37,7 +38,7 @@ def all_wrong(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("mixed", bad="below")
+@check(bad="below")
 def mixed(evidence: Evidence) -> CheckResult:
     """Share of groups with both right and wrong completions, and the K at which 80% of groups would have both."""
     share, mixing = mixed_share(evidence), mixing_of(evidence)
@@ -55,7 +56,7 @@ def mixed(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("wasted", bad="above")
+@check(bad="above")
 def wasted(evidence: Evidence) -> CheckResult:
     """Expected share of a round's completions in groups that are all right or all wrong, at the rounds' K."""
     mixing = mixing_of(evidence)
@@ -69,11 +70,11 @@ def wasted(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("teaching", bad="below", sft=True)
+@check(bad="below", sft=True)
 def teaching(evidence: Evidence) -> CheckResult:
     """Share of groups with at least two different rewards."""
     scored = evidence.rewards[~np.isnan(evidence.rewards)]
-    share = float(np.mean([len(set(group[~np.isnan(group)])) > 1 for group in evidence.rewards]))
+    share = informative(evidence.rewards)
     alike = (
         f"all {len(scored)} scored completions of all probe prompts got the same reward ({scored[0]:g})"
         if len(scored) and share == 0

@@ -8,8 +8,11 @@ from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 from rloo_pipeline.evaluation.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
 
+RESAMPLES = 2000
+"""Of the bootstrap of the check `mean_reward`."""
 
-@check("scorable", bad="below")
+
+@check(bad="below")
 def scorable(evidence: Evidence) -> CheckResult:
     """Share of the completions that have a reward."""
     share = float(np.mean(~np.isnan(evidence.rewards)))
@@ -21,10 +24,10 @@ def scorable(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("mean_reward", bad="below")
+@check(bad="below")
 def mean_reward(evidence: Evidence) -> CheckResult:
     """Mean over prompts of the mean reward of a prompt's scorable completions."""
-    estimate = estimate_scores(evidence.rewards, evidence.resamples, evidence.seed)
+    estimate = estimate_scores(evidence.rewards, RESAMPLES, evidence.seed)
     if estimate is None:
         return CheckResult(None, "–", "", "no completion has a reward; check the columns that the rewards read.")
     return CheckResult(
@@ -35,7 +38,7 @@ def mean_reward(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("pass_at_1", bad="below")
+@check(bad="below")
 def pass_at_1(evidence: Evidence) -> CheckResult:
     """Chance that a completion is right."""
     estimate = estimate_share(pass_at_ks(evidence.right)[1], evidence.right.shape[1])
@@ -43,7 +46,7 @@ def pass_at_1(evidence: Evidence) -> CheckResult:
     return CheckResult(estimate.value, text, "The share of right answers at the first try.", "Few answers are right.")
 
 
-@check("pass_at_k", bad="below", sft=True)
+@check(bad="below", sft=True)
 def pass_at_k(evidence: Evidence) -> CheckResult:
     """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the probe's K."""
     passes = pass_at_ks(evidence.right)
@@ -58,7 +61,7 @@ def pass_at_k(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("truncated", bad="above")
+@check(bad="above")
 def truncated(evidence: Evidence) -> CheckResult:
     """Share of completions that reach the length limit."""
     share = float(evidence.truncated.mean())
@@ -71,7 +74,7 @@ def truncated(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("format_rate", bad="below", sft=True)
+@check(bad="below", sft=True)
 def format_rate(evidence: Evidence) -> CheckResult | None:
     """Share of completions in the format that the format reward asks for."""
     if evidence.in_form is None:
@@ -85,7 +88,7 @@ def format_rate(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("duplicates", bad="above")
+@check(bad="above")
 def duplicates(evidence: Evidence) -> CheckResult:
     """Share of completions that repeat another completion of their group word for word."""
     share = float(np.mean([1 - len(set(group)) / len(group) for group in evidence.texts]))

@@ -1,7 +1,7 @@
 """What a check is: a number that is bad above or below its limits, with advice for either case.
 
-A check is a function decorated with `@check(name)`, which takes `Evidence` and returns a `CheckResult`, or None if it
-does not apply. Its name is also the key of its limits in the configuration (`checks.limits`).
+A check is a function decorated with `@check(bad=side)`, which takes `Evidence` and returns a `CheckResult`, or None if
+it does not apply. Its name is also the key of its limits in the configuration (`checks.limits`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ CheckFunction = Callable[[Evidence], CheckResult | None]
 class Check(NamedTuple):
     """A function and how its value is judged."""
 
-    name: str
     measure: CheckFunction
     bad: Side
     """On which side of its limits a value is bad."""
@@ -46,11 +45,11 @@ CHECKS: dict[str, Check] = {}
 """All checks by name."""
 
 
-def check(name: str, bad: Side, sft: bool = False) -> Callable[[CheckFunction], CheckFunction]:
-    """Registers a function as a check."""
+def check(bad: Side, sft: bool = False) -> Callable[[CheckFunction], CheckFunction]:
+    """Registers a function as a check under its name."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        CHECKS[name] = Check(name, function, bad, sft)
+        CHECKS[function.__name__] = Check(function, bad, sft)
         return function
 
     return register

@@ -6,7 +6,7 @@ from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 
 
-@check("round_trip", bad="below")
+@check(bad="below")
 def round_trip(evidence: Evidence) -> CheckResult:
     """Share of prompts whose ids stay the same when decoded and encoded again."""
     facts = evidence.tokens
@@ -19,7 +19,7 @@ def round_trip(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("double_bos", bad="above")
+@check(bad="above")
 def double_bos(evidence: Evidence) -> CheckResult:
     """Number of prompts that begin with two BOS tokens."""
     return CheckResult(
@@ -30,7 +30,7 @@ def double_bos(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("generation_prompt", bad="below")
+@check(bad="below")
 def generation_prompt(evidence: Evidence) -> CheckResult | None:
     """Share of chats whose ids end with the text that the template puts before an answer."""
     facts = evidence.tokens
@@ -45,7 +45,7 @@ def generation_prompt(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check("stop_ids", bad="above")
+@check(bad="above")
 def stop_ids(evidence: Evidence) -> CheckResult:
     """Number of disagreements between the three on how a completion ends."""
     facts, conflicts = evidence.tokens, list[str]()
@@ -61,7 +61,7 @@ def stop_ids(evidence: Evidence) -> CheckResult:
     )
 
 
-@check("pad_token", bad="above")
+@check(bad="above")
 def pad_token(evidence: Evidence) -> CheckResult:
     """1 if PAD is also an end token or EOS is used as PAD: safe here, because masks come from lengths, not from ids."""
     pad, eos = evidence.tokens.pad, evidence.tokens.eos

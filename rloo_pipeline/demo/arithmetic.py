@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-_Problem = tuple[int, str, int]
+Problem = tuple[int, str, int]
+"""Operand, sign, operand."""
 
 SPLITS = ("dev", "dev", "test", *["train"] * 7)
 """The split of each tenth of all operand pairs; hyperparameters are tuned on `dev` only."""
 
-_PATIENCE = 10_000
+PATIENCE = 10_000
 """Consecutive draws without a new problem after which a split counts as exhausted."""
 
 
@@ -36,8 +37,8 @@ def problems(split: str, size: int, seed: int = 0, *, digits: int = 3, signs: st
         ValueError: the split is unknown or has fewer problems.
     """
     return [
-        {"prompt": _message("user", f"{a}{sign}{b}"), "answer": str(_result(a, sign, b))}
-        for a, sign, b in _distinct(split, size, seed, digits, signs)
+        {"prompt": message("user", f"{a}{sign}{b}"), "answer": str(_result(a, sign, b))}
+        for a, sign, b in _problems(split, size, seed, digits, signs)
     ]
 
 
@@ -56,10 +57,10 @@ def demonstrations(
     """
     rng = random.Random(f"worked {split} {seed}")
     rows = []
-    for a, sign, b in _distinct(split, size, seed, digits, signs):
+    for a, sign, b in _problems(split, size, seed, digits, signs):
         thought = work(a, sign, b) if rng.random() < worked_share else ""
         solution = f"<think>{thought}</think>{_result(a, sign, b)}"
-        rows.append({"prompt": _message("user", f"{a}{sign}{b}"), "completion": _message("assistant", solution)})
+        rows.append({"prompt": message("user", f"{a}{sign}{b}"), "completion": message("assistant", solution)})
     return rows
 
 
@@ -79,30 +80,41 @@ def split_of(a: int, b: int) -> str:
     return SPLITS[zlib.crc32(f"{min(a, b)},{max(a, b)}".encode()) % len(SPLITS)]
 
 
-def _distinct(split: str, size: int, seed: int, digits: int, signs: str) -> list[_Problem]:
+def distinct(split: str, size: int, digits: int, draws: Iterator[Problem]) -> list[Problem]:
+    """The first `size` different problems of a split among endless draws.
+
+    Raises:
+        ValueError: the split is unknown or has fewer problems.
+    """
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: choose one of {', '.join(sorted(set(SPLITS)))}")
-    distinct: dict[_Problem, None] = {}
+    chosen: dict[Problem, None] = {}
     misses = 0
-    for problem in _draws(random.Random(f"{split} {seed}"), digits, signs):
-        if len(distinct) == size:
-            return list(distinct)
-        is_new = problem not in distinct and split_of(problem[0], problem[2]) == split
-        misses = 0 if is_new else misses + 1
-        if is_new:
-            distinct[problem] = None
-        elif misses > _PATIENCE:
-            raise ValueError(f"the {split} split has about {len(distinct)} problems of {digits} digits, not {size}")
-    raise AssertionError("the stream of problems never ends")
+    while len(chosen) < size:
+        a, sign, b = next(draws)
+        if (a, sign, b) not in chosen and split_of(a, b) == split:
+            chosen[a, sign, b], misses = None, 0
+        elif (misses := misses + 1) > PATIENCE:
+            raise ValueError(f"the {split} split has about {len(chosen)} problems of {digits} digits, not {size}")
+    return list(chosen)
 
 
-def _draws(rng: random.Random, digits: int, signs: str) -> Iterator[_Problem]:
+def operands(rng: random.Random, digits: int) -> tuple[int, int]:
+    """Two numbers with so many digits."""
     smallest, largest = 10 ** (digits - 1), 10**digits - 1
+    return rng.randint(smallest, largest), rng.randint(smallest, largest)
+
+
+def _problems(split: str, size: int, seed: int, digits: int, signs: str) -> list[Problem]:
+    return distinct(split, size, digits, _draws(random.Random(f"{split} {seed}"), digits, signs))
+
+
+def _draws(rng: random.Random, digits: int, signs: str) -> Iterator[Problem]:
     while True:
-        a, b, sign = rng.randint(smallest, largest), rng.randint(smallest, largest), rng.choice(signs)
+        (a, b), sign = operands(rng, digits), rng.choice(signs)
         if sign == "+":
             yield a, sign, b
-        elif abs(a - b) >= smallest:
+        elif abs(a - b) >= 10 ** (digits - 1):
             yield max(a, b), sign, min(a, b)
 
 
@@ -112,5 +124,6 @@ def _result(a: int, sign: str, b: int) -> int:
     return a + b if sign == "+" else a - b
 
 
-def _message(role: str, content: str) -> list[dict[str, str]]:
+def message(role: str, content: str) -> list[dict[str, str]]:
+    """A conversation of one message."""
     return [{"role": role, "content": content}]

@@ -6,9 +6,10 @@ A model this small cannot multiply, but it can copy: the problem into a call, an
 """
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
-from rloo_pipeline.demo.arithmetic import split_of
+from rloo_pipeline.demo.arithmetic import Problem, distinct, message, operands
 
 TOOL = "calculator"
 
@@ -21,10 +22,12 @@ def problems(split: str, size: int, seed: int = 0, *, digits: int = 3) -> list[d
         size: number of rows.
         seed: seed of the draws.
         digits: digits of the factors.
+
+    Raises:
+        ValueError: the split is unknown or has fewer problems.
     """
     return [
-        {"prompt": [{"role": "user", "content": f"{a}*{b}"}], "answer": str(a * b)}
-        for a, b in _factors(split, size, seed, digits)
+        {"prompt": message("user", f"{a}*{b}"), "answer": str(a * b)} for a, _, b in _factors(split, size, seed, digits)
     ]
 
 
@@ -42,25 +45,21 @@ def demonstrations(
     """
     rng = random.Random(f"called {split} {seed}")
     rows = []
-    for a, b in _factors(split, size, seed, digits):
-        answer = {"role": "assistant", "content": str(a * b)}
-        call = {"type": "function", "function": {"name": TOOL, "arguments": {"expression": f"{a}*{b}"}}}
-        calls = [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": TOOL, "content": str(a * b)},
-        ]
-        messages = [*calls, answer] if rng.random() < called_share else [answer]
-        rows.append({"prompt": [{"role": "user", "content": f"{a}*{b}"}], "completion": messages})
+    for a, _, b in _factors(split, size, seed, digits):
+        messages: list[dict[str, Any]] = [*message("assistant", str(a * b))]
+        if rng.random() < called_share:
+            call = {"type": "function", "function": {"name": TOOL, "arguments": {"expression": f"{a}*{b}"}}}
+            result = {"role": "tool", "name": TOOL, "content": str(a * b)}
+            messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, result, *messages]
+        rows.append({"prompt": message("user", f"{a}*{b}"), "completion": messages})
     return rows
 
 
-def _factors(split: str, size: int, seed: int, digits: int) -> list[tuple[int, int]]:
-    """Distinct pairs of factors of a split."""
-    rng = random.Random(f"{split} {seed}")
-    smallest, largest = 10 ** (digits - 1), 10**digits - 1
-    distinct: dict[tuple[int, int], None] = {}
-    while len(distinct) < size:
-        a, b = rng.randint(smallest, largest), rng.randint(smallest, largest)
-        if split_of(a, b) == split:
-            distinct[a, b] = None
-    return list(distinct)
+def _factors(split: str, size: int, seed: int, digits: int) -> list[Problem]:
+    return distinct(split, size, digits, _draws(random.Random(f"{split} {seed}"), digits))
+
+
+def _draws(rng: random.Random, digits: int) -> Iterator[Problem]:
+    while True:
+        a, b = operands(rng, digits)
+        yield a, "*", b

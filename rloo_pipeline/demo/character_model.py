@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 WORDS = ["system", "user", "assistant", "<think>", "</think>"]
@@ -45,6 +45,10 @@ TOOL_CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
 """ChatML with tools, whose calls are those of Hermes and Qwen."""
+
+
+Extra = Sequence[str] | dict[str, str]
+"""Further special tokens, or these by their names."""
 
 
 class ModelSize(TypedDict, total=False):
@@ -118,6 +122,11 @@ def write_qwen3(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+    save(folder, model, tokenizer)
+
+
+def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Writes a model that samples and ends at the tokenizer's end token, and the tokenizer."""
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -138,14 +147,16 @@ def character_tokenizer(context: int = 256, words: Sequence[str] = (), character
     return with_chat(tokenizer, context, unk_token=UNKNOWN)
 
 
-def with_chat(tokenizer: Tokenizer, context: int, **special_tokens: str) -> PreTrainedTokenizerFast:
-    """Wraps a tokenizer and adds the chat template, an end token and a padding token."""
+def with_chat(
+    tokenizer: Tokenizer, context: int, template: str = CHAT_TEMPLATE, extra: Extra = (START,), **special_tokens: str
+) -> PreTrainedTokenizerFast:
+    """Wraps a tokenizer and adds a chat template, an end token, a padding token and further special tokens."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
+        extra_special_tokens=extra if isinstance(extra, dict) else [*extra],
+        chat_template=template,
         clean_up_tokenization_spaces=False,
         model_max_length=context,
         padding_side="left",

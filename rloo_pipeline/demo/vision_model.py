@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from rloo_pipeline.demo.character_model import END, PAD, START, UNKNOWN
+from rloo_pipeline.demo.character_model import END, PAD, START, UNKNOWN, save, with_chat
 from rloo_pipeline.demo.colours import COLOURS, QUESTION, SIDE
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -58,11 +58,7 @@ def tiny_vision_model(
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
         if model_type == "gemma3":  # transformers begin with zeros, which images do not get through
             torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=initializer_range)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, model, tokenizer)
     _write(folder / "preprocessor_config.json", _image_processor(model_type))
     if model_type == "gemma3":
         _name_as_published(folder / "model.safetensors")
@@ -150,14 +146,5 @@ def word_tokenizer(context: int, model_type: str = "qwen2_5_vl") -> PreTrainedTo
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     image = GEMMA_TOKENS["boi_token"] if gemma else "<|vision_start|><|image_pad|><|vision_end|>"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        unk_token=UNKNOWN,
-        extra_special_tokens={"start_token": START, **GEMMA_TOKENS} if gemma else [START, *placeholders],
-        chat_template=CHAT_TEMPLATE.replace("IMAGE", image),
-        clean_up_tokenization_spaces=False,
-        model_max_length=context,
-        padding_side="left",
-    )
+    special = {"start_token": START, **GEMMA_TOKENS} if gemma else [START, *placeholders]
+    return with_chat(tokenizer, context, CHAT_TEMPLATE.replace("IMAGE", image), special, unk_token=UNKNOWN)

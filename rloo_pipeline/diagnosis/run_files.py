@@ -7,10 +7,10 @@ more rounds, files of the training before are still there. They are older than w
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import JSON, Config
@@ -28,8 +28,11 @@ TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
 """Characters of such a line that are shown."""
-ROUND = re.compile(r"\d{5}")
+ROUND = re.compile(r"\d{5,}")
 """Begin of the name of a round's log."""
+Result = TypeVar("Result")
+BY_SEED = "evaluate_chosen"
+"""Stage whose logs are named by the seed."""
 
 
 class RunFiles(NamedTuple):
@@ -79,16 +82,17 @@ class RunFiles(NamedTuple):
         lines, latest, logs = dict[int, str](), len(self.rounds), self.folder / "logs"
         for file in sorted(logs.rglob("*.log")):
             name = file.relative_to(logs).with_suffix("").as_posix()
-            if of_round := ROUND.match(file.stem):
-                number = int(of_round[0])
-                policy, name = max(number - 1 - self.config.rollout.lag, 0), f"{file.parent.name} of round {number}"
-            else:
+            of_round = round_of(file)
+            if of_round is None:
                 number = policy = self.config.rounds if file.stem == "final" else 0
+            else:
+                number, policy = of_round, max(of_round - 1 - self.config.rollout.lag, 0)
+                name = f"{file.parent.name} of round {number}"
             # what workers print is also in the logs of the jobs that use them
             if file.parent.name == "workers" or number > self.config.rounds or not self.is_current(file, policy):
                 continue
             if line := _no_memory(file):
-                lines[min(number, latest) if of_round else latest] = f"{name}: {line}"
+                lines[latest if of_round is None else min(number, latest)] = f"{name}: {line}"
         return lines
 
     def symptoms(self, evaluations: Mapping[int, JSON] | None = None, since: int = 0) -> list[Symptom]:
@@ -141,6 +145,12 @@ def in_order_of_time(run: Path, first: int, last: int) -> int:
     while until < last and _not_older(metrics_of(run, until + 1), [metrics_of(run, until)]):
         until += 1
     return until
+
+
+def round_of(log: Path) -> int | None:
+    """The round in the name of a log; None for stages outside of rounds, whose logs may be named by shard or seed."""
+    named = ROUND.match(log.stem)
+    return int(named[0]) if named and log.parent.name != BY_SEED else None
 
 
 def read_config(folder: Path) -> Config:
@@ -229,29 +239,25 @@ def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
         return False
 
 
+def _until_changed(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
+    """Reads a file again only after it was written or replaced; what is returned is not to be changed."""
+    once = lru_cache(maxsize=100_000)(lambda file, _version: read(file))
+
+    def read_cached(file: Path) -> Result:
+        status = file.stat()
+        return once(file, (status.st_ino, status.st_ctime_ns, status.st_size))
+
+    return read_cached
+
+
+@_until_changed
 def _read(file: Path) -> JSON:
-    """The content of a JSON file, which is not to be changed; the file is read again only after it has changed."""
-    return _read_once(file, _version(file))
-
-
-@lru_cache(maxsize=100_000)
-def _read_once(file: Path, _version: tuple[int, ...]) -> JSON:
     return read_artifact(file)
 
 
-def _version(file: Path) -> tuple[int, ...]:
-    """What is another after a file was written or replaced."""
-    status = file.stat()
-    return status.st_ino, status.st_ctime_ns, status.st_size
-
-
+@_until_changed
 def _no_memory(log: Path) -> str | None:
-    """The last line near a log's end that reports a lack of memory; it is searched again only after it has changed."""
-    return _find_no_memory(log, _version(log))
-
-
-@lru_cache(maxsize=100_000)
-def _find_no_memory(log: Path, _version: tuple[int, ...]) -> str | None:
+    """The last line near a log's end that reports a lack of memory."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))
         text = file.read().decode("utf-8", errors="replace")

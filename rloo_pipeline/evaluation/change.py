@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from rloo_pipeline.evaluation.statistics import Array, informative
 
 
 class Change(NamedTuple):
@@ -68,7 +67,7 @@ def change(
         spearman=_mean([rho for _, rho in ranked]),
         reward=(_mean(before[~np.isnan(before)]), _mean(after[~np.isnan(after)])),
         unscorable=(int(np.isnan(before).sum()), int(np.isnan(after).sum())),
-        informative=(_informative(before), _informative(after)),
+        informative=(informative(before), informative(after)),
         variance=(_variance(before), _variance(after)),
         completions=len(first),
         advantage_correlation=_correlation(first, second),
@@ -110,11 +109,6 @@ def _rankings(old: Array, new: Array) -> tuple[float, float] | None:
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
     return float(kendalltau(first, second).statistic), float(spearmanr(first, second).statistic)
-
-
-def _informative(rewards: Array) -> float:
-    """Share of groups with at least two different rewards."""
-    return float(np.mean([len(set(group[~np.isnan(group)])) > 1 for group in rewards]))
 
 
 def _variance(rewards: Array) -> float | None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
-from rloo_pipeline.config import Correct, Reward
+from rloo_pipeline.config import Config, Reward
 
 
 def grid(column: pa.ChunkedArray, samples: int) -> NDArray[np.float64]:
@@ -22,18 +22,18 @@ def scores_of(table: pa.Table, function: str, samples: int) -> NDArray[np.float6
     return grid(table[tables.score_column(function)], samples)
 
 
-def is_correct(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.bool_]:
+def score_names(rewards: list[Reward]) -> list[str]:
+    """What `scores_of` takes: the reward functions, and `reward`."""
+    return [*(reward.column for reward in rewards), "reward"]
+
+
+def is_correct(config: Config, scores: pa.Table, samples: int) -> NDArray[np.bool_]:
     """Which completions count as right, [prompts, samples]; an unscorable completion does not."""
-    return np.nan_to_num(_deciding(scores, rewards, correct, samples), nan=-np.inf) >= correct.threshold
+    return scores_of(scores, config.deciding_reward.column, samples) >= config.correct.threshold
 
 
-def counts_of(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> dict[str, Counts]:
+def counts_of(config: Config, scores: pa.Table, samples: int) -> dict[str, Counts]:
     """By prompt_id, how many completions are right, of those that the reward for it scored."""
-    right = is_correct(scores, rewards, correct, samples).sum(axis=1, dtype=float).tolist()
-    scored = np.isfinite(_deciding(scores, rewards, correct, samples)).sum(axis=1, dtype=float).tolist()
+    right = is_correct(config, scores, samples).sum(axis=1, dtype=float).tolist()
+    scored = np.isfinite(scores_of(scores, config.deciding_reward.column, samples)).sum(axis=1, dtype=float).tolist()
     return dict(zip(scores["prompt_id"].to_pylist()[::samples], map(Counts, right, scored), strict=True))
-
-
-def _deciding(scores: pa.Table, rewards: list[Reward], correct: Correct, samples: int) -> NDArray[np.float64]:
-    """The scores that say what is right."""
-    return scores_of(scores, correct.reward or rewards[0].column, samples)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.evaluation.completions import is_correct, scores_of
+from rloo_pipeline.evaluation.completions import is_correct, score_names, scores_of
 from rloo_pipeline.evaluation.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training.lengths import length_metrics
@@ -29,10 +29,9 @@ def summarize_evaluation(
     samples = samples or settings.num_generations
     temperature = settings.temperature if temperature is None else temperature
     seed = derive(config.seed, "bootstrap")
-    right = is_correct(table, config.rewards, config.correct, samples)
+    right = is_correct(config, table, samples)
     passes = {k: estimate_share(values, samples // k) for k, values in pass_at_ks(right).items()}
-    functions = [reward.column for reward in config.rewards]
-    rewards = {name: scores_of(table, name, samples) for name in [*functions, "reward"]}
+    rewards = {name: scores_of(table, name, samples) for name in score_names(config.rewards)}
     means = {name: estimate_scores(values, settings.bootstrap_samples, seed) for name, values in rewards.items()}
     return {
         "prompts": len(right),

@@ -75,6 +75,11 @@ def pass_at_ks(right: NDArray[np.bool_]) -> dict[int, Array]:
     return {k: np.array([pass_at_k(samples, int(count), k) for count in counts]) for k in powers_of_two(samples)}
 
 
+def informative(rewards: Array) -> float:
+    """Share of groups with at least two different rewards, of [prompts, samples] with NaN for none."""
+    return float(np.mean([len(set(group[~np.isnan(group)])) > 1 for group in rewards]))
+
+
 def is_share(*values: Array) -> bool:
     """Whether scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
     return set(np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))) == {0.0, 1.0}

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rloo_pipeline.config import Config
-
-
-class ChartLine(NamedTuple):
-    """One metric of metrics.json as a curve."""
-
-    metric: str
-    label: str
 
 
 class Chart(NamedTuple):
@@ -20,8 +13,8 @@ class Chart(NamedTuple):
 
     title: str
     caption: str
-    lines: tuple[ChartLine, ...]
-    """All are drawn for one run; only the first is drawn for several runs."""
+    lines: Mapping[str, str]
+    """Metric of metrics.json → its label. All are drawn for one run; only the first is drawn for several runs."""
     band: tuple[str, str] | None = None
     """Metrics that bound the shaded area: (lower, upper), or (middle, half its width) with `spread`."""
     band_of: int = 0
@@ -35,91 +28,79 @@ class Chart(NamedTuple):
     only_changing: bool = False
     """Left out if the values never change."""
 
+    @property
+    def first_metric(self) -> str:
+        """What is drawn for several runs."""
+        return next(iter(self.lines))
+
 
 LENGTH = Chart(
     "Completion length",
     "Mean number of tokens. Shaded: shortest to longest.",
-    (
-        ChartLine("completions/mean_length", "all"),
-        ChartLine("completions/mean_terminated_length", "not truncated"),
-    ),
+    {"completions/mean_length": "all", "completions/mean_terminated_length": "not truncated"},
     ("completions/min_length", "completions/max_length"),
 )
 WASTED = Chart(
     "Samples that teach little",
     "Share of completions truncated at the length limit, and of prompts whose rewards are all equal.",
-    (
-        ChartLine("completions/clipped_ratio", "truncated completions"),
-        ChartLine("frac_reward_zero_std", "prompts with equal rewards"),
-    ),
+    {"completions/clipped_ratio": "truncated completions", "frac_reward_zero_std": "prompts with equal rewards"},
     tickformat=".0%",
 )
 TOOLS = Chart(
     "Calls of tools",
     "Mean number of calls of a completion, and the share of calls that an error answered.",
-    (
-        ChartLine("tools/call_frequency", "calls of a completion"),
-        ChartLine("tools/failure_frequency", "failed calls"),
-    ),
+    {"tools/call_frequency": "calls of a completion", "tools/failure_frequency": "failed calls"},
 )
 TOKENS_FOR_TEACHING = Chart(
     "Tokens for a group that teaches",
     "Completion tokens of the round, divided by the groups that the update trains on whose rewards differ.",
-    (ChartLine("groups/tokens_per_teaching", "tokens"),),
+    {"groups/tokens_per_teaching": "tokens"},
 )
 KL = Chart(
     "KL from the warm start",
     "Distance of the sampling policy from policy 0 (with the KL in the loss, of the policy in training): nats per "
     "completion, by each run’s estimator.",
-    (ChartLine("kl/sequence_mean", "KL"),),
+    {"kl/sequence_mean": "KL"},
 )
 BETA = Chart(
     "KL coefficient",
     "beta, adapted after each round towards the target KL.",
-    (ChartLine("beta", "beta"),),
+    {"beta": "beta"},
     only_changing=True,
 )
 ENTROPY = Chart(
     "Entropy",
     "How undecided the policy is: mean nats per token. A fall to 0 is a collapse.",
-    (ChartLine("entropy", "entropy"),),
+    {"entropy": "entropy"},
 )
 CLIPPED = Chart(
     "Clipped ratios",
     "Share of completions (of tokens, at token level) whose gradient was removed by the clip or, with cispo, whose "
     "weight was cut.",
-    (
-        ChartLine("clip_ratio/low_mean", "below the range"),
-        ChartLine("clip_ratio/high_mean", "above the range"),
-    ),
+    {"clip_ratio/low_mean": "below the range", "clip_ratio/high_mean": "above the range"},
     tickformat=".1%",
 )
 MISMATCH = Chart(
     "Sampler against trainer",
     "Difference between the log-probs of vLLM and of the trainer for the same token, in nats.",
-    (
-        ChartLine("sampling/sampling_logp_difference/mean", "mean"),
-        ChartLine("sampling/sampling_logp_difference/max", "largest"),
-    ),
+    {"sampling/sampling_logp_difference/mean": "mean", "sampling/sampling_logp_difference/max": "largest"},
     log=True,
 )
 GRADIENT = Chart(
     "Gradient norm",
     "Before clipping, mean over the round’s optimizer steps.",
-    (ChartLine("grad_norm", "gradient norm"),),
+    {"grad_norm": "gradient norm"},
 )
-LEARNING_RATE = Chart(
-    "Learning rate", "At the round’s last optimizer step.", (ChartLine("learning_rate", "learning rate"),)
-)
+LEARNING_RATE = Chart("Learning rate", "At the round’s last optimizer step.", {"learning_rate": "learning rate"})
 MEAN_REWARD = "Weighted sum of the rewards, before the KL penalty: mean over the round’s completions."
 REWARD = Chart(
     "Reward",
     f"{MEAN_REWARD} Shaded: one standard deviation of the round’s completions to either side.",
-    (ChartLine("reward", "reward"),),
+    {"reward": "reward"},
     ("reward", "reward_std"),
     spread=True,
 )
-REWARD_OF_RUNS = Chart("Reward by round", MEAN_REWARD, (ChartLine("reward", "reward"),), from_zero=False)
+REWARD_OF_RUNS = Chart("Reward by round", MEAN_REWARD, {"reward": "reward"}, from_zero=False)
 
 
 def charts(config: Config) -> list[Chart]:
@@ -127,7 +108,7 @@ def charts(config: Config) -> list[Chart]:
     functions = Chart(
         "Reward functions",
         "Mean of each function; a function of weight 0 is only monitored.",
-        tuple(ChartLine(f"rewards/{r.column}/mean", f"{r.column}, weight {r.weight:g}") for r in config.rewards),
+        {f"rewards/{r.column}/mean": f"{r.column}, weight {r.weight:g}" for r in config.rewards},
     )
     actions = "tokens" if config.algorithm.importance_sampling_level == "token" else "completions"
     effect = "weight was cut" if config.algorithm.clip == "cispo" else "gradient was removed"
@@ -160,11 +141,11 @@ def shared_charts(functions: Sequence[str]) -> list[Chart]:
         Chart(
             f"Reward function {name}",
             "Mean over the round’s completions; this function decides what counts as right.",
-            (ChartLine(f"rewards/{name}/mean", name),),
+            {f"rewards/{name}/mean": name},
             from_zero=False,
         )
         for name in functions
     ]
     length = LENGTH._replace(caption="Mean number of tokens.", band=None)
-    clipped = CLIPPED._replace(lines=(ChartLine("clip_ratio/region_mean", "clipped"),))
+    clipped = CLIPPED._replace(lines={"clip_ratio/region_mean": "clipped"})
     return [*deciding, ENTROPY, length, KL, GRADIENT, clipped]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rloo_pipeline.config import JSON
 from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, shared_charts
-from rloo_pipeline.report.figures import DASHES, Style, figure_of_runs
+from rloo_pipeline.report.figures import figure_of_runs, marks
 from rloo_pipeline.report.finished import FinishedRun
 
 HEIGHT_OF_REWARD = 380
@@ -25,13 +25,12 @@ def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
     """
     rounds = {run.name: run.rounds for run in runs}
     deciding = list(dict.fromkeys(run.deciding for run in runs))
-    styles = [Style.at(number) for number in range(len(runs))]
     return frame.fill(
         "comparison_page.html.j2",
         comparison=comparison,
         headline=headline(comparison),
         apart={subject: fact["said"] for subject, fact in comparison["shared"].items() if not fact["same"]},
-        marks={name: (style.colour, DASHES[style.dash]) for name, style in zip(rounds, styles, strict=True)},
+        marks=marks(rounds),
         span=span([row["final"] for row in comparison["runs"]]),
         charts=[
             (REWARD_OF_RUNS, figure_of_runs(REWARD_OF_RUNS, rounds, HEIGHT_OF_REWARD)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rloo_pipeline.report.jobs import Cost
@@ -57,15 +57,13 @@ class Picture(NamedTuple):
 
     boxes: list[Box]
     arrows: list[str]
-    rounds: tuple[float, float, float, float]
-    """Frame around the stages of a round: x, y, width, height."""
     top: int
     """Upper edge of the picture."""
 
 
 def picture(costs: Sequence[Cost]) -> Picture:
     """The DAG of a run in which these stages had jobs."""
-    by_stage: Mapping[str, Cost] = {cost.stage: cost for cost in costs}
+    by_stage = {cost.stage: cost for cost in costs}
     total = sum(cost.seconds for cost in costs) or 1.0
     boxes = [
         Box(stage, x, y, by_stage.get(stage), by_stage[stage].seconds / total if stage in by_stage else 0.0)
@@ -74,7 +72,7 @@ def picture(costs: Sequence[Cost]) -> Picture:
     ]
     shown = {box.stage for box in boxes}
     arrows = [_arrow(*PLACES[a], *PLACES[b]) for a, b in ARROWS if {a, b} <= shown]
-    return Picture(boxes, arrows, (446, 18, 452, 144), -40 if "difficulty" in shown else 0)
+    return Picture(boxes, arrows, -40 if "difficulty" in shown else 0)
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from rloo_pipeline.config import JSON
 from rloo_pipeline.evaluation.across_seeds import FEWEST
 from rloo_pipeline.report import frame
-from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart, ChartLine
+from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment
-from rloo_pipeline.report.figures import DASHES, Rounds, Style, figure_of_arms
+from rloo_pipeline.report.figures import Rounds, figure_of_arms, marks
 from rloo_pipeline.report.finished import FinishedRun
 
 HELD_OUT = Chart(
     "Held-out accuracy",
     "Mean over seeds of pass@1 on the held-out problems, by the round that made the policy. Shaded: from the lowest to "
     "the highest seed.",
-    (ChartLine("accuracy", "accuracy"),),
+    {"accuracy": "accuracy"},
     tickformat=".0%",
     from_zero=False,
 )
@@ -38,7 +38,6 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
         experiment: the same experiment.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
-    styles = [Style.at(number) for number in range(len(arms))]
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
     each_round: dict[str, list[Rounds]] = {arm: [_each_round(run) for run in runs] for arm, runs in arms.items()}
     rewards: dict[str, list[Rounds]] = {arm: [run.rounds for run in runs] for arm, runs in arms.items()}
@@ -51,7 +50,7 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
         summary=summary,
         headline=headline(summary),
         by_pair={(row["arm"], row["less"]): row for row in summary["comparisons"]},
-        marks={arm: (style.colour, DASHES[style.dash]) for arm, style in zip(arms, styles, strict=True)},
+        marks=marks(arms),
         span=span([_estimate(row) for row in summary["arms"]]),
         fewest=FEWEST,
         charts=[
@@ -87,7 +86,10 @@ def headline(summary: JSON) -> str:
     counts = sorted({len(row["seeds"]) for row in rows})
     seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"
     begin = f"Of {len(rows)} arms with {seeds} each, "
-    if any(row["reason"] for row in summary["comparisons"]):
+    if len(rows) == 1:
+        arm, right = rows[0]["arm"], frame.percent(rows[0]["mean"]["value"])
+        begin = f"Only {arm} has finished runs, {seeds}: {right} of its answers to held-out problems are right."
+    elif any(row["reason"] for row in summary["comparisons"]):
         begin += "none can be called best, since not all were evaluated in the same way."
     else:
         best = max(rows, key=lambda row: row["mean"]["value"])

@@ -68,7 +68,9 @@ def read(folder: Path) -> FinishedExperiment:
                 runs[arm][seed] = finished.read(run_folder)
             state = {"arm": arm, "seed": seed, "folder": f"{arm}/{seed}", "rounds": len(files.rounds)}
             symptoms = list(dict.fromkeys(symptom.title for symptom in files.symptoms()))
-            state |= _ends(files.config.rounds, about.get("rounds", {}).get(arm))
+            rounds, planned = files.config.rounds, about.get("rounds", {}).get(arm)  # earlier versions wrote no rounds
+            # the config.yaml of a run that a gate ended has fewer rounds than planned
+            state |= {"planned": planned or rounds, "stopped": planned is not None and rounds < planned}
             states.append(state | {"finished": is_finished, "symptoms": symptoms})
     if not any(runs.values()):
         raise UserError(
@@ -76,16 +78,6 @@ def read(folder: Path) -> FinishedExperiment:
         )
     facts = (about["experiment"], about["arms"], about["vary"], about["seeds"])
     return FinishedExperiment(*facts, runs, states, *_choice(folder, runs))
-
-
-def _ends(rounds: int, planned: int | None) -> JSON:
-    """The rounds planned for a run, and whether a gate ended it before: its config.yaml has fewer than planned then.
-
-    Args:
-        rounds: in its config.yaml.
-        planned: in experiment.yaml; None in one of an earlier version.
-    """
-    return {"planned": planned or rounds, "stopped": planned is not None and rounds < planned}
 
 
 def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tuple[JSON | None, Sequence[Array]]:
@@ -107,7 +99,7 @@ def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tupl
         read_artifact(run_folder / "summary.json", evaluated="test", policy=chosen["policy"])
         samples = run.config.evaluation.num_generations
         table = tables.read(run_folder / "completions.parquet", "completions", policy=chosen["policy"])
-        tests.append(is_correct(table, run.config.rewards, run.config.correct, samples).mean(axis=1))
+        tests.append(is_correct(run.config, table, samples).mean(axis=1))
     return selection, tests
 
 

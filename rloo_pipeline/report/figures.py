@@ -6,7 +6,7 @@ template nor text colours: the page's style sheet sets those for light and dark 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -32,6 +32,11 @@ class Curve(NamedTuple):
     numbers: list[int]
     values: list[float | None]
 
+    @classmethod
+    def of(cls, label: str, metric: str, rounds: Rounds) -> Curve:
+        """A metric by the number of the round."""
+        return cls(label, [int(row["round"] or 0) for row in rounds], [row.get(metric) for row in rounds])
+
 
 class Style(NamedTuple):
     """Look of a line. A pair of colour and dash repeats only after twelve lines."""
@@ -45,17 +50,22 @@ class Style(NamedTuple):
         return cls(COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)])
 
 
+def marks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and dash pattern, as SVG has it, of the lines with these names: the legend outside of a figure."""
+    styles = {name: Style.at(number) for number, name in enumerate(names)}
+    return {name: (style.colour, DASHES[style.dash]) for name, style in styles.items()}
+
+
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
     """A chart of one run, or None if no round has any of its values (such as the KL without a reference)."""
-    curves = [Curve(line.label, _numbers(rounds), _values(line.metric, rounds)) for line in chart.lines]
-    band = [_band(_numbers(rounds), _limits(chart, rounds), Style.at(chart.band_of).colour)] if chart.band else []
+    curves = [Curve.of(label, metric, rounds) for metric, label in chart.lines.items()]
+    band = [_band(curves[0].numbers, _limits(chart, rounds), Style.at(chart.band_of).colour)] if chart.band else []
     return _figure(chart, curves, band, HEIGHT, legend=len(curves) > 1)
 
 
 def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds], height: int = HEIGHT) -> JSON | None:
     """A chart's first line for several runs by name, or None if no run has it; the legend is on the page."""
-    metric = chart.lines[0].metric
-    curves = [Curve(name, _numbers(rounds), _values(metric, rounds)) for name, rounds in runs.items()]
+    curves = [Curve.of(name, chart.first_metric, rounds) for name, rounds in runs.items()]
     return _figure(chart, curves, [], height, legend=False)
 
 
@@ -67,42 +77,31 @@ def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: i
         arms: name → the rounds of each seed. A round that not all of them have is left out.
         height: in pixels.
     """
-    metric = chart.lines[0].metric
     curves, bands = list[Curve](), list[JSON]()
     for line, (arm, runs) in enumerate(arms.items()):
-        by_round = [dict(zip(_numbers(rounds), _values(metric, rounds), strict=True)) for rounds in runs]
+        by_round = [{int(row["round"] or 0): row.get(chart.first_metric) for row in rounds} for rounds in runs]
         numbers = [number for number in by_round[0] if all(number in values for values in by_round)]
         seeds = [[value for values in by_round if (value := values[number]) is not None] for number in numbers]
         whole = [values if len(values) == len(runs) else [] for values in seeds]
         curves.append(Curve(arm, numbers, [sum(values) / len(values) if values else None for values in whole]))
         limits = [(min(values), max(values)) if values else None for values in whole]
         bands.append(_band(numbers, limits, Style.at(line).colour))
-    drawn = _figure(chart, curves, bands, height, legend=False)
-    if drawn and max((max(curve.numbers, default=0) for curve in curves), default=0) > 8:  # few points far apart
-        drawn["layout"]["xaxis"] = {**drawn["layout"]["xaxis"], "dtick": None, "nticks": 7}
-    return drawn
-
-
-def _numbers(rounds: Rounds) -> list[int]:
-    return [int(metrics["round"] or 0) for metrics in rounds]
-
-
-def _values(metric: str, rounds: Rounds) -> list[float | None]:
-    return [metrics.get(metric) for metrics in rounds]
+    return _figure(chart, curves, bands, height, legend=False)
 
 
 def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, legend: bool) -> JSON | None:
     distinct = {value for curve in curves for value in curve.values if value is not None}
     if len(distinct) < (2 if chart.only_changing else 1):
         return None
-    rounds = max(len(curve.numbers) for curve in curves)
+    few = max(len(curve.numbers) for curve in curves) <= FEW_ROUNDS
+    last = max(max(curve.numbers, default=0) for curve in curves)
     lines = [
-        _trace(Style.at(number), curve, rounds <= FEW_ROUNDS)
+        _trace(Style.at(number), curve, few)
         for number, curve in enumerate(curves)
         if not legend or any(value is not None for value in curve.values)  # the figure's own legend has no empty line
     ]
     legend_height = HEIGHT_OF_ENTRY * len(lines) if legend else 0
-    return {"data": [*band, *lines], "layout": _layout(chart, rounds, height + legend_height, legend)}
+    return {"data": [*band, *lines], "layout": _layout(chart, last, height + legend_height, legend)}
 
 
 def _trace(style: Style, curve: Curve, few: bool) -> JSON:
@@ -157,7 +156,7 @@ def _see_through(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.16)"
 
 
-def _layout(chart: Chart, rounds: int, height: int, legend: bool) -> JSON:
+def _layout(chart: Chart, last: int, height: int, legend: bool) -> JSON:
     font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
     below = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
     return {
@@ -170,18 +169,19 @@ def _layout(chart: Chart, rounds: int, height: int, legend: bool) -> JSON:
         "dragmode": False,
         "showlegend": legend,
         "legend": {**below, "itemclick": False, "itemdoubleclick": False},
-        **_axes(chart, rounds),
+        **_axes(chart, last),
     }
 
 
-def _axes(chart: Chart, rounds: int) -> dict[str, Any]:
+def _axes(chart: Chart, last: int) -> dict[str, Any]:
+    """Both axes; a tick for each round where the last one is no later than 8."""
     grid = {
         "gridcolor": "rgba(128,128,128,0.2)",
         "zerolinecolor": "rgba(128,128,128,0.45)",
         "fixedrange": True,
         "automargin": True,
     }
-    x: dict[str, Any] = {"dtick": 1} if rounds <= 8 else {"nticks": 7}
+    x: dict[str, Any] = {"dtick": 1} if last <= 8 else {"nticks": 7}
     x |= {"showgrid": False, "zeroline": False, "spikedash": "solid", "unifiedhovertitle": {"text": "round %{x}"}}
     y: dict[str, Any] = {"dtick": 1, "type": "log"} if chart.log else {"nticks": 6, "type": "linear"}
     y |= {"exponentformat": "e", "rangemode": "tozero" if chart.from_zero else "normal", "tickformat": chart.tickformat}
@@ -197,7 +197,7 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
         title: of the x axis.
         tickformat: of the y axis.
     """
-    chart = Chart("", "", (), tickformat=tickformat)
+    chart = Chart("", "", {}, tickformat=tickformat)
     layout = _layout(chart, len(x), HEIGHT, legend=False)
     layout["hovermode"], layout["bargap"] = "closest", 0.12
     layout["xaxis"] |= {"title": {"text": title, "standoff": 6}, "type": "category" if isinstance(x[0], str) else "-"}
@@ -224,7 +224,7 @@ def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
         "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 0}},
         "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
     }
-    layout = _layout(Chart("", "", ()), 9, 60 + 24 * len(stages), legend=False)
+    layout = _layout(Chart("", "", {}), 9, 60 + 24 * len(stages), legend=False)
     layout["hovermode"], layout["barmode"] = "closest", "overlay"
     layout["margin"] = {"l": 96, "r": 10, "t": 10, "b": 44}
     layout["xaxis"] |= {"title": {"text": "minutes since the first job began", "standoff": 6}, "showgrid": True}

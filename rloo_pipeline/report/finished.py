@@ -70,7 +70,7 @@ def read(folder: Path) -> FinishedRun:
         read_held_out(folder, range(1, config.rounds + 1)),
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
-        is_correct(completions, config.rewards, config.correct, samples).mean(axis=1),
+        is_correct(config, completions, samples).mean(axis=1),
         seconds_by_stage(jobs_of(folder, config.rounds)),
     )
 

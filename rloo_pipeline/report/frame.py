@@ -27,7 +27,7 @@ def fill(template: str, **context: Any) -> str:
     context["charts"] = [(chart, figure) for chart, figure in context["charts"] if figure]
     figures = {f"plot-{number}": figure for number, (_, figure) in enumerate(context["charts"], 1)}
     context["figures"] = figures | {key: figure for key, figure in context.get("figures", {}).items() if figure}
-    return _environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
+    return environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
 
 
 @cache
@@ -44,7 +44,8 @@ def templates_of(package: str, **options: Any) -> Environment:
     return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates of the pages, with their filters."""
     environment = templates_of("rloo_pipeline.report", autoescape=True)
     environment.filters |= {"percent": percent, "points": points, "figure": format_number, "duration": duration}
     environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
@@ -68,7 +69,7 @@ def format_number(value: float | str | None) -> str:
     """
     if value is None or isinstance(value, str):
         return value or "–"
-    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value)
+    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value + 0.0)  # no −0
     return f"−{shown[1:]}" if shown.startswith("-") else shown
 
 

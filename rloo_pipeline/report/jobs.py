@@ -15,6 +15,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from rloo_pipeline.diagnosis.run_files import round_of
+
 TOOK = re.compile(
     r"^(?P<ended>\S+ \S+?)(?:,\d+)? INFO rloo\.time: took (?P<seconds>[0-9.]+) s"
     r"(?:, (?P<cpu>[0-9.]+) s of CPU, (?P<memory>\d+) MB at most)?$",
@@ -76,7 +78,7 @@ def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
     logs = run / "logs"
     records = []
     for file in sorted(logs.rglob("*.log")):
-        if not file.exists() or (file.stem[:5].isdigit() and int(file.stem[:5]) > rounds):  # a link to one that will be
+        if not file.exists() or (round_of(file) or 0) > rounds:  # a link to one that will be
             continue
         if file.parent.name == "workers":  # their work is also in the logs of the jobs that used them
             continue

@@ -14,8 +14,9 @@ from rloo_pipeline.artifacts.files import REMEDY, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.diagnosis.run_files import RunFiles, read_held_out, read_metrics
+from rloo_pipeline.evaluation.completions import score_names
 from rloo_pipeline.report import frame, jobs, samples, tasks
-from rloo_pipeline.report.charts import Chart, ChartLine, charts
+from rloo_pipeline.report.charts import Chart, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
@@ -25,11 +26,7 @@ from rloo_pipeline.runtime import installation
 BY_ROUND = Chart(
     "Held-out accuracy",
     "Share of right answers, by the round that made the policy. Shaded: 95% interval of “sampled”.",
-    (
-        ChartLine("accuracy", "sampled"),
-        ChartLine("greedy", "greedy"),
-        ChartLine("each_round", "some problems, each round"),
-    ),
+    {"accuracy": "sampled", "greedy": "greedy", "each_round": "some problems, each round"},
     ("low", "high"),
     tickformat=".0%",
     from_zero=False,
@@ -82,7 +79,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         folder=_folder(config, run),
         summary=summary,
         held_out=held_out,
-        reward_names=[*(reward.column for reward in config.rewards), "reward"],
+        reward_names=score_names(config.rewards),
         deciding=config.deciding_reward.column,
         evaluations=evaluations,
         checks=checks,

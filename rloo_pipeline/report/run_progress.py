@@ -10,19 +10,22 @@ import random
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis.run_files import RunFiles, is_finished, metrics_of
 from rloo_pipeline.errors import UserError
 
 SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
 ORDER = (
-    *("assets", "prompts", "warmstart", "probe", "checks", "difficulty", "rollout", "score", "refill", "reference"),
-    *("refill_reference", "update", "evaluate", "distance", "harness", "report"),
+    *("assets", "prompts", "trial_probe", "trial_checks", "warmstart", "probe", "checks", "difficulty"),
+    *("rollout", "score_alone", "score", "refill", "reference", "refill_reference", "update"),
+    *("evaluate", "distance", "harness", "report"),
 )
 LAST_LINES = 65536
 """Bytes at a log's end that are searched for the stage's last line; engines print there too."""
@@ -89,68 +92,65 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
         now: seconds since 1970; the current time if None.
     """
     now = time.time() if now is None else now
-    past = len(run.rounds)
-    per_round = _jobs_per_round(run)
-    total = {stage: run.config.rounds * count for stage, count in per_round.items()} | _jobs_per_run(run)
-    done = {stage: past * per_round.get(stage, 0) for stage in total}
+    past, config = len(run.rounds), run.config
+    before, after = list(_jobs_before_rounds(config)), list(_jobs_after_rounds(config))
+    in_round = Counter(job.stage for job in _jobs_of_round(config, 1))
+    once = Counter(job.stage for job in [*before, *after])
+    total = {**once, **{stage: config.rounds * count for stage, count in in_round.items()}}
+    done = Counter({stage: past * count for stage, count in in_round.items()})
+    begun = range(past + 1, min(past + 1 + config.rollout.lag, config.rounds) + 1)  # earlier are done, later not begun
     jobs = []
-    for job in _jobs(run, past + 1):
+    for job in [*before, *(job for number in begun for job in _jobs_of_round(config, number)), *after]:
         if run.is_current(run.folder / job.output, job.policy):
             done[job.stage] += 1
         elif working := _working(run.folder, job, now):
             jobs.append(working)
-    running = [working.job.stage for working in jobs if not working.failed]
-    stages = [Stage(name, done[name], running.count(name), total[name]) for name in ORDER if name in total]
+    running = Counter(working.job.stage for working in jobs if not working.failed)
+    stages = [Stage(name, done[name], running[name], total[name]) for name in ORDER if name in total]
     pace = seconds_per_round(run)
-    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), is_finished(run.folder, run.config))
+    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), is_finished(run.folder, config))
 
 
-def _jobs_per_round(run: RunFiles) -> dict[str, int]:
-    shards = run.config.rollout.shards
-    counts = {"rollout": shards, "score": shards, "update": 1}
-    if run.config.rollout.refill:
-        counts |= {"refill": 1, "refill_reference": 1} if run.config.uses_reference else {"refill": 1}
-    return counts | {"reference": shards} if run.config.uses_reference else counts
-
-
-def _jobs_per_run(run: RunFiles) -> dict[str, int]:
-    evaluated = len(run.config.evaluated)
-    counts = {"assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1, "evaluate": evaluated}
-    counts |= {"distance": evaluated - 1, "report": 1}
-    if run.config.measures_difficulty:
-        counts["difficulty"] = run.config.rollout.shards
-    return counts | {"harness": evaluated} if run.config.evaluation.harness else counts
-
-
-def _jobs(run: RunFiles, current: int) -> Iterator[LiveJob]:
-    """Jobs outside of rounds, and those of round `current` and of the rounds that may be sampled beside its update;
-    earlier rounds are done, later ones have not started.
-    """
+def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
     yield LiveJob("assets", "assets/assets.json", "logs/stage_assets.log")
     yield LiveJob("prompts", "prompts/counts.json", "logs/prompts.log")
+    if config.tries_model:
+        yield LiveJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
+        yield LiveJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
     yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
     yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
     yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
-    for shard in range(run.config.rollout.shards) if run.config.measures_difficulty else ():
+    for shard in range(config.rollout.shards) if config.measures_difficulty else ():
         yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log")
-    for number in range(current, min(current + run.config.rollout.lag, run.config.rounds) + 1):
-        name, policy = f"{number:05d}", run.config.rollout.policy_of(number)
-        for table, stage in (("rollouts", "rollout"), ("scores", "score"), ("reference", "reference")):
-            if stage != "reference" or run.config.uses_reference:
-                for shard in range(run.config.rollout.shards):
-                    output, log = f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
-                    yield LiveJob(stage, output, log, policy)
-        for stage, table in (("refill", "scores"), ("refill_reference", "reference")):
-            if run.config.rollout.refill and (stage == "refill" or run.config.uses_reference):
-                yield LiveJob(stage, f"rounds/{name}/refill/{table}.parquet", f"logs/{stage}/{name}.log", policy)
-        yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log", number - 1)
-    for name, policy in run.config.evaluated.items():
+
+
+def _jobs_of_round(config: Config, number: int) -> Iterator[LiveJob]:
+    name, policy = f"{number:05d}", config.rollout.policy_of(number)
+    tables = {"rollout": "rollouts", "score": "scores"} | ({"reference": "reference"} if config.uses_reference else {})
+    for stage, table in tables.items():
+        for shard in range(config.rollout.shards):
+            output, log = f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
+            yield LiveJob(stage, output, log, policy)
+    for reward in (reward.column for reward in config.rewards if reward.gpus):
+        for shard in range(config.rollout.shards):
+            output = f"rounds/{name}/scores/parts/{reward}/{shard:03d}.parquet"
+            yield LiveJob("score_alone", output, f"logs/score/{name}-{shard:03d}-{reward}.log", policy)
+    if config.rollout.refill:
+        yield LiveJob("refill", f"rounds/{name}/refill/scores.parquet", f"logs/refill/{name}.log", policy)
+        if config.uses_reference:
+            log = f"logs/refill_reference/{name}.log"
+            yield LiveJob("refill_reference", f"rounds/{name}/refill/reference.parquet", log, policy)
+    yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log", number - 1)
+
+
+def _jobs_after_rounds(config: Config) -> Iterator[LiveJob]:
+    for name, policy in config.evaluated.items():
         yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log", policy)
         if name != "warmstart":
             yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log", policy)
-        if run.config.evaluation.harness:
+        if config.evaluation.harness:
             yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log", policy)
-    yield LiveJob("report", "summary.json", "logs/report.log", run.config.rounds)
+    yield LiveJob("report", "summary.json", "logs/report.log", config.rounds)
 
 
 def _working(run: Path, job: LiveJob, now: float) -> Working | None:

@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts import image_store, round_tables, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.images import with_parts
-from rloo_pipeline.evaluation.completions import is_correct
+from rloo_pipeline.evaluation.completions import is_correct, score_names
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, permutation
@@ -124,13 +124,12 @@ def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]
 
 def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
     """Rows with completions and scores, as the page shows them."""
-    correct = is_correct(rows, config.rewards, config.correct, 1)
-    names = [*(reward.column for reward in config.rewards), "reward"]
+    correct = is_correct(config, rows, 1)
     return [
         ShownCompletion(
             turns_of(row),
             bool(correct[index, 0]),
-            {name: row[tables.score_column(name)] for name in names},
+            {name: row[tables.score_column(name)] for name in score_names(config.rewards)},
             row["finish_reason"],
             len(row["completion_ids"]),
             row.get("advantage"),

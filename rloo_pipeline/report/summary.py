@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,21 +12,12 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
-from rloo_pipeline.evaluation.completions import is_correct, scores_of
-from rloo_pipeline.evaluation.statistics import Array, Gain, gain, holm, is_share, pass_at_ks, powers_of_two
+from rloo_pipeline.evaluation.completions import is_correct, score_names, scores_of
+from rloo_pipeline.evaluation.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.training_prompts import training_prompts
 from rloo_pipeline.seeds import derive
-
-
-class Measure(NamedTuple):
-    """A value per prompt in which two policies are compared."""
-
-    of: Callable[[pa.Table], Array]
-    """Table of completions → [prompts]."""
-    samples: int | None
-    """Independent samples behind each value if the values are shares, else None."""
 
 
 def summarize_run(config: Config, run: Path) -> dict[str, Any]:
@@ -102,56 +92,31 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
         alone, `p_holm` is corrected for all of them.
     """
     samples = config.evaluation.num_generations
-    functions = [*(reward.column for reward in config.rewards), "reward"]
-    before, after = read_pair(run)
-    measures = {f"pass@{k}": _pass_at(config, samples, k) for k in powers_of_two(samples)}
-    for name in functions:
-        shares = is_share(*(scores_of(table, name, samples) for table in (before, after)))
-        measures[f"rewards/{name}"] = Measure(_mean_of(name, samples), samples if shares else None)
-    measures |= {"length": Measure(_length(samples), None), "truncated": Measure(_truncated(samples), samples)}
-    gains = _paired(config, before, after, measures)
-    gains |= _paired(config, *read_pair(run, "greedy"), {"greedy": _pass_at(config, 1, 1)})
+    pair = read_pair(run)
+    # the independent samples behind each value, where values are shares
+    drawn = {f"pass@{k}": samples // k for k in powers_of_two(samples)} | {"truncated": samples}
+    for name in score_names(config.rewards):
+        if is_share(*(scores_of(table, name, samples) for table in pair)):
+            drawn[f"rewards/{name}"] = samples
+    before, after = (_values(config, table, samples) for table in pair)
+    greedy = read_pair(run, "greedy")
+    if len(greedy[0]):
+        drawn["greedy"] = 1
+        before["greedy"], after["greedy"] = (is_correct(config, table, 1).mean(axis=1) for table in greedy)
+    resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
+    gains = {name: gain(before[name], after[name], resamples, seed, drawn.get(name)) for name in before}
     corrected = holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
 
-def _paired(config: Config, before: pa.Table, after: pa.Table, measures: dict[str, Measure]) -> dict[str, Gain]:
-    """The gains on one kind of completions; none if the tables are empty."""
-    if not len(before):
-        return {}
-    resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
-    return {
-        name: gain(measure.of(before), measure.of(after), resamples, seed, measure.samples)
-        for name, measure in measures.items()
-    }
-
-
-def _pass_at(config: Config, samples: int, k: int) -> Measure:
-    return Measure(
-        lambda table: pass_at_ks(is_correct(table, config.rewards, config.correct, samples))[k], samples // k
-    )
-
-
-def _mean_of(name: str, samples: int) -> Callable[[pa.Table], Array]:
-    """Mean over a prompt's scorable samples, NaN if there is none."""
-
-    def mean(table: pa.Table) -> Array:
-        values = scores_of(table, name, samples)
-        scored = ~np.isnan(values)
-        total, count = np.where(scored, values, 0.0).sum(axis=1), scored.sum(axis=1)
-        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-    return mean
-
-
-def _length(samples: int) -> Callable[[pa.Table], Array]:
-    return lambda table: _mean_by_prompt(tables.sampled_lengths(table), samples)
-
-
-def _truncated(samples: int) -> Callable[[pa.Table], Array]:
-    return lambda table: _mean_by_prompt([reason != "stop" for reason in table["finish_reason"].to_pylist()], samples)
-
-
-def _mean_by_prompt(values: list[int] | list[bool], samples: int) -> Array:
-    means: Array = np.array(values, dtype=np.float64).reshape(-1, samples).mean(axis=1)
-    return means
+def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:
+    """What is compared of a policy: a value per prompt, [prompts], NaN for a reward that none of its samples has."""
+    values = {f"pass@{k}": passes for k, passes in pass_at_ks(is_correct(config, table, samples)).items()}
+    for name in score_names(config.rewards):
+        scores = scores_of(table, name, samples)
+        scored, none = (~np.isnan(scores)).sum(axis=1), np.full(len(scores), np.nan)
+        values[f"rewards/{name}"] = np.divide(np.nansum(scores, axis=1), scored, out=none, where=scored > 0)
+    truncated = [reason != "stop" for reason in table["finish_reason"].to_pylist()]
+    for name, of_samples in (("length", tables.sampled_lengths(table)), ("truncated", truncated)):
+        values[name] = np.array(of_samples, dtype=np.float64).reshape(-1, samples).mean(axis=1)
+    return values

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.evaluation.completions import scores_of
+from rloo_pipeline.evaluation.completions import score_names, scores_of
 from rloo_pipeline.report.evaluations import read_pair
 
 
@@ -56,7 +56,7 @@ def of_run(config: Config, run: Path) -> list[Task]:
     before, after = read_pair(run)
     names = dict(zip(*(prompts.table[name].to_pylist() for name in ("prompt_id", column)), strict=True))
     tasks = [str(names[prompt_id]) for prompt_id in after["prompt_id"].to_pylist()]
-    return by_task(before, after, tasks, [*(reward.column for reward in config.rewards), "reward"])
+    return by_task(before, after, tasks, score_names(config.rewards))
 
 
 def by_task(before: pa.Table, after: pa.Table, tasks: Sequence[str], functions: Sequence[str]) -> list[Task]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
@@ -73,7 +73,6 @@ class Measurements:
         self._metrics: list[Metrics] = []
         self._run = run_files.RunFiles(folder, config, self._metrics)
         self._seconds: list[float | None] = []
-        self._accuracies: dict[int, float] = {}
         self.rows: list[Row] = []
         """A row for each finished round, and one for policy 0 where it was evaluated."""
         self._pace: float | None = None
@@ -101,16 +100,15 @@ class Measurements:
                     break
                 self._metrics[number - 1 :] = [run_files.read_metrics(self.folder, number)]
                 self._seconds[number - 1 :] = [self._seconds_of(number)]
-            self._accuracies = self._run.accuracies()
+            held_out = self._run.accuracies()
             self._pace = run_progress.seconds_per_round(self._run) or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
         if len(self._metrics) != before:
             self._since = time.time()
-        self.rows = self._rows()
+        self.rows = self._rows(held_out)
 
-    def _rows(self) -> list[Row]:
-        held_out = self._accuracies
+    def _rows(self, held_out: Mapping[int, float]) -> list[Row]:
         rows = [Row(0, None, held_out[0], None, None, None, None)] if 0 in held_out else []
         for number, (metrics, seconds) in enumerate(zip(self._metrics, self._seconds, strict=True), start=1):
             tokens = metrics.get("num_completion_tokens")
@@ -132,9 +130,7 @@ class Measurements:
 
 def table(shown: Sequence[Row], most: int) -> RenderableType:
     """A line a round, the latest `most` of them."""
-    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in COLUMNS:
-        drawn.add_column(column, justify="right", no_wrap=True)
+    drawn = _empty_table()
     if len(shown) > most:
         drawn.add_row("…")
     for row in shown[-most:]:
@@ -144,13 +140,15 @@ def table(shown: Sequence[Row], most: int) -> RenderableType:
 
 def table_of_runs(runs: Sequence[Measurements]) -> RenderableType:
     """A line a run: its latest round."""
-    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    drawn.add_column("run", overflow="fold")
-    for column in COLUMNS:
-        drawn.add_column(column, justify="right", no_wrap=True)
+    drawn = _empty_table(Column("run", overflow="fold"))
     for run in runs:
         drawn.add_row(run.config.run, *run.rows[-1].cells())
     return drawn
+
+
+def _empty_table(*before: Column) -> Table:
+    columns = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
+    return Table(*before, *columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
 
 
 def bar(done: int, total: int, seconds_left: float | None) -> RenderableType:

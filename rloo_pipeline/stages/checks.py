@@ -28,6 +28,7 @@ from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
+from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, row_images, self_check
@@ -36,7 +37,7 @@ from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
 Verdicts = list[dict[str, Any]]
-Array = NDArray[np.float64]
+
 HISTOGRAM_BINS = 24
 """Bins of the histogram of lengths."""
 LARGEST_K = 64
@@ -115,7 +116,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
         rewards=scores_of(table, "reward", samples),
-        right=is_correct(table, config.rewards, config.correct, samples),
+        right=is_correct(config, table, samples),
         lengths=lengths,
         truncated=truncated,
         texts=[texts[first : first + samples] for first in range(0, len(texts), samples)],

@@ -46,7 +46,7 @@ def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: 
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
     scores = score_table(config, completions, train, folder)
-    counts = counts_of(scores, config.rewards, config.correct, select.num_generations)
+    counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))
     tokens = sum(tables.sampled_lengths(completions))

@@ -26,7 +26,7 @@ def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Seq
         UserError: a table is missing, damaged, or of another round.
     """
     table = tables.read_all(scores, "scores", round=round_)
-    sampled = counts_of(table, config.rewards, config.correct, config.rollout.num_generations)
+    sampled = counts_of(config, table, config.rollout.num_generations)
     before = files.read(earlier, round_ - 1) if earlier else {}
     facts = tables.footer(table)
     about = {key: facts[key] for key in ("run", "seed", "policy")}

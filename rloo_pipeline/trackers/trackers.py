@@ -67,16 +67,13 @@ class History(NamedTuple):
 
 Send = Callable[[History, Path], str]
 """Makes a tracker hold the history and nothing else of this run; returns a sentence on where to see it."""
-TRACKERS: dict[str, tuple[str, str]] = {
-    "wandb": ("wandb", "rloo_pipeline.trackers.wandb_folder"),
-    "mlflow": ("mlflow", "rloo_pipeline.trackers.mlflow_store"),
-}
-"""Name in `report_to` → the library, and the module with the function `send` that uses it."""
+TRACKERS = {"wandb": "rloo_pipeline.trackers.wandb_folder", "mlflow": "rloo_pipeline.trackers.mlflow_store"}
+"""Name in `report_to`, which is that of the library → the module with the function `send` that uses it."""
 
 
 def sender(name: str) -> Send:
     """The function that sends to a tracker."""
-    send: Send = importlib.import_module(TRACKERS[name][1]).send
+    send: Send = importlib.import_module(TRACKERS[name]).send
     return send
 
 
@@ -87,10 +84,9 @@ def require(names: Iterable[str]) -> None:
         UserError: a library is missing.
     """
     for name in names:
-        library = TRACKERS[name][0]
-        if importlib.util.find_spec(library) is None:
+        if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"report_to: this environment has no {library}; run `make setup`, or remove {name} from the list"
+                f"report_to: this environment has no {name}; run `make setup`, or remove {name} from the list"
             )
 
 

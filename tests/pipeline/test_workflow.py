@@ -1,10 +1,7 @@
 """The workflow as Snakemake sees it: lint, DAG, sizes, and errors before anything runs."""
 
-import os
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -180,32 +177,16 @@ def test_the_shipped_configurations_are_valid(name) -> None:
     assert validate(config, name).rounds >= 1
 
 
-EMPTY_RLOO = """#!/bin/sh
-# makes what a stage would write, with nothing in it, and notes which stage of which round that was
-echo "$@" >>called.txt
-stage=$1
-shift
-while [ $# -gt 0 ]; do
-    case $stage$1 in
-    stage-assets--output | prompts--output | warmstart--output | update--output*) mkdir -p "$2" ;;
-    score--held-out) : >"$3" ;;
-    *--output* | *--metrics | *--events | *--table | *--held-out) : >"$2" ;;
-    esac
-    shift
-done
-"""
-
-
 @pytest.mark.slow
-def test_with_a_lag_the_earlier_of_two_rounds_comes_first(tmp_path) -> None:
+def test_with_a_lag_the_earlier_of_two_rounds_comes_first(tmp_path, monkeypatch) -> None:
     """On one core: rounds 1 to 3 can all be sampled from policy 0, and the first update waits for round 1 alone."""
     project = Project(tmp_path / "project")
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "bench"))
+    import whole
+
+    project.environment |= whole.empty_rloo(tmp_path / "bin")
     stub = tmp_path / "bin" / "rloo"
-    stub.parent.mkdir()
-    stub.write_text(EMPTY_RLOO)
-    stub.chmod(0o755)
-    own = Path(sys.executable).parent
-    project.environment["PATH"] = os.pathsep.join([str(stub.parent), str(own), project.environment["PATH"]])
+    stub.write_text(stub.read_text().replace("stage=$1", 'echo "$@" >>called.txt\nstage=$1', 1))
     changes = {"rounds": 5, "rollout": {"lag": 2, "shards": 3}, "workers": "never", "algorithm": {"beta": 0}}
     outcome = project.snakemake("--cores", "1", "--", "results/mini/policies/00005", **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 from helpers import ROOT
+from synthetic_runs import write_log
 
 
 @pytest.fixture
@@ -27,9 +28,8 @@ def test_engines_are_idle_where_neither_side_works(whole, tmp_path) -> None:
         "rollout/00003-000.log": (18, 4.0),
         "rollout/00004-000.log": (25, 5.0),
     }.items():
-        log = run / "logs" / file
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"2030-01-01 00:00:{second:02d},000 INFO rloo: so much, sampled in {seconds:.2f} s\n")
+        text = f"2030-01-01 00:00:{second:02d},000 INFO rloo: so much, sampled in {seconds:.2f} s\n"
+        write_log(run, file, text)
     for number, second in ((1, 10), (2, 20)):
         metrics = run / "rounds" / f"{number:05d}" / "metrics.json"
         metrics.parent.mkdir(parents=True)

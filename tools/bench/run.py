@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import overlap
+import scoring
 import shapes
 import split
 import step
@@ -39,17 +40,29 @@ DEMO = ("--config", "run=bench", "evaluation={each_round: 0}")
 """TRL does not evaluate in each round, so neither side does."""
 DEMO_ROUNDS, LARGE_ROUNDS = 10, 3
 
-Summary = Mapping[str, float]
-Numbers = Mapping[str, list[float] | Summary]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+Numbers = Mapping[str, list[float]]
+
+
+def script(name: str, *arguments: object, **variables: str) -> str:
+    """What a script of this folder prints, in a process of its own.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    if outcome.returncode:
+        raise SystemExit(outcome.stderr[-3000:])
+    return outcome.stdout
 
 
 def update(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """Our optimizer step against TRL's on the same batch: vocabulary 151,936, and a small model."""
     figures: dict[str, list[float]] = {}
     for name in shapes.SHAPES:
-        # in a process of its own: Linux counts what its parent holds as a child's peak
-        maker = [sys.executable, str(Path(__file__).with_name("shapes.py")), name, str(folder / name)]
-        subprocess.run(maker, check=True, capture_output=True)
+        script("shapes.py", name, folder / name)  # Linux counts what a parent holds as its child's peak
         count = repeats * shapes.SHAPES[name].steps
         ours, trl = _in_turns(name, folder / name, count)
         suffix = "" if name == "large" else f"_{name}"
@@ -79,11 +92,10 @@ class _Side:
     def __init__(self, side: str, name: str, folder: Path, repeats: int) -> None:
         """Starts the process and waits until it is ready for its first step."""
         command = [sys.executable, str(Path(__file__).with_name("step.py")), side, name, str(folder), str(repeats)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- as long as the process
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, **threads, **(environment.JOBS if side == "ours" else {})},
+            env={**os.environ, **ONE_THREAD, **(environment.JOBS if side == "ours" else {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
         )  # fmt: skip
         self.last_line = ""
@@ -114,27 +126,15 @@ class _Side:
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """What the rollout stage does with a warm engine against vLLM's `generate` alone on the same requests."""
-    command = [sys.executable, str(Path(__file__).with_name("sampling.py")), str(folder), str(repeats)]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    if outcome.returncode:
-        raise SystemExit(outcome.stderr[-3000:])
-    return {"rollout_tokens_per_s_vs_vllm": json.loads(outcome.stdout.splitlines()[-1])}
+    return {"rollout_tokens_per_s_vs_vllm": whole.last_line(script("sampling.py", folder, repeats))}
 
 
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """An update's matrix products against `torch.matmul`; a decoding step's reads against the memory's bandwidth."""
-    shapes_script, script = (str(Path(__file__).with_name(name)) for name in ("shapes.py", "limits.py"))
-    subprocess.run([sys.executable, shapes_script, "large", str(folder)], check=True, capture_output=True)
-    figures: dict[str, list[float]] = {}
-    for part in ("update", "rollout"):
-        command = [sys.executable, script, part, str(folder), str(repeats)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environ = {**os.environ, **environment.JOBS, **threads}
-        outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-        if outcome.returncode:
-            raise SystemExit(outcome.stderr[-3000:])
-        figures |= json.loads(outcome.stdout.splitlines()[-1])
-    return figures
+    script("shapes.py", "large", folder)
+    one_thread = {**environment.JOBS, **ONE_THREAD}
+    parts = [script("limits.py", part, folder, repeats, **one_thread) for part in ("update", "rollout")]
+    return {name: values for part in parts for name, values in whole.last_line(part).items()}
 
 
 def demo(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
@@ -190,17 +190,6 @@ def plan(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     return figures
 
 
-def scoring(repeats: int, _: Path, arguments: argparse.Namespace) -> Numbers:
-    """Rows a second of math_reward in the pool against the bare function on as many cores."""
-    if arguments.data is None:
-        return {}
-    sys.path.insert(0, str(ROOT / "tools"))
-    from bench_scoring import score_rows_per_s_vs_bare
-
-    figures = score_rows_per_s_vs_bare(arguments.data, repeats=5 * repeats)  # each takes a second
-    return {"score_rows_per_s_vs_bare": figures}
-
-
 def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
     """Our optimizer step on a GPU against TRL's, and the share of the GPU's FLOPs that it makes use of."""
     program = "import torch; raise SystemExit(not torch.cuda.is_available())"
@@ -229,7 +218,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "overlap_trl": overlap.against_trl,
     "overlap_slurm": overlap.on_slurm,
     "plan": plan,
-    "scoring": scoring,
+    "scoring": scoring.scoring,
     "split": split.split,
     "gpu": gpu,
 }
@@ -250,7 +239,7 @@ def main() -> None:
         print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
             for number, values in PARTS[name](arguments.repeats, Path(folder), arguments).items():
-                figures[number] = _summary(values) if isinstance(values, list) else values
+                figures[number] = _summary(values)
         RESULT.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")  # the next part may take long
     _show(figures)
     if arguments.check and (worse := _worse(figures)):

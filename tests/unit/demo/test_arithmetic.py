@@ -1,12 +1,14 @@
 """The demo's task has no leak between its splits and no wrong lesson, and its model folder is reproducible."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rloo_pipeline.demo import calculation
 from rloo_pipeline.demo.arithmetic import demonstrations, problems, split_of, work
 from rloo_pipeline.demo.character_model import character_tokenizer, tiny_qwen3
 
@@ -43,11 +45,12 @@ def test_rows_depend_on_the_arguments_alone() -> None:
     ]
 
 
-def test_a_split_that_is_too_small_says_so() -> None:
+@pytest.mark.parametrize("task", [problems, calculation.problems])
+def test_a_split_that_is_too_small_says_so(task: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match="about"):
-        problems("dev", 1000, digits=1)
+        task("dev", 1000, digits=1)
     with pytest.raises(ValueError, match="validation"):
-        problems("validation", 1)
+        task("validation", 1)
 
 
 def test_work_reads_from_the_right_with_carries() -> None:

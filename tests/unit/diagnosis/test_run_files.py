@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-import yaml
-from synthetic_runs import SAMPLES, configuration, finish_run, metrics_of, train_again
+from synthetic_runs import SAMPLES, configuration, finish_run, metrics_of, train_again, write_config, write_log
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -31,7 +30,7 @@ def test_rounds_and_evaluations_of_the_training_before_do_not_count(tmp_path: Pa
 def test_the_evaluation_of_a_shorter_run_is_not_that_of_the_longer_one(tmp_path: Path) -> None:
     run = finish_run(tmp_path / "run", configuration(rounds=2))
     longer = configuration(rounds=4)
-    (run / "config.yaml").write_text(yaml.safe_dump(longer.model_dump(mode="json")))
+    write_config(run, longer)
     assert shown(run) == (2, [0], False)
     for number in (3, 4):
         write_json(run_files.metrics_of(run, number), metrics_of(number))
@@ -76,9 +75,7 @@ def test_files_of_rounds_are_read_again_only_after_they_have_changed(
 ) -> None:
     run = finish_run(tmp_path / "run", configuration(rounds=4))
     write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.5})
-    log = run / "logs" / "update" / "00003.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("CUDA out of memory")
+    log = write_log(run, "update/00003.log", "CUDA out of memory")
     of_run = run_files.read(run)
     assert of_run.accuracies() == {1: 0.5}
     assert of_run.out_of_memory() == {3: "update of round 3: CUDA out of memory"}

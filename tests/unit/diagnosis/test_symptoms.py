@@ -1,14 +1,12 @@
 """Every symptom shows in a run that has it, and not in a nearly identical healthy run."""
 
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import mini
-from synthetic_runs import metrics_of
+from synthetic_runs import metrics_of, write_config, write_log
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.diagnose import diagnose as print_table
@@ -197,9 +195,7 @@ def test_healthy_messages_about_memory_are_no_symptom(tmp_path) -> None:
         "WARNING: swapping to CPU memory is off; peak memory 61.2 of 80 GiB",
         "INFO: CUDA graphs took 0.40 GiB; set PYTORCH_ALLOC_CONF=expandable_segments:True to lower fragmentation",
     )
-    log = run / "logs" / "rollout" / "00012-000.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("\n".join(messages))
+    log = write_log(run, "rollout/00012-000.log", "\n".join(messages))
     assert run_files.read(run).symptoms() == []
     failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
     log.write_text(failed + "x" * run_files.TAIL)
@@ -208,17 +204,13 @@ def test_healthy_messages_about_memory_are_no_symptom(tmp_path) -> None:
     assert named(run_files.read(run).symptoms()) == {"memory"}
 
 
-def write_log(run: Path, name: str, text: str = "torch.OutOfMemoryError: CUDA out of memory\n") -> Path:
-    log = run / "logs" / name
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text(text)
-    return log
+NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory\n"
 
 
 @pytest.mark.parametrize("log", ["update/00001.log", "warmstart.log", "difficulty/000.log"])
 def test_a_run_that_has_no_round_yet_can_be_out_of_memory(tmp_path, log) -> None:
     run = write_run(tmp_path / "run", [])
-    write_log(run, log)
+    write_log(run, log, NO_MEMORY)
     (symptom,) = run_files.read(run).symptoms()
     assert (symptom.name, symptom.first, symptom.last) == ("memory", 0, 0)
     name = "update of round 1" if log == "update/00001.log" else log.removesuffix(".log")
@@ -230,7 +222,7 @@ def test_a_run_that_has_no_round_yet_can_be_out_of_memory(tmp_path, log) -> None
 @pytest.mark.parametrize("log", ["evaluate/final.log", "distance/final.log", "probe.log", "score/00013-000-judge.log"])
 def test_a_stage_after_rounds_or_outside_of_them_can_be_out_of_memory(tmp_path, log) -> None:
     run = write_run(tmp_path / "run", run_of(), rounds=13 if "00013" in log else 12)
-    write_log(run, log)
+    write_log(run, log, NO_MEMORY)
     (symptom,) = run_files.read(run).symptoms()
     assert (symptom.name, symptom.first, symptom.last) == ("memory", 12, 12)
     assert symptoms_of_latest(run) == [symptom]
@@ -240,9 +232,9 @@ def test_logs_of_an_earlier_training_or_a_longer_run_or_a_worker_are_no_symptom(
     run = write_run(tmp_path / "run", run_of())
     logs = ("update/00040.log", "update/00012.log", "evaluate/00010.log", "evaluate/final.log")
     for name in logs:
-        os.utime(write_log(run, name), (1_000_000, 1_000_000))
-    write_log(run, "workers/sampler.log")
-    write_log(run, "update/00051.log")
+        write_log(run, name, NO_MEMORY, 1_000_000)
+    write_log(run, "workers/sampler.log", NO_MEMORY)
+    write_log(run, "update/00051.log", NO_MEMORY)
     assert run_files.read(run).symptoms() == []
 
 
@@ -283,9 +275,7 @@ def test_thresholds_and_actions_are_configurable() -> None:
 
 def write_run(folder: Path, rounds: list[dict[str, float | None]], /, **changes: object) -> Path:
     """Writes a run in flight that has only its configuration and the metrics of some rounds."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = Config(**mini(**{"rounds": 50, **changes}))
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_config(folder, Config(**mini(**{"rounds": 50, **changes})))
     for metrics in rounds:
         write_json(folder / "rounds" / f"{int(metrics['round'] or 0):05d}" / "metrics.json", metrics)
     return folder
@@ -325,9 +315,8 @@ def test_the_table_shows_a_run_in_flight(tmp_path) -> None:
     assert "5 of 50 rounds" in printed_for(run)
     assert "no symptoms" in printed_for(run)
     write_run(run, run_of(kl=[0.6]))
-    log = run / "logs" / "update" / "00013.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nas it was\n")
+    text = "fine\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nas it was\n"
+    write_log(run, "update/00013.log", text)
     output = printed_for(run)
     assert "KL explosion" in output
     assert "KL 0.6 nats per token" in output

@@ -55,6 +55,15 @@ def test_the_band_of_accuracy_has_the_colour_of_its_line_and_the_legend_only_lin
     assert [line["name"] for line in lines] == ["sampled", "some problems, each round"]
 
 
+def test_policies_that_are_many_rounds_apart_have_no_tick_for_each_round() -> None:
+    config = configuration(evaluation={"num_generations": SAMPLES, "every": 20}).only("report")
+    evaluation = {"accuracy": 0.5, "ci95": [0.4, 0.6], "greedy": None}
+    [(_, drawn), *_] = drawn_charts(config, [metrics_of(1)], dict.fromkeys(config.evaluated, evaluation), [])
+    assert (drawn or {})["data"][1]["x"] == [0, 20, 40]
+    assert (drawn or {})["layout"]["xaxis"].items() >= {"nticks": 7}.items()
+    assert "dtick" not in (drawn or {})["layout"]["xaxis"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kl", "clipped"),
     [

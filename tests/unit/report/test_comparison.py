@@ -50,10 +50,6 @@ def page_of(folders: list[Path], tmp_path: Path) -> tuple[str, dict[str, Any]]:
     return html.read_text(encoding="utf-8"), read_json(summary)
 
 
-def text_of(page: str) -> str:
-    return " ".join(Reader(page).text.split())
-
-
 def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes a JSON file in place."""
     content = read_json(file)
@@ -63,7 +59,7 @@ def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_the_page_shows_algorithm_and_gain_of_each_run(folders, tmp_path) -> None:
     page, content = page_of(folders, tmp_path)
-    text = text_of(page)
+    text = Reader(page).words
     for row, folder in zip(content["runs"], folders, strict=True):
         summary = read_json(folder / "summary.json")
         assert (row["run"], row["gain"], row["gain_ci95"]) == (folder.name, summary["gain"], summary["gain_ci95"])
@@ -91,7 +87,7 @@ def test_final_policies_are_compared_with_the_first_one_prompt_by_prompt(folders
 def test_the_headline_names_differences_beyond_sampling_and_claims_nothing_about_seeds(folders, tmp_path) -> None:
     page, content = page_of(folders, tmp_path)
     best = max(content["runs"], key=lambda row: row["final"]["accuracy"])
-    text = text_of(page)
+    text = Reader(page).words
     assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of its answers to 60" in text
     assert f"{THIRD} (−" in text
     assert "by more than the sampling of these problems and answers explains; demo-grpo (" in text
@@ -131,8 +127,8 @@ def test_a_difference_needs_a_corrected_p_of_at_most_5_percent(differences, expe
 def test_the_page_confirms_that_runs_share_everything(folders, tmp_path) -> None:
     page, content = page_of(folders, tmp_path)
     assert all(fact["same"] for fact in content["shared"].values())
-    assert "All runs have the same warm start, seed, training prompts, held-out prompts, rewards" in text_of(page)
-    assert "do not share" not in text_of(page)
+    assert "All runs have the same warm start, seed, training prompts, held-out prompts, rewards" in Reader(page).words
+    assert "do not share" not in Reader(page).words
 
 
 def change_seed(folder: Path) -> None:
@@ -167,7 +163,7 @@ def change_versions(folder: Path) -> None:
 def test_differences_between_runs_are_named_at_the_top(pair, tmp_path, change, expected) -> None:
     change(pair[1])
     page, content = page_of(pair, tmp_path)
-    text = text_of(page)
+    text = Reader(page).words
     assert [name for name, fact in content["shared"].items() if not fact["same"]] == [expected.split(":")[0][13:]]
     assert "do not share everything" in text
     assert text.index(expected) < text.index("Reward by round")
@@ -187,8 +183,8 @@ def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> N
         "p_holm": None,
         "reason": "other held-out prompts",
     }
-    assert "– other held-out prompts" in text_of(page)
-    assert "cannot all be compared with that of demo-rloo" in text_of(page)
+    assert "– other held-out prompts" in Reader(page).words
+    assert "cannot all be compared with that of demo-rloo" in Reader(page).words
     assert not content["shared"]["held-out prompts"]["same"]
 
 
@@ -199,8 +195,8 @@ def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tm
     finish_run(pair[1], configuration(run=SECOND, evaluation=evaluation | key), 0.58)
     page, content = page_of(pair, tmp_path)
     assert content["runs"][1]["difference"]["value"] is None
-    assert "– another temperature or length in evaluations" in text_of(page)
-    assert "some have another temperature or length in evaluations." in text_of(page)
+    assert "– another temperature or length in evaluations" in Reader(page).words
+    assert "some have another temperature or length in evaluations." in Reader(page).words
 
 
 def test_more_samples_are_no_other_sampling(pair, tmp_path) -> None:
@@ -214,12 +210,12 @@ def test_more_samples_are_no_other_sampling(pair, tmp_path) -> None:
 def test_only_comparisons_with_a_p_value_count_in_its_correction(folders, tmp_path) -> None:
     runs = [finished.read(folder) for folder in folders]
     runs[1] = runs[1]._replace(held_out_prompts=runs[1].held_out_prompts[1:])
-    text = text_of(comparison_page.render(comparison.compare(runs), runs))
+    text = Reader(comparison_page.render(comparison.compare(runs), runs)).words
     assert "corrected" not in text, "one comparison is left"
 
 
 def test_captions_hold_for_each_of_several_algorithms(folders, tmp_path) -> None:
-    text = text_of(page_of(folders, tmp_path)[0])
+    text = Reader(page_of(folders, tmp_path)[0]).words
     assert "by each run’s estimator" in text
     assert "k1 estimate" not in text
     assert "with cispo, whose weight was cut" in text
@@ -235,7 +231,7 @@ def test_only_keys_that_differ_are_shown(folders, tmp_path) -> None:
         "algorithm.kl.estimator": {FIRST: "k1", SECOND: "k3", THIRD: "k1"},
         "algorithm.kl.placement": {FIRST: "reward", SECOND: "loss", THIRD: "reward"},
     }
-    assert all(key in text_of(page) for key in content["differing"])
+    assert all(key in Reader(page).words for key in content["differing"])
 
 
 def test_a_section_that_one_run_lacks_is_shown_key_by_key() -> None:
@@ -306,7 +302,7 @@ def train_second_round_again(folder: Path) -> None:
         (train_second_round_again, ["demo-grpo/summary.json: of other rounds than those in the folder", "snakemake"]),
         (remove("rounds/00007/metrics.json"), ["rounds/00007/metrics.json: no such file"]),
         (remove("evaluation/final/completions.parquet"), ["evaluation/final/completions.parquet: no such table"]),
-        (remove("prompts/train/data.arrow"), ["prompts/train/data.arrow is missing"]),
+        (remove("prompts/train/state.json"), ["prompts/train/state.json is missing"]),
     ],
 )
 def test_a_run_that_is_not_finished_is_named(pair, tmp_path, change, expected) -> None:

@@ -39,9 +39,15 @@ def study(tmp_path_factory) -> Path:
     return folder
 
 
+def page_of(folder: Path) -> str:
+    """The text of the page of an experiment that is changed."""
+    experiment(folder)
+    return Reader((folder / "experiment.html").read_text(encoding="utf-8")).words
+
+
 def test_the_page_has_every_arm_and_every_run_with_its_link(study) -> None:
     page = (study / "experiment.html").read_text(encoding="utf-8")
-    text = " ".join(Reader(page).text.split())
+    text = Reader(page).words
     summary = read_json(study / "experiment.json")
     for row in summary["arms"]:
         low, high = row["mean"]["ci95"]
@@ -85,8 +91,7 @@ def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
         content = yaml.safe_load(file.read_text())
         content["dataset"]["dev"] = {"path": "dev.jsonl"}
         file.write_text(yaml.safe_dump(content | {"select": {"by": "dev.pass@1"}}))
-    experiment(folder)
-    text = " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+    text = page_of(folder)
     assert "Nothing is chosen yet" in text
     select([folder / "plain" / "0", *((folder / "better" / str(seed)) for seed in range(4))], folder / "selection.json")
     for seed in range(4):
@@ -96,8 +101,7 @@ def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
         (folder / "evaluation" / "final").rename(test)
         summary = read_json(test / "summary.json") | {"evaluated": "test"}
         write_json(test / "summary.json", summary)
-    experiment(folder)
-    text = " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+    text = page_of(folder)
     summary = read_json(folder / "experiment.json")
     chosen = summary["selection"]
     low, high = chosen["test"]["mean"]["ci95"]
@@ -110,8 +114,7 @@ def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
 
 def test_with_two_seeds_it_says_that_nothing_can_be_said(tmp_path) -> None:
     folder = make(tmp_path / "study", [0, 1])
-    experiment(folder)
-    text = " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
+    text = page_of(folder)
     assert "With fewer than 3 seeds, nothing can be said about training" in text
     assert "differ by more than" not in text
     summary = read_json(folder / "experiment.json")
@@ -136,12 +139,6 @@ def test_runs_that_are_trained_again_or_go_on_are_not_finished(tmp_path) -> None
             train_again(folder / arm / str(seed), 1)
     with pytest.raises(UserError, match="no run of the experiment is finished"):
         experiment(folder)
-
-
-def page_of(folder: Path) -> str:
-    """The text of the page of an experiment that is changed."""
-    experiment(folder)
-    return " ".join(Reader((folder / "experiment.html").read_text(encoding="utf-8")).text.split())
 
 
 @pytest.fixture
@@ -170,6 +167,15 @@ def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> Non
     assert "From plain differ by more than seeds and problems explain: better (" in text
     assert "Not compared with plain: same_50% (too few common seeds)." in text
     assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
+
+
+def test_one_arm_alone_is_not_called_best(changed) -> None:
+    for seed in range(4):
+        for arm in ("plain", "same_50%"):
+            (changed / arm / str(seed) / "summary.json").unlink(missing_ok=True)
+    text = page_of(changed)
+    assert "Only better has finished runs, 4 seeds: " in text
+    assert "best" not in text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from rloo_pipeline.report.frame import duration, format_number, plain, points, s
 
 
 def test_numbers_are_formatted() -> None:
-    assert [format_number(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, -1e-05, 0)] == [
+    assert [format_number(value) for value in (None, "pad 0", 12345, 0.018750000000000003, 2210.4, -1e-05, -0.0)] == [
         "–",
         "pad 0",
         "12,345",

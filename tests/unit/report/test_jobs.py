@@ -4,15 +4,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from synthetic_runs import write_log
 
 from rloo_pipeline.report.jobs import costs, jobs_of, side_seconds, spent
 
 
 def write(run: Path, place: str, start: int, seconds: float, before: str = "", cost: str = "") -> None:
-    log = run / "logs" / f"{place}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     end = datetime(2026, 11, 1) + timedelta(seconds=start + seconds)
-    log.write_text(f"{before}{end},000 INFO rloo.time: took {seconds:.1f} s{cost}\n")
+    write_log(run, f"{place}.log", f"{before}{end},000 INFO rloo.time: took {seconds:.1f} s{cost}\n")
 
 
 def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
@@ -36,6 +35,14 @@ def test_waiting_is_the_time_without_a_running_job(tmp_path: Path) -> None:
     assert (rollout.stage, rollout.jobs, rollout.seconds, rollout.cpu_hours) == ("rollout", 2, 200.0, 0.15)
     assert rollout.gpu_hours == pytest.approx(400 / 3600)
     assert (update.cpu_hours, update.memory_mb, update.gpu_hours) == (0.1, 2048.5, 0.0)
+
+
+def test_logs_that_are_named_by_shard_or_seed_are_of_no_round(tmp_path: Path) -> None:
+    for name in ("difficulty/012", "evaluate_chosen/1234", "evaluate_chosen/12345", "harness/final", "update/00001"):
+        write(tmp_path, name, 0, 10)
+    write(tmp_path, "update/00002", 0, 10)
+    counted = {cost.stage: cost.jobs for cost in costs(jobs_of(tmp_path, rounds=1))}
+    assert counted == {"difficulty": 1, "evaluate_chosen": 2, "harness": 1, "update": 1}
 
 
 def test_rollouts_beside_an_update_are_counted_and_give_the_sides_of_a_round(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import mini, rloo
-from synthetic_runs import configuration, finish_run, train_again, write_prompts
+from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
@@ -26,21 +25,12 @@ PACE = 100.0
 
 def write_run(folder: Path, rounds: int) -> Path:
     """Writes a run of 8 rounds with two shards, of which `rounds` are done, PACE seconds apart."""
-    folder.mkdir(exist_ok=True)
-    config = Config(**mini(rounds=8))
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_config(folder, Config(**mini(rounds=8)))
     for number in range(1, rounds + 1):
         file = folder / "rounds" / f"{number:05d}" / "metrics.json"
         write_json(file, {"round": number, "reward": number / 8, "kl": 0.6 if number == rounds else 0.01})
         os.utime(file, (STARTED + number * PACE, STARTED + number * PACE))
     return folder
-
-
-def write_log(run: Path, name: str, text: str, time: float = STARTED) -> None:
-    log = run / "logs" / name
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text(text)
-    os.utime(log, (time, time))
 
 
 def shown(run: Path, stopped: int | None = None) -> str:
@@ -57,8 +47,25 @@ def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
         write_log(run, name, "2026-01-01 00:00:00,000 INFO rloo: at work")
     assert [job.job.stage for job in progress_of(run_files.read(run)).working] == ["update"]
     changes = {"rollout": {"lag": 1, "refill": 2}, "algorithm": {"filter_zero_variance": True}}
-    (run / "config.yaml").write_text(yaml.safe_dump(Config(**mini(rounds=8, **changes)).model_dump(mode="json")))
+    write_config(run, Config(**mini(rounds=8, **changes)))
     assert {job.job.stage for job in progress_of(run_files.read(run)).working} == set(working.values())
+
+
+def test_jobs_that_only_some_runs_have_are_shown(tmp_path) -> None:
+    """The checks of a model before SFT, and a reward function with a GPU of its own."""
+    run = write_run(tmp_path / "run", 0)
+    working = {"trial_probe.log": "trial_probe", "score/00001-001-judge.log": "score_alone"}
+    for name in working:
+        write_log(run, name, "2026-01-01 00:00:00,000 INFO rloo: at work")
+    judge = {"function": "own.py:judge", "gpus": 1}
+    config = mini(rounds=8, rewards=[*mini()["rewards"], judge])
+    config["warmstart"]["train"] = "auto"
+    write_config(run, Config(**config))
+    progress = progress_of(run_files.read(run))
+    assert [job.job.stage for job in progress.working] == list(working.values())
+    totals = {stage.name: stage.total for stage in progress.stages}
+    assert (totals["trial_probe"], totals["trial_checks"], totals["score_alone"]) == (1, 1, 16)
+    assert "no job is running" not in shown(run)
 
 
 @pytest.mark.parametrize(

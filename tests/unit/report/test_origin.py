@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 from helpers import Project
-from synthetic_runs import Reader, configuration, make_run
+from synthetic_runs import configuration, make_run, page_words
 
 from rloo_pipeline.report import origin
-from rloo_pipeline.report.page import render
-from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime import installation
 
 
 def page_text(run: Path) -> str:
     config = configuration(rounds=1).only("report")
     make_run(run, config)
-    return " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    return page_words(run, config)
 
 
 def test_the_page_names_the_image_and_its_digest(tmp_path, monkeypatch) -> None:

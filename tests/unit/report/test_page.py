@@ -16,8 +16,10 @@ from synthetic_runs import (
     finish_run,
     make_run,
     metrics_of,
+    page_words,
     train_again,
     write_completions,
+    write_log,
     write_prompts,
 )
 
@@ -84,7 +86,7 @@ def test_a_summary_read_back_from_its_file_gives_the_same_page(run: Path, config
 
 
 def test_the_headline_has_before_after_and_gain(page: str, run: Path, config: Config) -> None:
-    text = " ".join(Reader(page).text.split())
+    text = Reader(page).words
     summary = summarize_run(config, run)
     before, after = summary["warmstart"]["accuracy"], summary["final"]["accuracy"]
     assert f"On 60 held-out problems, {after:.1%} of the final policy’s answers are right;" in text
@@ -108,7 +110,7 @@ def test_the_verdict_depends_on_the_number_of_comparisons() -> None:
 
 def test_the_table_has_corrected_p_values_with_an_explanation(page: str, run: Path, config: Config) -> None:
     summary = summarize_run(config, run)
-    text = " ".join(Reader(page).text.split())
+    text = Reader(page).words
     rows = len(summary["gains"])
     assert f"The table makes {rows} comparisons, so its p-values are corrected for that many (Holm)" in text
     smallest = min(summary["gains"].values(), key=lambda one: one["p"])
@@ -158,7 +160,7 @@ def test_the_command_to_reproduce_a_run_names_its_folder(
     folder = Path("study", "results", "demo-algorithms", "rloo", "0")
     make_run(tmp_path / folder, config)
     monkeypatch.chdir(tmp_path)
-    text = " ".join(Reader(render(config, tmp_path / folder, summarize_run(config, tmp_path / folder))).text.split())
+    text = page_words(tmp_path / folder, config)
     assert f"rloo run {folder}/config.yaml" in text
     assert f"from the files of {folder}." in text
 
@@ -210,14 +212,14 @@ def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", config)
     write_completions(config, run, "warmstart", 0.5, 0.0)
     write_completions(config, run, "final", 0.5, 0.0)
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "That is a change of 0.0 percentage points" in text
     assert "95% interval −6.0 to +6.0" in text, "0 right answers of 60 say little about other problems"
     assert "Where the gain comes from" not in text
 
 
 def test_a_failure_that_was_accepted_stays_on_the_page(page: str) -> None:
-    text = " ".join(Reader(page).text.split())
+    text = Reader(page).words
     assert "This run continued despite failed checks: checks.accept names teaching" in text
     assert "fail, accepted" in text
 
@@ -226,11 +228,11 @@ def test_a_trial_before_sft_and_policies_in_between_are_shown(tmp_path: Path) ->
     every = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 20}
     config = configuration(evaluation=every).only("report")
     run = make_run(tmp_path / "run", config)
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "Held-out accuracy" in text
     assert "its checks asked for SFT" not in text
     write_json(run / "warmstart" / "trial" / "checks.json", CHECKED | {"asks_for_sft": ["pass_at_k"]})
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "its checks asked for SFT (pass_at_k)" in text
 
 
@@ -243,7 +245,7 @@ def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> No
         counts = {"n-shot": {"gsm8k": 5}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}}}
         harness_json = {"policy": name * 8, "lm_eval": "0.4.13", "results": results, **counts}
         write_json(run / "evaluation" / name / "harness.json", harness_json)
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "by lm-eval 0.4.13" in text
     assert "5 examples, 1319 problems" in text
     assert "0.125 ± 0.0312" in text
@@ -259,11 +261,11 @@ def test_benchmarks_of_another_policy_are_left_out_and_refused_only_where_they_a
     for name in ("warmstart", "final"):
         harness_json = {"policy": name * 8, "lm_eval": "0.4.13", "results": results}
         write_json(run / "evaluation" / name / "harness.json", harness_json)
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "Benchmarks, by lm-eval 0.4.13Warm startFinal policy gsm8k" in text, "none of round 20"
     assert text.count("0.5 ± 0.0312") == 2
     write_json(run / "evaluation" / "final" / "harness.json", harness_json | {"policy": "another"})
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "Benchmarks" not in text
     asked = configuration(evaluation=every | {"harness": {"tasks": ["gsm8k"]}}).only("report")
     with pytest.raises(UserError, match=r"final/harness\.json: its policy is another"):
@@ -290,7 +292,7 @@ def test_a_run_in_flight_has_the_same_page_with_what_is_there(tmp_path: Path, co
     report_so_far(config, run, output)
     assert read_json(output) == {"round": ROUNDS - 1}
     page = (run / "report.html").read_text()
-    text = " ".join(Reader(page).text.split())
+    text = Reader(page).words
     assert "39 of 40 rounds are done. 80.0% of the answers of policy 39 to the first 76 held-out problems" in text
     assert "it was 2.0% for policy 0" in text
     assert all(part in text for part in ("Held-out accuracy", "Samples that teach little", "Round 20", "When each job"))
@@ -331,7 +333,7 @@ def test_the_page_of_a_run_that_is_trained_again_shows_the_new_rounds_alone(tmp_
     (left / "distance.json").write_text("{")
     report_so_far(config.only("report"), run, run / "pages" / "00003.json")
     page = (run / "report.html").read_text()
-    assert "3 of 40 rounds are done" in " ".join(Reader(page).text.split())
+    assert "3 of 40 rounds are done" in Reader(page).words
     figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
     assert figures["plot-1"]["data"][1]["x"] == [1, 2, 3]
 
@@ -339,9 +341,8 @@ def test_the_page_of_a_run_that_is_trained_again_shows_the_new_rounds_alone(tmp_
 def test_a_lack_of_memory_stands_on_the_page(tmp_path: Path) -> None:
     config = configuration(rounds=6).only("report")
     run = make_run(tmp_path / "run", config)
-    (run / "logs" / "evaluate").mkdir()
-    (run / "logs" / "evaluate" / "final.log").write_text("torch.OutOfMemoryError: CUDA out of memory")
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    write_log(run, "evaluate/final.log", "torch.OutOfMemoryError: CUDA out of memory")
+    text = page_words(run, config)
     assert "out of memory6evaluate/final: torch.OutOfMemoryError: CUDA out of memory" in text
 
 
@@ -352,7 +353,7 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     equal_rewards = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
     for number in range(1, 7):
         write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number) | equal_rewards)
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     assert "No symptom" not in text
     assert "warmstart.sft" in text
     symptoms = diagnose([metrics_of(n) | equal_rewards for n in range(1, 7)], config.gates, monitors=["worked"])
@@ -371,7 +372,7 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     write_json(run / "selection.json", {"chosen": [best]})
     write_json(run / "test" / str(config.seed) / "summary.json", final | {"evaluated": "test"})
     only = config.only("report")
-    text = " ".join(Reader(render(only, run, summarize_run(only, run))).text.split())
+    text = page_words(run, only)
     assert "Of 2 policies, that of round 20 has the best pass@1 on dataset.dev: 71.2%" in text
     assert f"It alone was evaluated on dataset.eval: {final['accuracy']:.1%} of its answers" in text
     write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})

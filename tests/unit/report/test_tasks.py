@@ -2,17 +2,15 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from helpers import mini
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from helpers import mini, write_prompts
 from synthetic_runs import completions_schema
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.report import frame
 from rloo_pipeline.report.tasks import Cell, of_run
 
 TASKS = ["sums", "sums", "<b>code</b>"]
@@ -23,13 +21,8 @@ AFTER = {"math": [1.0, 1.0, 1.0, 0.0, None, None], "code": [None, None, None, No
 @pytest.fixture
 def run(tmp_path) -> Path:
     """Three held-out prompts of two tasks, two completions each."""
-    rows = [{"prompt_id": f"p{n}", "prompt": "x", "prompt_ids": [1], "task": task} for n, task in enumerate(TASKS)]
-    table = pa.Table.from_pylist(rows)
-    (tmp_path / "prompts" / "eval").mkdir(parents=True)
-    file = str(tmp_path / "prompts" / "eval" / "data.arrow")
-    with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    write_manifest(tmp_path / "prompts")
+    prompts = [{"prompt_id": f"p{n}", "prompt": "x", "prompt_ids": [1], "task": task} for n, task in enumerate(TASKS)]
+    write_prompts(tmp_path / "prompts", prompts, "eval")
     for name, scores in (("warmstart", BEFORE), ("final", AFTER)):
         rows = []
         for place in range(6):
@@ -70,10 +63,7 @@ def test_a_missing_task_column_is_an_error_with_a_suggestion(run) -> None:
 
 def test_the_table_on_the_page_escapes_the_names_of_tasks(run) -> None:
     config = configuration(task_column="task")
-    loader = PackageLoader("rloo_pipeline", "report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"percent": "{:.0%}".format, "figure": str}
-    template = environment.get_template("tasks.html.j2")
+    template = frame.environment().get_template("tasks.html.j2")
     page = template.render(config=config, tasks=of_run(config, run))
     assert "&lt;b&gt;code&lt;/b&gt;" in page
     assert "<b>" not in page

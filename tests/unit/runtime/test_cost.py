@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic_runs import Reader, configuration, make_run
+from synthetic_runs import Reader, configuration, make_run, page_words
 
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.page import render
@@ -32,7 +32,7 @@ def test_the_page_has_gpu_seconds_per_stage_and_in_total(tmp_path: Path) -> None
     assert "No GPU was used." in Reader(render(config, run, summarize_run(config, run))).text
     add_gpus(run, "rollout/00001-000", "2 x NVIDIA H100 80GB HBM3")  # 4000 s
     add_gpus(run, "update/00001", "16 x NVIDIA H100 80GB HBM3")  # 700 s
-    text = " ".join(Reader(render(config, run, summarize_run(config, run))).text.split())
+    text = page_words(run, config)
     hours = {cost.stage: cost.gpu_hours for cost in costs(jobs_of(run, 3))}
     assert hours == {"rollout": pytest.approx(8000 / 3600), "update": pytest.approx(11200 / 3600), "prompts": 0}
     assert "rollout11 h 7 min–2.22–" in text

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import mini, rloo
-from synthetic_runs import metrics_of
+from synthetic_runs import metrics_of, write_config
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
@@ -34,9 +33,8 @@ def _a_home_of_its_own(tmp_path, monkeypatch) -> None:
 
 def write_run(run: Path, rounds: int, variant: str = "", **changes: object) -> History:
     """Writes a run of 8 rounds, of which `rounds` are done, one second apart."""
-    run.mkdir(parents=True, exist_ok=True)
     config = Config(**mini(**{"rounds": 8, **changes}))
-    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    write_config(run, config)
     for number in range(1, rounds + 1):
         file = trackers.metrics_of(run, number)
         write_json(file, metrics_of(number, variant))
@@ -213,11 +211,10 @@ def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:
     assert run_files.in_order_of_time(tmp_path, 4, 8) == 5
 
 
-def test_a_missing_library_is_one_sentence(monkeypatch) -> None:
+def test_a_missing_library_is_one_sentence() -> None:
     trackers.require(["wandb", "mlflow"])
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", ("no_such_library", ""))
     with pytest.raises(UserError, match="report_to: this environment has no no_such_library; run `make setup`"):
-        trackers.require(["mlflow", "wandb"])
+        trackers.require(["mlflow", "no_such_library"])
 
 
 def test_a_job_sends_new_rounds_and_an_unreachable_tracker_ends_no_run(tmp_path, monkeypatch) -> None:
@@ -245,10 +242,3 @@ def test_a_run_without_tracker_or_round_is_an_error(tmp_path) -> None:
     assert "report_to names no tracker; name one with --to" in rloo("track", tmp_path / "run").stderr
     with pytest.raises(UserError, match="no round is done yet"):
         track(tmp_path / "run", ["wandb"], None, None, None)
-
-
-def test_naming_trackers_imports_none() -> None:
-    code = (
-        "import sys; import rloo_pipeline.cli.main; print({'wandb', 'mlflow', 'numpy', 'torch'} & sys.modules.keys())"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
