@@ -12,15 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rloo_pipeline.config.error_messages import first_problem
+from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.evaluation import Select
 from rloo_pipeline.config.loading import read_mapping, validate
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.run_keys import RUN_NAME
 from rloo_pipeline.config.section import JSON, Section, merge, nest
-from rloo_pipeline.errors import UserError
 
 RESERVED = ("shared", "logs", "benchmarks", "test")
 """Folders of an experiment, so no names of arms."""
@@ -111,11 +110,6 @@ def _label(key: str, value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
 
 
-def is_experiment(raw: object) -> bool:
-    """Whether a mapping is meant as an experiment and not as the configuration of one run."""
-    return isinstance(raw, Mapping) and "base" in raw
-
-
 def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
     """The experiment in a mapping.
 
@@ -128,10 +122,7 @@ def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
         UserError: a key is unknown, missing or out of range.
     """
     named = {"experiment": file.stem} if file else {}
-    try:
-        return Experiment.model_validate({**named, **raw})
-    except ValidationError as error:
-        raise UserError(f"{origin}: {first_problem(error, Experiment)}") from None
+    return checked(Experiment, {**named, **raw}, origin)
 
 
 def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, Config]:
