@@ -28,18 +28,6 @@ def _why(arguments: argparse.Namespace) -> None:
     launch.become_snakemake([*arguments.unparsed, "--dry-run"])
 
 
-def _watch(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.watch import watch
-
-    watch(arguments.run, arguments.once, arguments.every)
-
-
-def _diagnose(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.diagnose import diagnose
-
-    diagnose(arguments.run)
-
-
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
     from rloo_pipeline.snakemake_ext import failures, frozen_config
@@ -124,13 +112,15 @@ COMMANDS = (
     ),
     command(
         "watch",
-        _watch,
+        "rloo_pipeline.commands.watch:watch",
         "Show the progress of a run; only reads its files.",
         RUN,
         option("--once", action="store_true", help="print the view once and exit"),
         option("--every", type=float, default=3.0, help="refresh interval in seconds"),
     ),
-    command("diagnose", _diagnose, "List the symptoms of a run, finished or running.", RUN),
+    command(
+        "diagnose", "rloo_pipeline.commands.diagnose:diagnose", "List the symptoms of a run, finished or running.", RUN
+    ),
     command(
         "submit",
         _submit,
