@@ -7,7 +7,7 @@ import pytest
 import yaml
 from helpers import ROOT, mini, rloo
 
-from rloo_pipeline.config import Config, Model
+from rloo_pipeline.config import Config
 from rloo_pipeline.preflight import image, places, slurm_checks
 from rloo_pipeline.preflight.slurm_checks import ResourceRequest
 
@@ -269,10 +269,12 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
 def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    for name in ("HF_HOME", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "file"))
     writable = {finding.subject: finding.ok for finding in places.caches()}
     assert writable["cache folder"]
     assert not writable["HF_HOME folder"]
+    assert not writable["TORCH_EXTENSIONS_DIR folder"]
 
 
 def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
@@ -283,11 +285,3 @@ def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
 def test_what_is_built_or_generated_needs_no_files() -> None:
     config = Config(**mini())
     assert all(finding.ok for finding in (*places.model(config, ""), *places.datasets(config, "")))
-
-
-def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    model = Model(name_or_path=str(tmp_path))
-    (finding,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
-    assert not finding.ok
-    assert "bert is an encoder" in finding.message
