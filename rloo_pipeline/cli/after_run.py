@@ -18,11 +18,12 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _rescore(arguments: argparse.Namespace) -> None:
-    config = load(arguments.config or arguments.run / "config.yaml")
+    changes = [] if arguments.workers is None else [f"scoring={{workers: {arguments.workers}}}"]
+    config = load(arguments.config or arguments.run / "config.yaml", changes)
     rewards = load_rewards(arguments.rewards, config)
     from rloo_pipeline.commands.rescore import rescore
 
-    rescore(config, arguments.run, rewards, arguments.output, arguments.workers or config.scoring.workers)
+    rescore(config, arguments.run, rewards, arguments.output)
 
 
 COMMANDS = (

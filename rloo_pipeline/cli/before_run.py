@@ -55,7 +55,7 @@ def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
     folder = Path(installation.profile(profile))
     if read_profile(folder).get("executor") != "rloo-slurm":
         raise UserError(f"--profile {profile}: {folder} does not run on SLURM; name one that does, such as slurm")
-    if minutes is not None and minutes < 0:
+    if minutes is not None and not 0 <= minutes < float("inf"):
         raise UserError(f"--wait {minutes:g}: a wait is not negative; name minutes")
     return QUEUE_WAIT if minutes is None else minutes
 

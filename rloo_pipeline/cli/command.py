@@ -66,6 +66,17 @@ def call(reference: str, options: Sequence[Option], arguments: argparse.Namespac
     getattr(import_module(module), name)(*first, **values)
 
 
+def positive(number: str) -> float:
+    """A number of argparse that has to be finite and above 0.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if not 0 < (value := float(number)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    return value
+
+
 LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and the output of the engines")
 CONFIG = option(
     "--config", type=Path, help="configuration; by default the config.yaml in the run folder that holds the output"

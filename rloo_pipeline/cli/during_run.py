@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.cli.command import RUN, Command, command, option
+from rloo_pipeline.cli.command import RUN, Command, command, option, positive
 from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
@@ -116,7 +116,7 @@ COMMANDS = (
         "Show the progress of a run; only reads its files.",
         RUN,
         option("--once", action="store_true", help="print the view once and exit"),
-        option("--every", type=float, default=3.0, help="refresh interval in seconds"),
+        option("--every", type=positive, default=3.0, help="refresh interval in seconds"),
     ),
     command(
         "diagnose", "rloo_pipeline.commands.diagnose:diagnose", "List the symptoms of a run, finished or running.", RUN
@@ -131,7 +131,7 @@ COMMANDS = (
         option("--time", required=True, help="time limit of the job, in sbatch's format: 12:00:00"),
         option(
             "--stop-before",
-            type=float,
+            type=positive,
             metavar="MINUTES",
             help="start no new stage in this many minutes before the time limit; by default a tenth of it",
         ),
