@@ -91,17 +91,26 @@ def _unsealed(text: str, path: Path) -> str:
 @lru_cache(maxsize=1)  # a worker process loads the same text for every stage
 def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
     raw = _parse(text, origin)
-    if is_experiment(raw):
-        raise UserError(
-            f"{origin}: an experiment of several runs, where one run is needed; name its configuration, such as "
-            f"that of its base, {raw['base']}"
-        )
+    require_one_run(raw, origin)
     return validate(_with_changes(raw, changes), origin)
 
 
 def is_experiment(raw: object) -> bool:
     """Whether a mapping is meant as an experiment and not as the configuration of one run."""
     return isinstance(raw, Mapping) and "base" in raw
+
+
+def require_one_run(raw: Any, origin: str) -> None:
+    """Checks that a mapping is meant as the configuration of one run.
+
+    Raises:
+        UserError: it is meant as an experiment.
+    """
+    if is_experiment(raw):
+        raise UserError(
+            f"{origin}: an experiment of several runs, where one run is needed; name its configuration, such as "
+            f"that of its base, {raw['base']}"
+        )
 
 
 def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
