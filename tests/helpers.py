@@ -16,6 +16,8 @@ import pytest
 import skipped_tests
 import yaml
 
+from rloo_pipeline.config.section import merge as merged
+
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / ".test" / "config" / "config.yaml"
 GSM8K = Path(os.environ.get("GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
@@ -62,14 +64,6 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def merged(base: dict, changes: dict) -> dict:
-    """A configuration with some keys changed; sections are merged key by key."""
-    config = dict(base)
-    for key, value in changes.items():
-        config[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return config
 
 
 def mini(**changes) -> dict:
