@@ -182,7 +182,7 @@ def reward_from_arguments(function: str, options: str, timeout: float, batch: st
     except json.JSONDecodeError as error:
         raise UserError(f"--options: not JSON ({error}); write an object such as '{{\"longest\": 500}}'") from None
     keys = {"function": function, "options": keywords, "timeout": timeout, "batch": batch, "on_error": "none"}
-    return checked(Reward, keys, "rloo reward-test")
+    return checked(Reward, keys, "command line")
 
 
 def _read(path: Path) -> str:

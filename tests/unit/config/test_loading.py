@@ -71,7 +71,7 @@ def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) ->
 
 def test_a_wrong_key_is_explained_by_the_keys_of_what_was_read(tmp_path) -> None:
     """A file of rewards and the options of `rloo reward-test` are no configuration of a run."""
-    with pytest.raises(UserError, match=r"^rloo reward-test: timeout: Input should be greater than 0, got -1.0$"):
+    with pytest.raises(UserError, match=r"^command line: timeout: Input should be greater than 0, got -1.0$"):
         reward_from_arguments("mine.py:f", "{}", -1.0, "rows")
     file = tmp_path / "rewards.yaml"
     file.write_text("model: {}\nrewards: [{function: 'mine.py:f'}]\n")
