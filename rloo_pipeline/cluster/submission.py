@@ -80,7 +80,7 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
         with submitit.helpers.clean_env():  # in case this process is in a job itself
             job = executor.submit(allocation.work, plan)
     except submitit.core.utils.FailedJobError as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+        reason = " ".join((str(error) or str(error.__cause__)).split())
         raise UserError(f"SLURM refuses the job: {reason[-300:]}") from None
     files.write_json(folder / RECORD, {"job": job.job_id, "controller": plan.controller, "log": str(job.paths.stdout)})
     return str(job.job_id)
