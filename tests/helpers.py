@@ -50,6 +50,13 @@ def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> s
     return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
 
 
+def executable(folder: Path, name: str, script: str) -> None:
+    """A program of this name, for a PATH."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
 def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Waits until `condition()` is true; long enough for a busy machine."""
     deadline = time.monotonic() + seconds

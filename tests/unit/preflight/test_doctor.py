@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, mini, rloo
+from helpers import ROOT, executable, mini, rloo
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.preflight import image, places, slurm_checks
@@ -18,13 +18,6 @@ SHOWN = (
     "PartitionName=old State=DOWN MaxTime=UNLIMITED MaxMemPerNode=UNLIMITED\n"
 )
 NODES = "cpu|192000|(null)\ngpu|515000+|gpu:h100:4(S:0-1)\ngpu|515000|gpu:a100:2\nold|1|(null)\n"
-
-
-def executable(folder: Path, name: str, script: str) -> None:
-    """A program of this name."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
 
 
 @pytest.mark.parametrize(
