@@ -163,6 +163,8 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert slurm_checks.requests(settings, rules, config)["update"][1::4] == (30, 3)
     settings["set-resources"]["update"]["runtime"] = 30
     assert slurm_checks.requests(settings, rules, config)["update"].attempts == 1
+    settings["set-resources"]["update"] |= {"runtime": "4h", "mem": "64GB"}
+    assert slurm_checks.requests(settings, rules, config)["update"][1:3] == (240, 64000)
     used = {rule: request.engine_gpus for rule, request in by_rule.items() if request.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
