@@ -16,6 +16,8 @@ import pytest
 import skipped_tests
 import yaml
 
+from rloo_pipeline.config.section import merge as merged
+
 ROOT = Path(__file__).parent.parent
 MINI = ROOT / ".test" / "config" / "config.yaml"
 GSM8K = Path(os.environ.get("GSM8K") or ROOT.parent / "shared" / "data" / "gsm8k")
@@ -48,6 +50,13 @@ def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> s
     return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
 
 
+def executable(folder: Path, name: str, script: str) -> None:
+    """A program of this name, for a PATH."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
 def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Waits until `condition()` is true; long enough for a busy machine."""
     deadline = time.monotonic() + seconds
@@ -62,14 +71,6 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def merged(base: dict, changes: dict) -> dict:
-    """A configuration with some keys changed; sections are merged key by key."""
-    config = dict(base)
-    for key, value in changes.items():
-        config[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return config
 
 
 def mini(**changes) -> dict:

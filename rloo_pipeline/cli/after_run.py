@@ -10,18 +10,6 @@ from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.trackers.trackers import TRACKERS
 
 
-def _compare(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.compare import compare
-
-    compare(arguments.runs, arguments.output, arguments.summary)
-
-
-def _experiment(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.show_experiment import experiment
-
-    experiment(arguments.folder)
-
-
 def _replay(arguments: argparse.Namespace) -> None:
     config = load(arguments.config or arguments.run / "config.yaml")
     from rloo_pipeline.commands.replay import replay
@@ -30,31 +18,26 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _rescore(arguments: argparse.Namespace) -> None:
-    config = load(arguments.config or arguments.run / "config.yaml")
+    changes = [] if arguments.workers is None else [f"scoring={{workers: {arguments.workers}}}"]
+    config = load(arguments.config or arguments.run / "config.yaml", changes)
     rewards = load_rewards(arguments.rewards, config)
     from rloo_pipeline.commands.rescore import rescore
 
-    rescore(config, arguments.run, rewards, arguments.output, arguments.workers or config.scoring.workers)
-
-
-def _track(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.track import track
-
-    track(arguments.run, arguments.to, arguments.round, arguments.earlier, arguments.output)
+    rescore(config, arguments.run, rewards, arguments.output)
 
 
 COMMANDS = (
     command(
         "compare",
-        _compare,
+        "rloo_pipeline.commands.compare:compare",
         "Compare finished runs on one page.",
-        option("--output", type=Path, required=True, help="HTML file to write"),
-        option("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run"),
+        option("--output", dest="html", metavar="OUTPUT", type=Path, required=True, help="HTML file to write"),
+        option("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="folder of a finished run"),
         option("--summary", type=Path, help="JSON file for the data of the page"),
     ),
     command(
         "experiment",
-        _experiment,
+        "rloo_pipeline.commands.show_experiment:experiment",
         "Write the page and the tables of an experiment from its finished runs.",
         option("folder", type=Path, metavar="EXPERIMENT", help="folder of the experiment, results/<experiment>"),
     ),
@@ -79,11 +62,17 @@ COMMANDS = (
     ),
     command(
         "track",
-        _track,
+        "rloo_pipeline.stages.track:track",
         "Send the metrics of a run, finished or running, to W&B or MLflow.",
         RUN,
         option("--to", nargs="+", choices=TRACKERS, help="trackers; by default those in report_to"),
-        option("--round", type=int, help="a finished round; later rounds are sent only if their files are newer"),
+        option(
+            "--round",
+            dest="round_",
+            metavar="ROUND",
+            type=int,
+            help="a finished round; later rounds are sent only if their files are newer",
+        ),
         option("--earlier", type=Path, nargs="?", help="output of an earlier call, whose metrics are not sent again"),
         option("--output", type=Path, help="JSON file with what was sent; a failure is then only a warning"),
     ),

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from rloo_pipeline.cli.command import command, option
+from rloo_pipeline.config import Scoring
+from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.loading import ConfigArguments, reward_from_arguments
 from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
@@ -55,7 +57,7 @@ def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
     folder = Path(installation.profile(profile))
     if read_profile(folder).get("executor") != "rloo-slurm":
         raise UserError(f"--profile {profile}: {folder} does not run on SLURM; name one that does, such as slurm")
-    if minutes is not None and minutes < 0:
+    if minutes is not None and not 0 <= minutes < float("inf"):
         raise UserError(f"--wait {minutes:g}: a wait is not negative; name minutes")
     return QUEUE_WAIT if minutes is None else minutes
 
@@ -71,8 +73,9 @@ def _reward_test(arguments: argparse.Namespace) -> None:
     reward = reward_from_arguments(arguments.function, arguments.options, arguments.timeout, arguments.batch)
     from rloo_pipeline.commands.reward_test import Labels, reward_test
 
+    workers = checked(Scoring, {"workers": arguments.workers}, "command line").workers
     labels = Labels(arguments.labels, arguments.threshold) if arguments.labels else None
-    reward_test(reward, arguments.data, arguments.completions, arguments.workers, arguments.tokenizer, labels)
+    reward_test(reward, arguments.data, arguments.completions, workers, arguments.tokenizer, labels)
 
 
 def _init(arguments: argparse.Namespace) -> None:

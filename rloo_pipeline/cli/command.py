@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +15,11 @@ class Option(NamedTuple):
 
     flags: tuple[str, ...]
     keywords: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name that argparse gives to its value."""
+        return str(self.keywords.get("dest") or self.flags[0].lstrip("-").replace("-", "_"))
 
 
 class Command(NamedTuple):
@@ -32,9 +39,42 @@ def option(*flags: str, **keywords: Any) -> Option:
     return Option(flags, keywords)
 
 
-def command(name: str, run: Callable[[argparse.Namespace], None], about: str, *options: Option) -> Command:
-    """A command that also takes `--log`."""
-    return Command(name, run, about, (LOG, *options))
+def command(name: str, run: Callable[[argparse.Namespace], None] | str, about: str, *options: Option) -> Command:
+    """A command that also takes `--log`.
+
+    Args:
+        name: of the command.
+        run: its function; or, as `module:function`, one that takes the options by their names.
+        about: one sentence for the help.
+        options: besides `--log`.
+    """
+    function = partial(call, run, options) if isinstance(run, str) else run
+    return Command(name, function, about, (LOG, *options))
+
+
+def call(reference: str, options: Sequence[Option], arguments: argparse.Namespace, *first: Any) -> None:
+    """Imports a function, which may take seconds, and calls it with the values of options by their names.
+
+    Args:
+        reference: `module:function`.
+        options: those that it takes.
+        arguments: the parsed command line.
+        first: what it takes before the options.
+    """
+    module, _, name = reference.partition(":")
+    values = {option.name: getattr(arguments, option.name) for option in options}
+    getattr(import_module(module), name)(*first, **values)
+
+
+def positive(number: str) -> float:
+    """A number of argparse that has to be finite and above 0.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if not 0 < (value := float(number)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    return value
 
 
 LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and the output of the engines")

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.cli.command import RUN, Command, command, option
+from rloo_pipeline.cli.command import RUN, Command, command, option, positive
 from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
@@ -26,18 +26,6 @@ def _why(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands import launch
 
     launch.become_snakemake([*arguments.unparsed, "--dry-run"])
-
-
-def _watch(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.watch import watch
-
-    watch(arguments.run, arguments.once, arguments.every)
-
-
-def _diagnose(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.diagnose import diagnose
-
-    diagnose(arguments.run)
 
 
 def _submit(arguments: argparse.Namespace) -> None:
@@ -124,13 +112,15 @@ COMMANDS = (
     ),
     command(
         "watch",
-        _watch,
+        "rloo_pipeline.commands.watch:watch",
         "Show the progress of a run; only reads its files.",
         RUN,
         option("--once", action="store_true", help="print the view once and exit"),
-        option("--every", type=float, default=3.0, help="refresh interval in seconds"),
+        option("--every", type=positive, default=3.0, help="refresh interval in seconds"),
     ),
-    command("diagnose", _diagnose, "List the symptoms of a run, finished or running.", RUN),
+    command(
+        "diagnose", "rloo_pipeline.commands.diagnose:diagnose", "List the symptoms of a run, finished or running.", RUN
+    ),
     command(
         "submit",
         _submit,
@@ -141,7 +131,7 @@ COMMANDS = (
         option("--time", required=True, help="time limit of the job, in sbatch's format: 12:00:00"),
         option(
             "--stop-before",
-            type=float,
+            type=positive,
             metavar="MINUTES",
             help="start no new stage in this many minutes before the time limit; by default a tenth of it",
         ),

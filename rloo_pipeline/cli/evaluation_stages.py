@@ -17,7 +17,7 @@ from rloo_pipeline.cli.stage_options import (
     stage,
     take_sampler,
 )
-from rloo_pipeline.cli.stage_setup import run_folder, runs_here
+from rloo_pipeline.cli.stage_setup import run_folder
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 
@@ -27,7 +27,7 @@ def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
 
     outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
-    evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
+    evaluate(config, held_out_part(arguments.prompts), arguments.policy_folder, arguments.name, outputs)
 
 
 def _select(arguments: argparse.Namespace) -> None:
@@ -47,26 +47,6 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
 
-def _distance(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
-        from rloo_pipeline.stages.distance import distance
-
-        tables = (arguments.completions, arguments.policy, arguments.reference)
-        distance(config, *tables, arguments.output, arguments.prompts)
-
-
-def _stage_harness(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.stage_harness import stage_harness
-
-    stage_harness(config, arguments.output)
-
-
-def _harness(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.harness import harness
-
-    harness(config, arguments.policy, arguments.name, arguments.output)
-
-
 def _report(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.report import report
 
@@ -76,9 +56,9 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
 COMMANDS = (
     stage(
         "evaluate",
-        _evaluate,
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME),
+        run=_evaluate,
         samples=True,
     ),
     command(
@@ -98,12 +78,12 @@ COMMANDS = (
     ),
     stage(
         "distance",
-        _distance,
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
         *(path("reference", "folder of policy 0"), IMAGES),
+        log_probs=True,
     ),
-    stage("stage-harness", _stage_harness, "Fetch the data of lm-eval's tasks; may use the network."),
-    stage("harness", _harness, "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),
-    stage("report", _report, "Write summary.json and report.html of a run.", SUMMARY),
+    stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
+    stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),
+    stage("report", "Write summary.json and report.html of a run.", SUMMARY, run=_report),
 )

@@ -29,7 +29,7 @@ def _rollout(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.data.prompts_of_round import PassRateFiles
     from rloo_pipeline.stages.rollout import rollout
 
-    inputs = (arguments.prompts, arguments.policy, arguments.round, arguments.shard)
+    inputs = (arguments.prompts, arguments.policy_folder, arguments.round_, arguments.shard)
     rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
     rollout(config, *inputs, arguments.output, arguments.held_out, rates)
 
@@ -39,7 +39,7 @@ def _score(config: Config, arguments: argparse.Namespace) -> None:
 
     if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
         gpu_claims.claim(gpus)
-    paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
+    paths = (arguments.prompts, arguments.policy_folder, arguments.rollouts, arguments.output)
     held_out = HeldOutFiles(*arguments.held_out) if arguments.held_out else None
     score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
 
@@ -49,16 +49,14 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.data.prompts_of_round import PassRateFiles
     from rloo_pipeline.stages.refill import refill
 
-    inputs = (arguments.prompts, arguments.policy, arguments.round, RoundFiles(arguments.rollouts, arguments.scores))
+    inputs = (
+        arguments.prompts,
+        arguments.policy_folder,
+        arguments.round_,
+        RoundFiles(arguments.rollouts, arguments.scores),
+    )
     rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
     refill(config, *inputs, arguments.output, arguments.output_scores, rates)
-
-
-def _reference(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
-        from rloo_pipeline.stages.reference import reference
-
-        reference(config, arguments.policy, arguments.rollouts, arguments.output, arguments.prompts)
 
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
@@ -70,14 +68,8 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
         outputs = UpdateOutputs(
             arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
         )
-        policies = TrainingPolicies(arguments.policy, arguments.sampler or arguments.policy)
-        update(config, arguments.round, policies, arguments.trainer, inputs, outputs, arguments.prompts)
-
-
-def _pass_rates(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.pass_rates import pass_rates
-
-    pass_rates(config, arguments.round, arguments.scores, arguments.earlier, arguments.output)
+        policies = TrainingPolicies(arguments.policy_folder, arguments.sampler or arguments.policy_folder)
+        update(config, arguments.round_, policies, arguments.trainer, inputs, outputs, arguments.prompts)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
@@ -85,14 +77,14 @@ def _held_out(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.held_out import held_out
 
     files = RoundFiles(arguments.rollouts, arguments.scores)
-    held_out(config, files, arguments.round, arguments.output, arguments.events, arguments.policy_metrics)
+    held_out(config, files, arguments.round_, arguments.output, arguments.events, arguments.policy_metrics)
 
 
 def _gate(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.gate import gate
 
     run = arguments.output.absolute().parents[2]
-    gate(load(arguments.config or run / "config.yaml").only("gate"), run, arguments.round, arguments.output)
+    gate(load(arguments.config or run / "config.yaml").only("gate"), run, arguments.round_, arguments.output)
 
 
 def _report_so_far(arguments: argparse.Namespace) -> None:
@@ -105,17 +97,16 @@ def _report_so_far(arguments: argparse.Namespace) -> None:
 COMMANDS = (
     stage(
         "rollout",
-        _rollout,
         "Sample one shard of a round with vLLM.",
         *(PROMPTS, POLICY, ROUND),
         SHARD,
         *PASS_RATES,
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
+        run=_rollout,
         samples=True,
     ),
     stage(
         "score",
-        _score,
         "Score one shard with the reward functions.",
         *(PROMPTS, POLICY, ROLLOUTS),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
@@ -127,24 +118,24 @@ COMMANDS = (
             metavar=("ROLLOUTS", "SCORES"),
             help="table of the shard's held-out completions, and the table to write for their scores",
         ),
+        run=_score,
     ),
     stage(
         "refill",
-        _refill,
         "Sample and score further completions if too few groups of a round teach.",
         *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES),
         path("output-scores", "table for the scores"),
+        run=_refill,
         samples=True,
     ),
     stage(
         "reference",
-        _reference,
         "Compute the log-probs of one shard under the reference policy.",
         *(POLICY, ROLLOUTS, IMAGES),
+        log_probs=True,
     ),
     stage(
         "update",
-        _update,
         "Train the next policy on a round.",
         *(POLICY, path("output-trainer", "folder for the trainer state")),
         path("metrics", "JSON file for the metrics of the round"),
@@ -155,10 +146,10 @@ COMMANDS = (
         option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
         *(shards("rollouts"), shards("scores"), IMAGES),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
+        run=_update,
     ),
     stage(
         "pass-rates",
-        _pass_rates,
         "Add a round's scores to the pass rates that later rounds draw their prompts by.",
         *(ROUND, shards("scores")),
         option(
@@ -167,11 +158,11 @@ COMMANDS = (
     ),
     stage(
         "held-out",
-        _held_out,
         "Sum up the held-out completions of a round's policy.",
         *(shards("rollouts"), shards("scores"), ROUND),
         path("events", "TensorBoard event file for the accuracy"),
         option("--policy-metrics", type=Path, nargs="?", help="metrics.json of the round that made the policy"),
+        run=_held_out,
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     command("report-so-far", _report_so_far, "Write report.html of a run in flight.", OUTPUT),

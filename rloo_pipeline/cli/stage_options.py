@@ -5,36 +5,46 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from rloo_pipeline.cli.command import CONFIG, Command, Option, command, option
-from rloo_pipeline.cli.stage_setup import stage_config
+from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
+from rloo_pipeline.cli.stage_setup import runs_here, stage_config
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.runtime import environment, gpu_claims
 
 
 def stage(
     name: str,
-    run: Callable[[Config, argparse.Namespace], None],
     about: str,
     *options: Option,
+    run: Callable[[Config, argparse.Namespace], None] | None = None,
     samples: bool = False,
+    log_probs: bool = False,
 ) -> Command:
     """A stage, whose function gets the sections of the configuration that it may read.
 
     Args:
         name: of the stage.
-        run: imports and calls it.
         about: one sentence for the help.
         options: besides `--config` and `--output`.
+        run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
+            configuration, and the options by their names.
         samples: whether it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
             with several ranks, or one of several, takes them in `runs_here`.
+        log_probs: whether it computes log-probs without gradient, in as many processes as hold the weights.
     """
+    function = name.replace("-", "_")
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
         if samples:
             take_sampler(config)
-        run(config, arguments)
+        if log_probs and not runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
+            return
+        if run is not None:
+            run(config, arguments)
+        else:
+            call(f"rloo_pipeline.stages.{function}:{function}", (*options, OUTPUT), arguments, config)
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
 
@@ -49,9 +59,9 @@ def take_sampler(config: Config) -> None:
     gpu_claims.set_aside(beside)
 
 
-def path(name: str, about: str) -> Option:
+def path(name: str, about: str, **keywords: Any) -> Option:
     """An option that takes a path and has to be there."""
-    return option(f"--{name}", type=Path, required=True, help=about)
+    return option(f"--{name}", type=Path, required=True, help=about, **keywords)
 
 
 def shards(name: str) -> Option:
@@ -62,12 +72,12 @@ def shards(name: str) -> Option:
 OUTPUT = path("output", "file or folder to write")
 ASSETS = path("assets", "folder that stage-assets wrote")
 PROMPTS = path("prompts", "folder that prompts wrote")
-POLICY = path("policy", "folder of a policy")
+POLICY = path("policy", "folder of a policy", dest="policy_folder", metavar="POLICY")
 IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
 ROLLOUTS = path("rollouts", "table of rollouts")
 SUMMARY = path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
-ROUND = option("--round", type=int, required=True, help="number of the round, from 1")
+ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
 PASS_RATES = (
     option("--difficulty", type=Path, nargs="*", default=[], help="all tables that difficulty wrote, in order"),
     option("--pass-rates", type=Path, nargs="?", help="what pass-rates wrote for the round that made the policy"),

@@ -13,7 +13,7 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
 
     Args:
         profiles: folder with the profiles.
-        target: where to link them; the user's profiles of Snakemake by default.
+        target: where to link them; by default ~/.config/snakemake, or snakemake in XDG_CONFIG_HOME.
 
     Yields:
         A line for each link.
@@ -21,10 +21,12 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
     Raises:
         UserError: there are no profiles, or a profile of the user has the same name.
     """
+    from snakemake.common import get_appdirs
+
     folders = [file.parent for file in sorted(profiles.glob("*/profile.v9+.yaml")) if file.parent.name != "default"]
     if not folders:
         raise UserError(f"{profiles}: no profiles here; call it in the project's folder")
-    target = target or _user_profiles()
+    target = target or Path(get_appdirs().user_config_dir)
     target.mkdir(parents=True, exist_ok=True)
     for profile in folders:
         link = target / profile.name
@@ -34,10 +36,3 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
             raise UserError(f"{link}: a profile of yours has this name; rename it and try again")
         link.symlink_to(profile.resolve())
         yield f"{link} -> {profile.resolve()}"
-
-
-def _user_profiles() -> Path:
-    """The user's profiles of Snakemake: ~/.config/snakemake, or XDG_CONFIG_HOME/snakemake."""
-    from snakemake.common import get_appdirs
-
-    return Path(get_appdirs().user_config_dir)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import allocation, slurm
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 
 FOLDER = Path("logs/submit")
@@ -80,7 +81,7 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
         with submitit.helpers.clean_env():  # in case this process is in a job itself
             job = executor.submit(allocation.work, plan)
     except submitit.core.utils.FailedJobError as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+        reason = " ".join((str(error) or str(error.__cause__)).split())
         raise UserError(f"SLURM refuses the job: {reason[-300:]}") from None
     files.write_json(folder / RECORD, {"job": job.job_id, "controller": plan.controller, "log": str(job.paths.stdout)})
     return str(job.job_id)
@@ -151,8 +152,6 @@ def _record(run: Path) -> dict[str, Any]:
 
 def _rounds(run: Path) -> str:
     """The number of rounds in config.yaml, of an experiment those of all its runs; `?` where the run has none yet."""
-    import yaml
-
     paths = [run / "config.yaml"] if (run / "config.yaml").exists() else run.glob("*/*/config.yaml")
-    rounds = [int(yaml.safe_load(path.read_text())["rounds"]) for path in paths if path.parents[1].name != "shared"]
+    rounds = [load(path).rounds for path in paths if path.parents[1].name != "shared"]
     return str(sum(rounds)) if rounds else "?"

@@ -10,7 +10,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import estimate
-from rloo_pipeline.preflight import Finding, image, inputs, model_inputs, places, show, slurm_checks
+from rloo_pipeline.preflight import Finding, image, model_inputs, places, show, slurm_checks
 from rloo_pipeline.runtime.console import Terminal
 
 
@@ -40,8 +40,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
         yield from image.findings(containers.image(config, project))
     # as the run will fetch: in the image or not, else `stage-assets` runs again
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
-    fetch = inputs.fetch_command(config, call)
-    yield from places.findings(config, _bytes_written(config), fetch)
+    yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")
     if profile is None and config.model.dtype != "float32":
         yield places.number_format(config.model.dtype)
     if profile is not None:

@@ -64,6 +64,8 @@ def init(folder: Path, choices: ProjectChoices, force: bool, console: Terminal |
         UserError: something is missing or cannot be used, or a file is there already; nothing is written then.
     """
     console = console or Terminal()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: a file, and no folder for a project; name another one")
     choices = _asked(choices)
     model = _model(choices.model or "", folder)
     data = project_data(choices.data or "", choices.held_out, choices.prompt, choices.answer, folder)

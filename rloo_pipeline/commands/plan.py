@@ -10,6 +10,7 @@ from rich.text import Text
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import checkpointing, estimate, memory, overlap, queueing
 from rloo_pipeline.planning.memory import GB
 from rloo_pipeline.preflight import dataset_inputs, inputs, model_inputs
@@ -22,11 +23,13 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, console: Term
     """Prints the estimate of a run, or of an experiment and of each of its arms.
 
     Raises:
-        UserError: as `plan_run`.
+        UserError: as `plan_run`, or the queue is asked for in an experiment.
     """
     if runs.experiment is None:
         plan_run(runs.first, gpu, wait, console)
         return
+    if wait is not None:
+        raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = console or Terminal()
     card = estimate.card_of(gpu) if gpu else None
     seeds = len(runs.experiment.seeds)

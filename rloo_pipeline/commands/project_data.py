@@ -85,13 +85,15 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
             f"{name}: none of its columns ({', '.join(columns)}) has a usual name for prompts: name it with "
             "--prompt COLUMN"
         )
+    if answer == column:
+        raise UserError(f"--answer {answer}: the prompt is in this column; name another one")
     return ProjectData(
         name=name,
         train={"path": paths[0]},
         eval={"path": paths[1]},
         columns=columns,
         prompt=column,
-        answer=_column("--answer", answer, ANSWER_COLUMNS, tuple(set(columns) - {column}), name),
+        answer=_column("--answer", answer, ANSWER_COLUMNS, [other for other in columns if other != column], name),
         is_conversation=isinstance(rows[0][column], list),
         train_rows=len(rows),
         examples=rows[:EXAMPLES],

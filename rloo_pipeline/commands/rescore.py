@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
-from rloo_pipeline.config import Config, Reward, Scoring
+from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.change import Change, change, columns
 from rloo_pipeline.runtime.progress import say
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, workers: int) -> None:
+def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) -> None:
     """Scores every round of a run with other rewards; writes the scores and rescore.json, and prints a comparison.
 
     Args:
@@ -36,7 +36,6 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
         run: its folder.
         rewards: the new reward functions.
         output: folder for the tables of scores and rescore.json.
-        workers: number of processes.
 
     Raises:
         UserError: the run has no rollouts, one of its files is damaged, or a reward function fails.
@@ -47,7 +46,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path, 
     if not folders:
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
-    new_config = config.model_copy(update={"rewards": list(rewards), "scoring": Scoring(workers=workers)})
+    new_config = config.model_copy(update={"rewards": list(rewards)})
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
     compared: dict[str, tuple[list[list[float]], ...]] = {}
     for folder in folders:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.section import Section, section_in
-from rloo_pipeline.errors import did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean
 
+S = TypeVar("S", bound=Section)
 KEYS_OF_OTHER_SYSTEMS = {
     "gpus_per_node": "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes",
     "gpus": "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout",
@@ -33,7 +34,24 @@ KEYS_OF_OTHER_SYSTEMS = {
 """Keys of TRL, transformers and others, and what they are called here."""
 
 
-def first_problem(error: ValidationError, whole: type[Section] = Config) -> str:
+def checked(section: type[S], raw: Any, origin: str) -> S:
+    """What a mapping has for a section, or for a whole file.
+
+    Args:
+        section: its keys.
+        raw: the mapping.
+        origin: where it comes from, for the message.
+
+    Raises:
+        UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.
+    """
+    try:
+        return section.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_first_problem(error, section)}") from None
+
+
+def _first_problem(error: ValidationError, whole: type[Section]) -> str:
     """One sentence for the first problem that pydantic found; unknown keys go first because they explain the others.
 
     Args:
@@ -41,43 +59,40 @@ def first_problem(error: ValidationError, whole: type[Section] = Config) -> str:
         whole: what was read.
     """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    problem = problems[0]
-    key = ".".join(
-        map(str, _keys(problem["loc"], ends_with_key=problem["type"] in ("extra_forbidden", "missing"), whole=whole))
-    )
+    problem, location = problems[0], problems[0]["loc"]
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if problem["type"] == "extra_forbidden":
-        section, unknown = _section_at(problem["loc"][:-1], whole), str(problem["loc"][-1])
+    if problem["type"] in ("extra_forbidden", "missing"):
+        keys, section = _follow(location[:-1], whole)
+        unknown = str(location[-1])
+        key = ".".join([*keys, unknown])
+        if problem["type"] == "missing":
+            return f"key '{key}' is missing{others}"
         suggestion = _suggestion(section, unknown)
         listing = "" if suggestion or not section else f"; known keys here: {', '.join(section.model_fields)}"
         return f"unknown key '{key}'{suggestion}{listing}{others}"
-    if problem["type"] == "missing":
-        return f"key '{key}' is missing{others}"
-    message = problem["msg"].removeprefix("Value error, ")
-    section = _section_at(problem["loc"], whole) if problem["type"] in ("model_type", "dict_type") else None
-    if section is not None and problem["input"] is None:
-        return f"{key}: the section is empty; give it a key, or leave it out{others}"
-    if section is not None:
+    keys, section = _follow(location, whole)
+    key, message = ".".join(keys), problem["msg"].removeprefix("Value error, ")
+    if section is not None and problem["type"] in ("model_type", "dict_type"):
+        if problem["input"] is None:
+            return f"{key}: the section is empty; give it a key, or leave it out{others}"
         message = f"must be a section with keys of its own ({', '.join(section.model_fields)})"
     value = "" if problem["type"] == "value_error" else f", got {problem['input']!r:.100}"
     return f"{key + ': ' if key else ''}{message}{value}{others}"
 
 
-def _keys(location: tuple[int | str, ...], ends_with_key: bool, whole: type[Section]) -> Iterator[int | str]:
-    """The keys in a pydantic error location, without the union members that pydantic puts between them.
-
-    Args:
-        location: of the problem.
-        ends_with_key: whether the last part is a key even if no field has that name (an unknown or missing key).
-        whole: what was read.
+def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list[str], type[Section] | None]:
+    """The keys in a pydantic error location, without the union members that pydantic puts between them, and the section
+    that it points into, if it does.
     """
+    keys: list[str] = []
     section: type[Section] | None = whole
-    for position, part in enumerate(location, 1):
+    for part in location:
         field = section.model_fields.get(part) if section and isinstance(part, str) else None
-        if isinstance(part, int) or field or (ends_with_key and position == len(location)):
-            yield part
+        if isinstance(part, int) or field:
+            keys.append(str(part))
         if isinstance(part, str):
             section = section_in(field.annotation) if field else None
+    return keys, section
 
 
 def _suggestion(section: type[Section] | None, unknown: str) -> str:
@@ -96,14 +111,3 @@ def _in_other_section(section: type[Section] | None, unknown: str) -> str:
     holders = [name for name, model in others.items() if unknown in model.model_fields]
     paths = " or ".join(f"'{name}.{unknown}'" for name in holders)
     return f"; did you mean {paths}?" if len(holders) in (1, 2) else ""
-
-
-def _section_at(location: tuple[int | str, ...], whole: type[Section]) -> type[Section] | None:
-    """The section that a pydantic error location points into."""
-    section: type[Section] | None = whole
-    for part in location:
-        if isinstance(part, int) or section is None:
-            continue
-        field = section.model_fields.get(part)
-        section = section_in(field.annotation) if field else None
-    return section

@@ -12,15 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rloo_pipeline.config.error_messages import first_problem
+from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.evaluation import Select
-from rloo_pipeline.config.loading import read_mapping, validate
+from rloo_pipeline.config.loading import read_mapping, require_one_run, validate
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.run_keys import RUN_NAME
-from rloo_pipeline.config.section import JSON, Section, merge, nest
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.config.section import JSON, Section, flatten, merge, nest
 
 RESERVED = ("shared", "logs", "benchmarks", "test")
 """Folders of an experiment, so no names of arms."""
@@ -85,8 +84,12 @@ class Experiment(Section):
                     f"arms: '{name}' cannot be the name of an arm; use letters, digits, '.', '_' and '-', "
                     f"and none of {', '.join(RESERVED)}"
                 )
-            if own := next((key for key in changes if key in OWN), None):
-                raise ValueError(f"{own}: an arm cannot change it; {OWN[own]}")
+            for key in changes:
+                if reason := OWN.get(key.partition(".")[0]):
+                    raise ValueError(f"{key}: an arm cannot change it; {reason}")
+            for key, other in itertools.permutations(_all_keys(changes), 2):
+                if f"{other}.".startswith(f"{key}."):
+                    raise ValueError(f"{key}: arm '{name}' sets it twice; leave one of the two out")
         return self
 
     def arm_changes(self) -> dict[str, JSON]:
@@ -102,6 +105,11 @@ class Experiment(Section):
             yield "_".join(itertools.starmap(_label, changes.items())), changes
 
 
+def _all_keys(changes: JSON) -> list[str]:
+    """The keys of all depths that an arm changes, with dots, each as often as it is written."""
+    return [inner for key, value in changes.items() for inner in flatten({key: value})]
+
+
 def _label(key: str, value: Any) -> str:
     """A value as a part of an arm's name; with its key where the value says little by itself."""
     text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
@@ -109,11 +117,6 @@ def _label(key: str, value: Any) -> str:
     )
     says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
-
-
-def is_experiment(raw: object) -> bool:
-    """Whether a mapping is meant as an experiment and not as the configuration of one run."""
-    return isinstance(raw, Mapping) and "base" in raw
 
 
 def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
@@ -128,10 +131,7 @@ def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
         UserError: a key is unknown, missing or out of range.
     """
     named = {"experiment": file.stem} if file else {}
-    try:
-        return Experiment.model_validate({**named, **raw})
-    except ValidationError as error:
-        raise UserError(f"{origin}: {first_problem(error, Experiment)}") from None
+    return checked(Experiment, {**named, **raw}, origin)
 
 
 def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, Config]:
@@ -146,6 +146,7 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
         UserError: the base is missing, or the configuration of an arm is not valid.
     """
     base = read_mapping(folder / experiment.base)
+    require_one_run(base, str(folder / experiment.base))
     if experiment.select:
         base["select"] = experiment.select.model_dump()
     configs = {}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rloo_pipeline.config import Config, Reward, Section
-from rloo_pipeline.config.error_messages import first_problem
+from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.section import JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
@@ -91,12 +91,26 @@ def _unsealed(text: str, path: Path) -> str:
 @lru_cache(maxsize=1)  # a worker process loads the same text for every stage
 def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
     raw = _parse(text, origin)
-    if isinstance(raw, Mapping) and "base" in raw:
+    require_one_run(raw, origin)
+    return validate(_with_changes(raw, changes), origin)
+
+
+def is_experiment(raw: object) -> bool:
+    """Whether a mapping is meant as an experiment and not as the configuration of one run."""
+    return isinstance(raw, Mapping) and "base" in raw
+
+
+def require_one_run(raw: Any, origin: str) -> None:
+    """Checks that a mapping is meant as the configuration of one run.
+
+    Raises:
+        UserError: it is meant as an experiment.
+    """
+    if is_experiment(raw):
         raise UserError(
             f"{origin}: an experiment of several runs, where one run is needed; name its configuration, such as "
             f"that of its base, {raw['base']}"
         )
-    return validate(_with_changes(raw, changes), origin)
 
 
 def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
@@ -142,10 +156,7 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     raw = _parse(_read(path), str(path))
     if not isinstance(raw, Mapping):
         raise UserError(f"{path}: must be a mapping with a list `rewards`")
-    try:
-        rewards = RewardsFile.model_validate(dict(raw)).rewards
-    except ValidationError as error:
-        raise UserError(f"{path}: {first_problem(error)}") from None
+    rewards = checked(RewardsFile, dict(raw), str(path)).rewards
     # validated once more inside the run, which also checks the names of their columns
     plain = [reward.model_dump(mode="json") for reward in rewards]
     rest = run.model_dump(
@@ -170,12 +181,8 @@ def reward_from_arguments(function: str, options: str, timeout: float, batch: st
         keywords = json.loads(options)
     except json.JSONDecodeError as error:
         raise UserError(f"--options: not JSON ({error}); write an object such as '{{\"longest\": 500}}'") from None
-    try:
-        return Reward.model_validate(
-            {"function": function, "options": keywords, "timeout": timeout, "batch": batch, "on_error": "none"}
-        )
-    except ValidationError as error:
-        raise UserError(f"rloo reward-test: {first_problem(error)}") from None
+    keys = {"function": function, "options": keywords, "timeout": timeout, "batch": batch, "on_error": "none"}
+    return checked(Reward, keys, "command line")
 
 
 def _read(path: Path) -> str:
@@ -257,7 +264,4 @@ def validate(raw: object, origin: str) -> Config:
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.
     """
-    try:
-        return Config.model_validate(dict(_require_mapping(raw, origin)))
-    except ValidationError as error:
-        raise UserError(f"{origin}: {first_problem(error)}") from None
+    return checked(Config, dict(_require_mapping(raw, origin)), origin)

@@ -36,7 +36,7 @@ class PromptSelection(Section):
     @model_validator(mode="after")
     def _check_something_is_selected(self) -> Self:
         if self.pass_rate is None and self.weights == "none":
-            raise ValueError("select: selects nothing; set pass_rate or weights, or leave the section out")
+            raise ValueError("selects nothing; set pass_rate or weights, or leave the section out")
         return self
 
     @model_validator(mode="after")

@@ -12,13 +12,14 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rloo_pipeline.config import experiment
 from rloo_pipeline.config.experiment import Experiment
-from rloo_pipeline.config.loading import read_mapping, validate
+from rloo_pipeline.config.loading import is_experiment, read_mapping, validate
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
@@ -111,14 +112,8 @@ class RunSet:
         """A value for a rule: a constant in a single run, in an experiment a function of the wildcards."""
         if not self.experiment:
             return value(self.first)
-        values: dict[str, T] = {}
-
-        def of_run(wildcards: Any) -> T:
-            if wildcards.run not in values:
-                values[wildcards.run] = value(self.by_folder[wildcards.run])
-            return values[wildcards.run]
-
-        return of_run
+        of_run = cache(lambda run: value(self.by_folder[run]))
+        return lambda wildcards: of_run(wildcards.run)
 
     def path(self, wildcards: Any, file: str) -> str:
         """Where a file of a job's run lies: in the folder of the run, or where runs share it.
@@ -173,7 +168,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
     Raises:
         UserError: a key is unknown, missing or out of range.
     """
-    if not experiment.is_experiment(raw):
+    if not is_experiment(raw):
         config = validate(raw, origin)
         _require_choice([config], origin)
         return RunSet({config.run: config})
@@ -204,25 +199,14 @@ def _require_choice(configs: Sequence[Config], origin: str) -> None:
 
 def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
     """Keys that rules of the workflow take once for all runs."""
-    needs: dict[str, Callable[[Config], Any]] = {
-        "container": lambda config: config.container,
-        "deepspeed.nodes": lambda config: config.deepspeed.nodes,
-        "workers": lambda config: config.workers,
-        "select": lambda config: config.select,
-    }
+    keys = ["container", "deepspeed.nodes", "workers", "select"]
     if next(iter(configs.values())).select:  # what arms are compared by has to be the same measure
-        needs |= {
-            "dataset.dev": lambda config: config.dataset.dev,
-            "dataset.eval": lambda config: config.dataset.eval,
-            "correct.reward": lambda config: config.deciding,
-            "correct.threshold": lambda config: config.correct.threshold,
-            "evaluation.num_prompts": lambda config: config.evaluation.num_prompts,
-            "evaluation.num_generations": lambda config: config.evaluation.num_generations,
-            "evaluation.temperature": lambda config: config.evaluation.temperature,
-            "evaluation.max_completion_length": lambda config: config.longest_evaluated,
-        }
-    for key, value in needs.items():
-        values = [value(config) for config in configs.values()]
+        keys += ["dataset.dev", "dataset.eval", "correct.reward", "correct.threshold"]
+        keys += [f"evaluation.{key}" for key in ("num_prompts", "num_generations", "temperature")]
+        keys += ["evaluation.max_completion_length"]
+    depends_on = {"correct.reward": "deciding", "evaluation.max_completion_length": "longest_evaluated"}
+    for key in keys:
+        values = [attrgetter(depends_on.get(key, key))(config) for config in configs.values()]
         if any(other != values[0] for other in values):
             raise UserError(f"{origin}: {key}: all arms of an experiment need the same value; set it in the base")
 

@@ -51,6 +51,11 @@ _SAMPLE = {"num_generations", "generation_batch_size", "oversample", "refill", "
 _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the context of the model."""
 _OTHERS = {"evaluation": {"every", "each_round", "harness"}}
+_EVALUATION = Sections(
+    ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
+    ("run", "scoring", "vllm", "dataset"),
+    _OTHERS | _ELSEWHERE,
+)
 _JUDGING = set(Checks.model_fields) - {"probe_prompts", "probe_num_generations"}
 _MEMORY = set(Deepspeed.model_fields) - {"processes", "zero_stage", "communication_data_type", "offload", "config"}
 _PAGES = {"report": {"every"}, "evaluation": {"each_round"}}
@@ -103,17 +108,9 @@ STAGES: Mapping[str, Sections] = {
         ("run", "dataset"),
         {"deepspeed": _MEMORY} | _ELSEWHERE,
     ),
-    "evaluate": Sections(
-        ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
-        ("run", "scoring", "vllm", "dataset"),
-        _OTHERS | _ELSEWHERE,
-    ),
+    "evaluate": _EVALUATION,
     "select": Sections(("select",)),
-    "evaluate-chosen": Sections(
-        ("seed", "model", "rollout", "rewards", "correct", "evaluation"),
-        ("run", "scoring", "vllm", "dataset"),
-        _OTHERS | _ELSEWHERE,
-    ),
+    "evaluate-chosen": _EVALUATION,
     "held-out": Sections(("seed", "rewards", "correct", "evaluation"), ("run", "rollout"), _OTHERS),
     "distance": Sections(("seed", "model", "evaluation"), ("deepspeed",), _OTHERS),
     "stage-harness": Sections(("evaluation",), (), _HARNESS_ALONE),

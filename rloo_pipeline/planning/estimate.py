@@ -6,6 +6,7 @@ the assumptions in `ASSUMED`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -72,15 +73,16 @@ def card_of(argument: str) -> Card:
     """Parses a card such as `h100` or `h100:80`, with its memory in GB.
 
     Raises:
-        UserError: the card is unknown, or its memory is not a number.
+        UserError: the card is unknown, or its memory is no number above 0.
     """
     name, _, size = argument.lower().partition(":")
     if name not in CARDS:
         raise UserError(f"--cluster-gpu {argument}: unknown card; name one of {', '.join(CARDS)}, such as h100:80 (GB)")
-    try:
-        return CARDS[name]._replace(gigabytes=float(size)) if size else CARDS[name]
-    except ValueError:
-        raise UserError(f"--cluster-gpu {argument}: '{size}' is not a number of GB; write it as h100:80") from None
+    if not size:
+        return CARDS[name]
+    if not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
+        raise UserError(f"--cluster-gpu {argument}: '{size}' is not a number of GB; write it as h100:80")
+    return CARDS[name]._replace(gigabytes=float(size))
 
 
 def jobs(config: Config) -> dict[str, int]:

@@ -5,46 +5,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.config import Config, Source
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs
 
 
 def check_model(config: Config) -> Finding:
     """The model, if its config.json is on this machine."""
-
-    def note() -> str:
-        folder = model_inputs.model_folder(config)
-        if folder is None:
-            return ""
-        model_inputs.check_model(config, folder)
-        return model_inputs.tight_context(config, read_json(folder / "config.json"))
-
-    return _finding("model", note)
+    note = ""
+    try:
+        if folder := model_inputs.model_folder(config):
+            model_inputs.check_model(config, folder)
+            note = model_inputs.tight_context(config, read_json(folder / "config.json"))
+    except UserError as error:
+        return Finding("model", False, str(error))
+    return Finding("model", True, note, note=bool(note))
 
 
 def findings(config: Config) -> Iterator[Finding]:
     """The model and each dataset; a problem or note has a message, an input without remarks has none."""
     yield check_model(config)
     for key, source in dataset_inputs.sources(config).items():
-        yield _finding(key, partial(_check_columns, config, key, source))
-
-
-def _check_columns(config: Config, key: str, source: Source) -> str:
-    dataset_inputs.columns(config, key, source)
-    return ""
-
-
-def _finding(subject: str, note: Callable[[], str]) -> Finding:
-    try:
-        message = note()
-    except UserError as error:
-        return Finding(subject, False, str(error))
-    return Finding(subject, True, message, note=bool(message))
+        try:
+            dataset_inputs.columns(config, key, source)
+        except UserError as error:
+            yield Finding(key, False, str(error))
+        else:
+            yield Finding(key, True, "")
 
 
 def require(config: Config) -> list[str]:
@@ -62,13 +52,3 @@ def require(config: Config) -> list[str]:
         others = f" (and {len(problems) - 1} more, which `rloo check` lists)" if len(problems) > 1 else ""
         raise UserError(problems[0] + others)
     return [finding.message for finding in results if finding.note]
-
-
-def fetch_command(config: Config, run_command: str) -> str:
-    """The command that downloads model and data.
-
-    Args:
-        config: of the run.
-        run_command: that starts the run.
-    """
-    return f"{run_command} -- results/{config.run}/assets"

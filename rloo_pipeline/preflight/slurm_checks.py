@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,13 +139,14 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
     of the profile.
     """
     engine_gpus = _engine_gpus(config)
-    default, per_rule = settings.get("default-resources") or {}, settings.get("set-resources") or {}
+    default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
     by_rule = {}
     for rule, own in _rules(rules, config):
-        resources = {**default, **own, **(per_rule.get(rule) or {})}
-        minutes, memory = _first_number(resources.get("runtime")), _first_number(resources.get("mem_mb"))
+        for_rule = _resources(per_rule.get(rule))
+        resources = default | own | for_rule
+        minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
-        grows = "attempt" in str((per_rule.get(rule) or {}).get("runtime", "growing(attempt)"))
+        grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
         attempts = 1 + int(settings.get("retries") or 0) if grows else 1
         by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule), attempts)
     return by_rule
@@ -194,9 +196,21 @@ def _rules(folder: Path, config: Config) -> Iterator[tuple[str, dict[str, int]]]
                 yield name, resources[name]
 
 
-def _first_number(value: Any) -> float:
-    """A number of minutes or megabytes; of an expression such as `30 * attempt`, its first number."""
-    match = re.search(r"\d+(?:\.\d+)?", str(value if value is not None else 0))
+def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Resources of a profile; `mem` is another name of `mem_mb`, whose value may have a unit."""
+    return {"mem_mb" if name == "mem" else name: value for name, value in (section or {}).items()}
+
+
+def _amount(name: str, value: Any) -> float:
+    """Minutes of `runtime`, or megabytes of `mem`, as Snakemake reads them: 90, 2h, 64GB; of an expression such as
+    `30 * attempt`, its first number.
+    """
+    from snakemake.exceptions import WorkflowError
+    from snakemake.resources import Resource
+
+    with suppress(WorkflowError):
+        value = Resource.parse_human_friendly(name, value)
+    match = re.search(r"\d+(?:\.\d+)?", str(value))
     return float(match[0]) if match else 0.0
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from rloo_pipeline.config.experiment import is_experiment
-from rloo_pipeline.config.loading import read_mapping
+from rloo_pipeline.config.loading import is_experiment, read_mapping
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.snakemake_ext import run_folders
 

@@ -44,14 +44,16 @@ LARGEST_K = 64
 """Largest K for which the expected share of mixed groups is given."""
 
 
-def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Path, trial: bool, output: Path) -> None:
+def checks(
+    config: Config, assets: Path, prompts: Path, policy_folder: Path, probed: Path, trial: bool, output: Path
+) -> None:
     """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
     Args:
         config: of the stage.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
-        folder: the policy, or `assets` for the base model.
+        policy_folder: the policy, or `assets` for the base model.
         probed: its probe.
         trial: whether failed checks do not stop the run.
         output: checks.json.
@@ -62,9 +64,9 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     import torch
 
     torch.set_num_threads(config.deepspeed.threads)
-    folder = asset_files.policy_of(folder)
-    table = tables.read(probed, "probe", policy=policy.digest(folder))
-    evidence = gather(config, assets, prompts, folder, table)
+    policy_folder = asset_files.policy_of(policy_folder)
+    table = tables.read(probed, "probe", policy=policy.digest(policy_folder))
+    evidence = gather(config, assets, prompts, policy_folder, table)
     if not ranks.current().first:
         return
     verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
@@ -86,7 +88,7 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     if stops:
         advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
         raise UserError(
-            f"{folder}: the warm start does not pass its checks ({path}): {advice} "
+            f"{policy_folder}: the warm start does not pass its checks ({path}): {advice} "
             f"To go on in spite of it: checks.accept: [{', '.join(check['name'] for check in failed)}]"
         )
 

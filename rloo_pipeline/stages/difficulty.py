@@ -21,13 +21,13 @@ from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.seeds import shard_range
 
 
-def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: Path) -> None:
+def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, output: Path) -> None:
     """Samples and scores completions of one shard of the training prompts.
 
     Args:
         config: of the stage.
         prompts: folder that the stage `prompts` wrote.
-        folder: policy 0.
+        policy_folder: policy 0.
         shard: number of the shard, from 0, of `rollout.shards`.
         output: the table of pass rates.
 
@@ -42,10 +42,10 @@ def difficulty(config: Config, prompts: Path, folder: Path, shard: int, output: 
     share = shard_range(len(train), config.rollout.shards, shard)
     rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)
-    sampler = groups.load_sampler(folder, config, train, config.rollout.max_completion_length)
+    sampler = groups.load_sampler(policy_folder, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    scores = score_table(config, completions, train, folder)
+    scores = score_table(config, completions, train, policy_folder)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))

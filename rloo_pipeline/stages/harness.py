@@ -27,12 +27,12 @@ from rloo_pipeline.training import plain_model
 RESULT_KEYS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
-def harness(config: Config, folder: Path, name: str, output: Path) -> None:
+def harness(config: Config, policy_folder: Path, name: str, output: Path) -> None:
     """Evaluates a policy on the tasks of `evaluation.harness`.
 
     Args:
         config: of the stage.
-        folder: the policy.
+        policy_folder: the policy.
         name: of the evaluation.
         output: harness.json.
 
@@ -40,9 +40,9 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
         UserError: lm-eval does not know a task, its data is missing, or the policy is not complete.
     """
     section = section_of(config)
-    policy.check(folder)
-    plain_model.check_tensors(folder, config.model.trust_remote_code)
-    digest = policy.digest(folder)
+    policy.check(policy_folder)
+    plain_model.check_tensors(policy_folder, config.model.trust_remote_code)
+    digest = policy.digest(policy_folder)
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
     import_shims.import_vllm()
     cpu_kernels.rotate_heads()
@@ -55,7 +55,7 @@ def harness(config: Config, folder: Path, name: str, output: Path) -> None:
 
     evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
-        model_args=_model(config, section, folder),
+        model_args=_model(config, section, policy_folder),
         tasks=_specs(section, manager),
         num_fewshot=section.num_fewshot,
         limit=section.limit,

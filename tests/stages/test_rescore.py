@@ -52,7 +52,7 @@ def run(tmp_path) -> Round:
 def rescored(run: Round, output: Path, **reward) -> dict:
     """The part of rescore.json about all rounds."""
     config = load(run.run / "config.yaml")
-    rescore(config, run.run, [Reward.model_validate(reward)], output, 1)
+    rescore(config, run.run, [Reward.model_validate(reward)], output)
     return json.loads((output / "rescore.json").read_text())["overall"]
 
 
@@ -62,6 +62,8 @@ def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path)
     (tmp_path / "new.yaml").write_text(yaml.safe_dump({"rewards": rewards}))
     outcome = rloo("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out")
     assert outcome.returncode == 0, outcome.stderr
+    refused = rloo("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out", "--workers=-1")
+    assert "scoring.workers: Input should be greater than or equal to 1, got -1" in refused.stderr
     assert {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()} == before
     for number in (1, 2):
         for shard in range(2):

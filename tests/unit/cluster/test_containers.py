@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, mini
+from helpers import ROOT, executable, mini
 
 from rloo_pipeline.cluster import containers, profiles
 from rloo_pipeline.config import Config
@@ -75,8 +75,7 @@ def test_a_build_whose_wheels_cannot_be_fetched_says_why_and_the_next_one_fetche
     tmp_path, kind, pip, message
 ) -> None:
     for name, script in (("apptainer", "exit 1"), ("python", f'case "$*" in *download*) {pip} ;; esac')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path, name, script)
     own = {"PYTHON": str(tmp_path / "python"), "IMAGES": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     outcome = subprocess.run(
         [ROOT / "containers" / "build", kind], env=os.environ | own, capture_output=True, text=True, check=False

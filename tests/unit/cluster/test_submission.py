@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import MINI, ROOT
+from helpers import MINI, ROOT, executable
 
 from rloo_pipeline.cli import main
 from rloo_pipeline.cluster import slurm, submission
@@ -64,11 +64,22 @@ def test_a_submitted_run_has_the_name_and_the_keys_that_its_arguments_give_it_th
     assert load(copy) == load(MINI, ["run=other", "update={learning_rate: 1.0e-6}"])
 
 
+def test_the_reason_for_which_slurm_refuses_a_job_is_in_the_error(project, monkeypatch, capsys) -> None:
+    executable(project, "sbatch", "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1")
+    executable(project, "srun", "exit 0")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(failures.COMMAND, "")
+    monkeypatch.setenv("PATH", str(project))
+    with pytest.raises(SystemExit):
+        main.main(["submit", f"--config={MINI}", "--time=60", "--sbatch=partition=gpu"])
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line == ("rloo submit: error: SLURM refuses the job: sbatch: error: invalid partition specified: gpu")
+
+
 @pytest.mark.parametrize(("state", "waits"), [("RUNNING", True), ("PREEMPTED", False), ("COMPLETED", False)])
 def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, waits) -> None:
     """squeue shows it for some minutes. A job whose partition cancels preempted ones stays as PREEMPTED."""
     for name, line in (("squeue", f"7|{state}|None|1:00"), ("scontrol", "JobId=7 Restarts=0")):
-        (tmp_path / name).write_text(f"#!{shutil.which('sh')}\necho '{line}'\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path, name, f"echo '{line}'")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (slurm.job("7") is not None) == waits

@@ -132,6 +132,9 @@ def test_a_model_that_training_does_not_cover_is_refused_by_its_config_json(case
     place = tmp_path / "model" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"model_type": "bert"}))
     assert "bert is an encoder" in problems(case(), tmp_path)["model"]
+    (finding,) = places.model(case(), "")
+    assert not finding.ok
+    assert "bert is an encoder" in finding.message
     with pytest.raises(UserError, match="bert is an encoder"):
         inputs.require(case())
 
@@ -220,10 +223,6 @@ def test_for_a_missing_model_the_commands_that_fetch_it_are_printed(case, tmp_pa
     config = case(model={"name_or_path": "no/such-model", "revision": "v1"})
     with pytest.raises(UserError, match=r"hf download no/such-model config\.json --revision v1"):
         model_inputs.shape(config)
-    arguments = ConfigArguments(Path("my run.yaml"), ["rounds=3"]).run_command
-    assert inputs.fetch_command(config, arguments) == (
-        "rloo run 'my run.yaml' --config rounds=3 -- results/mini/assets"
-    )
     (space, *_) = places.space(tmp_path, None)
     assert space == Finding("disk", True, space.message, note=True)
     assert "unknown until the model is here" in space.message

@@ -85,6 +85,8 @@ def test_an_existing_file_is_replaced_only_with_force(choices) -> None:
     assert Path("mine/rewards.py").read_text() == "mine"
     assert "replaced mine/rewards.py" in new_project("mine", choices, force=True)[1]
     assert "def right" in Path("mine/rewards.py").read_text()
+    with pytest.raises(UserError, match=r"rewards\.py: a file, and no folder for a project"):
+        init(Path("mine/rewards.py"), choices, force=True)
 
 
 def test_a_reward_of_ones_own_columns_and_held_out_rows_are_named(choices, monkeypatch) -> None:
@@ -142,6 +144,8 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
         ({"data": "x.jsonl"}, r"none of its columns \(x, answer\) has a usual name for prompts: .* --prompt COLUMN"),
         ({"data": "x.jsonl", "prompt": "answer"}, "has a usual name for answers: .* --answer COLUMN"),
+        ({"answer": "question"}, "--answer question: the prompt is in this column; name another one"),
+        ({"answer": "anser"}, "--answer anser: .*no such column; did you mean 'answer'"),
         ({"reward": "none.py:right"}, r"no file none\.py"),
         ({"reward": "min.py:right"}, r"no file min\.py .*did you mean 'mine\.py'"),
     ],

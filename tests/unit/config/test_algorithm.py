@@ -180,19 +180,13 @@ def test_a_refill_runs_again_where_other_scores_are_equal() -> None:
     assert plain.params("refill") != clipped.params("refill")
 
 
-def test_consistent_keys_are_accepted() -> None:
-    algorithm = {"kl": {"placement": "token_reward"}, "delta": 3, "mismatch": {"correction": "token_tis"}, **TOKEN}
-    section = validate(mini(algorithm=algorithm), "test.yaml").algorithm
-    assert section.delta == 3
-
-
 ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
 
 
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"preset": "grpo"},
+        {"kl": {"placement": "token_reward"}, "delta": 3, "mismatch": {"correction": "token_tis"}, **TOKEN},
         {"preset": "dapo", "response_length": {"overlong_cache": 9}},
         {"preset": "maxrl", "beta": 0.001},
         {"advantage": "grpo", "kl": {"placement": "token_reward"}, **TOKEN},
@@ -201,5 +195,5 @@ ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "
         {"preset": "grpo", "mismatch": {"correction": "token_mis", "min": 0.5, "max": 5}},
     ],
 )
-def test_penalties_without_division_by_a_spread_are_accepted(algorithm) -> None:
+def test_consistent_keys_are_accepted(algorithm) -> None:
     validate({**mini(), "algorithm": algorithm, "rewards": ONE_REWARD, "evaluation": {"temperature": 0}}, "test.yaml")

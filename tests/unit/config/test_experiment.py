@@ -107,6 +107,10 @@ def test_a_configuration_of_one_run_is_one_run(tmp_path) -> None:
     [
         ({"arms": {"a": {}}, "vary": {"seed": [1]}}, "leave one of the two out"),
         ({"vary": {"seed": [1]}}, "list the seeds under `seeds`"),
+        ({"arms": {"a": {"seed.x": 1}}}, "seed.x: an arm cannot change it; list the seeds under `seeds`"),
+        ({"arms": {"a": {"update": {"lora": None}, "update.lora": {"r": 8}}}}, "update.lora: arm 'a' sets it twice"),
+        ({"vary": {"update.lora.r": [8], "update.lora": [None]}}, "update.lora: arm 'r-8_lora-none' sets it twice"),
+        ({"base": "lr.yaml"}, "lr.yaml: an experiment of several runs, where one run is needed"),
         ({"vary": {"update.learning_rat": [1]}}, "did you mean 'learning_rate'"),
         ({"vary": {"algorithm.preset": []}}, "vary.algorithm.preset: the list is empty"),
         ({"vary": {"rounds": 3}}, "lr.yaml: vary: rounds: must be a list of values, got 3"),

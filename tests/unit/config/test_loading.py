@@ -6,7 +6,15 @@ import pytest
 import yaml
 from helpers import MINI, mini
 
-from rloo_pipeline.config.loading import ConfigArguments, load, refuse_bad_files, sealed, validate
+from rloo_pipeline.config.loading import (
+    ConfigArguments,
+    load,
+    load_rewards,
+    refuse_bad_files,
+    reward_from_arguments,
+    sealed,
+    validate,
+)
 from rloo_pipeline.errors import UserError
 
 TEXT = MINI.read_text()
@@ -59,6 +67,16 @@ def message_of(folder: Path, text: str) -> str:
 def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) -> None:
     assert old in TEXT
     assert message in message_of(tmp_path, TEXT.replace(old, new, 1))
+
+
+def test_a_wrong_key_is_explained_by_the_keys_of_what_was_read(tmp_path) -> None:
+    """A file of rewards and the options of `rloo reward-test` are no configuration of a run."""
+    with pytest.raises(UserError, match=r"^command line: timeout: Input should be greater than 0, got -1.0$"):
+        reward_from_arguments("mine.py:f", "{}", -1.0, "rows")
+    file = tmp_path / "rewards.yaml"
+    file.write_text("model: {}\nrewards: [{function: 'mine.py:f'}]\n")
+    with pytest.raises(UserError, match=r"rewards\.yaml: unknown key 'model'; known keys here: rewards$"):
+        load_rewards(file, validate(mini(), "test"))
 
 
 def test_a_missing_or_unreadable_file_is_one_sentence(tmp_path) -> None:

@@ -226,6 +226,9 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
     assert "--cluster-gpu" in printed_for(config, None)
     with pytest.raises(UserError, match=r"--cluster-gpu h1000: unknown card; name one of v100, .*h100:80"):
         printed_for(config, "h1000")
+    for size in ("much", "0", "-80", "nan", "inf"):
+        with pytest.raises(UserError, match=f"--cluster-gpu h100:{size}: '{size}' is not a number of GB"):
+            estimate.card_of(f"h100:{size}")
 
 
 def test_an_unknown_model_is_one_line() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, mini, rloo
+from helpers import ROOT, executable, mini, rloo
 
-from rloo_pipeline.config import Config, Model
+from rloo_pipeline.config import Config
 from rloo_pipeline.preflight import image, places, slurm_checks
 from rloo_pipeline.preflight.slurm_checks import ResourceRequest
 
@@ -18,13 +18,6 @@ SHOWN = (
     "PartitionName=old State=DOWN MaxTime=UNLIMITED MaxMemPerNode=UNLIMITED\n"
 )
 NODES = "cpu|192000|(null)\ngpu|515000+|gpu:h100:4(S:0-1)\ngpu|515000|gpu:a100:2\nold|1|(null)\n"
-
-
-def executable(folder: Path, name: str, script: str) -> None:
-    """A program of this name."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +163,8 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert slurm_checks.requests(settings, rules, config)["update"][1::4] == (30, 3)
     settings["set-resources"]["update"]["runtime"] = 30
     assert slurm_checks.requests(settings, rules, config)["update"].attempts == 1
+    settings["set-resources"]["update"] |= {"runtime": "4h", "mem": "64GB"}
+    assert slurm_checks.requests(settings, rules, config)["update"][1:3] == (240, 64000)
     used = {rule: request.engine_gpus for rule, request in by_rule.items() if request.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
@@ -269,10 +264,12 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
 def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    for name in ("HF_HOME", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "file"))
     writable = {finding.subject: finding.ok for finding in places.caches()}
     assert writable["cache folder"]
     assert not writable["HF_HOME folder"]
+    assert not writable["TORCH_EXTENSIONS_DIR folder"]
 
 
 def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
@@ -283,11 +280,3 @@ def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
 def test_what_is_built_or_generated_needs_no_files() -> None:
     config = Config(**mini())
     assert all(finding.ok for finding in (*places.model(config, ""), *places.datasets(config, "")))
-
-
-def test_a_model_that_cannot_be_trained_is_a_problem(tmp_path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    model = Model(name_or_path=str(tmp_path))
-    (finding,) = places.model(Config(**mini()).model_copy(update={"model": model}), "")
-    assert not finding.ok
-    assert "bert is an encoder" in finding.message

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import executable
 from snakemake.resources import Resources
 
 from rloo_pipeline.cluster import containers
@@ -47,10 +48,8 @@ def test_stages_ask_for_their_gpus_and_no_others(shells) -> None:
 
 def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
     """Its name is what Snakemake knows a shell by, and all arguments go through."""
-    (tmp_path / "srun").write_text('#!/bin/sh\nwhile [ "$1" != sh ]; do shift; done\nexec "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "mkdir").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "mkdir").chmod(0o755)
+    executable(tmp_path, "srun", 'while [ "$1" != sh ]; do shift; done\nexec "$@"')
+    executable(tmp_path, "mkdir", 'printf "%s\\n" "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert Path(shells["score"]).name == "bash"
     outcome = subprocess.run([shells["score"], "-c", 'echo "it\'s $RLOO_STEP"'], capture_output=True, text=True)
