@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 import pickle
 import time
@@ -11,11 +9,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rloo_pipeline.environments.episode import CallTools, RequestDone, ToolText, error_text
-from rloo_pipeline.scoring.messages import BadMessageError, MessageSocket
+from rloo_pipeline.scoring.messages import BadMessageError, MessageSocket, decode_report
 from rloo_pipeline.scoring.worker_process import CLOSED, EXIT_SECONDS, NO_MESSAGE
 
 MESSAGE_BYTES = 1 << 23
 """Most bytes of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
+KINDS = {kind.__name__: kind for kind in (ToolText, RequestDone)}
 
 
 class Answer(NamedTuple):
@@ -78,8 +77,9 @@ class Connection:
         """Reads messages. Returns whether the request is answered."""
         if not self.closed:
             try:
-                for data in self.channel.arrived(MESSAGE_BYTES):
-                    self._record(*_decoded(data))
+                for report in self.channel.arrived(MESSAGE_BYTES):
+                    for message in decode_report(report, KINDS):
+                        self._record(message)
             except BadMessageError:
                 self._disturb(NO_MESSAGE)
             except EOFError:
@@ -93,17 +93,16 @@ class Connection:
         self._late = fault
         self.deadline = time.monotonic() + (0.0 if fault is NO_MESSAGE else EXIT_SECONDS)
 
-    def _record(self, name: str, fields: list[Any]) -> None:
+    def _record(self, message: ToolText | RequestDone) -> None:
         if self.request is None or self.done is not None:
             raise BadMessageError
-        if name == "ToolText":
-            text = ToolText(*fields)
-            if text.place in self._texts or not 0 <= text.place < max(1, len(self._calls)):
+        if isinstance(message, ToolText):
+            if message.place in self._texts or not 0 <= message.place < max(1, len(self._calls)):
                 raise BadMessageError
-            self._texts[text.place] = text
+            self._texts[message.place] = message
             self.deadline = time.monotonic() + self._timeout
         else:
-            self.done = RequestDone(*fields)
+            self.done = message
             self.deadline = math.inf
 
     def take(self) -> RequestDone:
@@ -144,23 +143,3 @@ class Connection:
         """Closes this end."""
         self.closed = True
         self.channel.close()
-
-
-def _decoded(data: bytearray) -> tuple[str, list[Any]]:
-    """A message of an episode, checked, since its code may write anything.
-
-    Raises:
-        BadMessageError: it is none.
-    """
-    try:
-        name, fields = json.loads(data)
-        return name, list(_validator(name).validate_python(fields))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise BadMessageError from None
-
-
-@functools.cache
-def _validator(name: str) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter({kind.__name__: kind for kind in (ToolText, RequestDone)}[name])

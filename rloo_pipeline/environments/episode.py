@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string, seeds
 from rloo_pipeline.environments import contract, schema_maker
-from rloo_pipeline.environments.contract import EnvironmentCode
+from rloo_pipeline.environments.contract import EnvironmentCode, ToolSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.messages import MessageSocket
+from rloo_pipeline.scoring.messages import MessageSocket, encode_report
 from rloo_pipeline.scoring.reward_call import signature_of
 
 ANSWER_CHARACTERS = 1 << 16
@@ -76,8 +76,8 @@ class RequestDone(NamedTuple):
     """The episode cannot go on: why."""
     bad: str | None = None
     """The environment does not keep the contract, so that no episode can be played: why."""
-    tools: dict[str, tuple[list[dict[str, Any]], bool]] | None = None
-    """Answer to `DescribeTools`: the fields of a ToolSet by environment."""
+    tools: dict[str, ToolSet] | None = None
+    """Answer to `DescribeTools`, by environment."""
 
 
 class OtherProcessError(BaseException):
@@ -96,7 +96,7 @@ def serve(file: int, code: EnvironmentCode) -> None:
         request = pickle.loads(channel.receive())
 
         def send(reply: ToolText | RequestDone) -> None:
-            channel.send(json.dumps([type(reply).__name__, reply]).encode())
+            channel.send(encode_report([reply]))
 
         try:
             done = episode.handle(request, send)
@@ -137,7 +137,7 @@ class Episode:
             return self.finish()
         if request.schema_file:
             schema_maker.load(request.schema_file)
-        return RequestDone(tools=dict(contract.tool_sets(self.code).items()))
+        return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
         """Makes the environment and resets it."""

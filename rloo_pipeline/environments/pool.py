@@ -251,7 +251,7 @@ class EnvironmentPool:
         if done.bad:
             raise UserError(done.bad)
         if done.tools is not None:
-            self._sets = {name: ToolSet(*fields) for name, fields in done.tools.items()}
+            self._sets = done.tools
             self._close(episode)
             return
         answer = connection.answer(done)

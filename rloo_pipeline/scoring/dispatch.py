@@ -27,7 +27,7 @@ POLL_SECONDS = 1.0
 
 
 class WorkerPools:
-    """The worker processes of several reward functions.
+    """The worker processes of several reward functions: assigns calls to them and handles their messages.
 
     They start in the constructor and import their functions while the caller reads its tables. Leaving the `with` block
     ends them all.
@@ -43,21 +43,21 @@ class WorkerPools:
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
-        self.dismissed: list[WorkerProcess] = []
         self.jobs = [ScoringJob(reward) for reward in self.rewards]
         self.started = [[_start_worker(reward)] for reward in self.rewards]
+        """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
             extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
+        self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
+        """The workers of each job that is not finished."""
+        self.dismissed: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPools:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
         """Ends all workers and what they started: waits for dismissed ones, kills the others."""
         for worker in self.dismissed:
             worker.end()
@@ -75,43 +75,18 @@ class WorkerPools:
         Raises:
             UserError: a function cannot be loaded or used, or fails.
         """
-        dispatcher = Dispatcher(self.jobs, self.started, self.limit, None if more else self.dismissed)
-        while dispatcher.step():
+        self.workers = dict(zip(self.jobs, self.started, strict=True))
+        for job, workers in self.workers.items():
+            for worker in workers:
+                if worker.signature is not None:
+                    job.check_signature(worker.signature)
+        while self._step(more):
             pass
         self.jobs = [ScoringJob(reward) for reward in self.rewards]
 
-
-class Dispatcher:
-    """Assigns calls to workers and handles their messages."""
-
-    def __init__(
-        self,
-        jobs: Sequence[ScoringJob],
-        workers: Sequence[list[WorkerProcess]],
-        limit: int,
-        dismissed: list[WorkerProcess] | None,
-    ) -> None:
-        """Prepares the loop.
-
-        Args:
-            jobs: the calls of each function.
-            workers: the running workers of each job; lists are changed in place.
-            limit: threads that may compute at a time.
-            dismissed: receives the workers of finished jobs; None keeps them.
-
-        Raises:
-            UserError: a function that is loaded cannot be used.
-        """
-        self.limit, self.dismissed = limit, dismissed
-        self.workers = dict(zip(jobs, workers, strict=True))
-        for job, own in self.workers.items():
-            for worker in own:
-                if worker.signature is not None:
-                    job.check_signature(worker.signature)
-
-    def step(self) -> bool:
+    def _step(self, more: bool) -> bool:
         """Assigns calls, waits for messages and handles them. False when every job is finished."""
-        self._assign()
+        self._assign(more)
         pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
         if not pairs:
             return False
@@ -121,7 +96,7 @@ class Dispatcher:
             self._handle_messages(job, worker)
         return True
 
-    def _assign(self) -> None:
+    def _assign(self, more: bool) -> None:
         for job in list(self.workers):
             workers = self.workers[job]
             for worker in workers:
@@ -131,11 +106,10 @@ class Dispatcher:
                 workers.append(_start_worker(job.reward))
             if not job.waiting and not job.under_way:
                 del self.workers[job]
-                self._dismiss(workers)
+                if not more:
+                    self._dismiss(workers)
 
     def _dismiss(self, workers: list[WorkerProcess]) -> None:
-        if self.dismissed is None:
-            return
         for worker in workers:
             worker.dismiss()
         self.dismissed += workers

@@ -33,6 +33,18 @@ class Pace(NamedTuple):
     seconds: float = 0.0
 
 
+class FunctionScores(NamedTuple):
+    """The results of one function, in lists with one entry per row."""
+
+    scores: Scores
+    errors: list[str | None]
+    """Why a row has no score because the function failed or took too long."""
+    notes: list[str | None]
+    """Why a row has no score, as reported by the function itself (`reward_call.unscored`)."""
+    seconds: list[float]
+    """The row's share of the wall time of its calls."""
+
+
 class WorkerError(Exception):
     """A traceback from a worker process, for the log."""
 
@@ -68,12 +80,7 @@ class ScoringJob:
         self.offered: Mapping[str, list[Any]] = {}
         self.constants: dict[str, Any] = {}
         self.advance: Callable[[int], object] = int
-        self.scores: Scores = []
-        self.errors: list[str | None] = []
-        """Why a row has no score where the function failed."""
-        self.notes: list[str | None] = []
-        """Why a row has no score where the function called `unscored`."""
-        self.seconds: list[float] = []
+        self.results = FunctionScores([], [], [], [])
         self.waiting: list[PlannedCall] = []
         """In the order of the table, so that errors name the first row that fails."""
         self.under_way: dict[int, PlannedCall] = {}
@@ -98,9 +105,8 @@ class ScoringJob:
         """
         ends = list(accumulate(samples, initial=0))
         self.offered, self.constants, self.advance = offered, dict(constants), advance
-        for column in (self.scores, self.errors, self.notes):
-            column.extend([None] * ends[-1])
-        self.seconds += [0.0] * ends[-1]
+        missing = [None] * ends[-1]
+        self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
         if self.reward.batch == "all":
             ends = [0, ends[-1]]
         self.waiting += [PlannedCall(first, end) for first, end in pairwise(ends) if first < end]
@@ -192,12 +198,12 @@ class ScoringJob:
         """
         for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
             call = self.under_way.pop(number)
-            self.scores[call.first : call.end] = scores
+            self.results.scores[call.first : call.end] = scores
             self._add_seconds(call, seconds)
             if call.split_from:
                 self._count_split(call.split_from)
         for row, note in done.notes.items():
-            self.notes[row] = f"{self.reward.column} {note}"
+            self.results.notes[row] = f"{self.reward.column} {note}"
         rows = sum(map(len, done.scores))
         self.pace = Pace(self.pace.rows + rows, self.pace.seconds + sum(done.seconds))
         self.advance(rows)
@@ -205,7 +211,7 @@ class ScoringJob:
     def _add_seconds(self, call: PlannedCall, seconds: float) -> None:
         share = seconds / (call.end - call.first)
         for row in range(call.first, call.end):
-            self.seconds[row] += share
+            self.results.seconds[row] += share
 
     def record_failure(self, failed: Failed) -> None:
         """Records a call without scores, or splits it into rows.
@@ -255,7 +261,7 @@ class ScoringJob:
 
     def _leave_unscored(self, call: PlannedCall, failure: str, score: float | None) -> None:
         for row in call.rows:
-            self.scores[row], self.errors[row] = score, f"{self.reward.column} {failure}"
+            self.results.scores[row], self.results.errors[row] = score, f"{self.reward.column} {failure}"
         self.advance(len(call.rows))
         if call.split_from:
             self._count_split(call.split_from)

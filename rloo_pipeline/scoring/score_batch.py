@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS, Scores
+from rloo_pipeline.scoring.job import FunctionScores
+from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -31,18 +32,6 @@ class RewardBatch(NamedTuple):
     """Token ids; None where there are none, and then no function gets them."""
     columns: Mapping[str, list[Any]]
     """Every dataset column."""
-
-
-class FunctionScores(NamedTuple):
-    """The results of one function, in lists with one entry per row."""
-
-    scores: Scores
-    errors: list[str | None]
-    """Why a row has no score because the function failed or took too long."""
-    notes: list[str | None]
-    """Why a row has no score, as reported by the function itself (`reward_call.unscored`)."""
-    seconds: list[float]
-    """The row's share of the wall time of its calls."""
 
 
 def score_all(
@@ -91,7 +80,7 @@ def score_with(
         for job in jobs:
             job.add(offered, samples, constants, counter.advance)
         pools.run(more)
-    return [FunctionScores(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
+    return [job.results for job in jobs]
 
 
 def log_summary(reward: Reward, result: FunctionScores) -> None:

@@ -2,7 +2,7 @@
 
 `worker_process.WorkerProcess` starts it with three file descriptors:
 
-- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming number is the length of a `CallBatch`,
+- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message says that there is a `CallBatch`,
   and results go out as JSON, several short calls in one message. At the end of the stream the process exits.
 - a file in memory with the pickled `CallBatch`;
 - a file in memory, the `StatusBoard`: the call under way, which the parent reads when a call hangs.
@@ -44,7 +44,6 @@ from rloo_pipeline.scoring.messages import (
     Ready,
     Start,
     encode_report,
-    read_batch,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +112,10 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
     gc.freeze()  # the loaded modules stay: the collector need not scan them again
     caller = _Caller(function, start, channel, board)
     while True:
-        batch = read_batch(batch_file, pickle.loads(channel.receive()))
+        channel.receive()
+        with open(batch_file, "rb", closefd=False) as file:
+            file.seek(0)
+            batch: CallBatch = pickle.load(file)
         _redirect_output(start.parent)
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)

@@ -13,7 +13,8 @@ from helpers import ROOT, has_ended, score, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
+from rloo_pipeline.scoring.job import FunctionScores
+from rloo_pipeline.scoring.score_batch import RewardBatch, score_all
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time

@@ -9,7 +9,7 @@ import pytest
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring import score_table
-from rloo_pipeline.scoring.score_batch import FunctionScores
+from rloo_pipeline.scoring.job import FunctionScores
 
 ROLLOUTS = pa.table({"prompt_id": ["a", "a"]})
 
@@ -32,7 +32,7 @@ def test_a_function_that_fails_on_every_row_is_an_error(monkeypatch) -> None:
     )
     with pytest.raises(UserError, match=message):
         columns(monkeypatch, refused)
-    assert columns(monkeypatch, refused, only_failures=True)["judge"].errors == refused, "further rows may be few"
+    assert columns(monkeypatch, refused, only_failures=True)["judge"].notes == refused, "further rows may be few"
 
 
 @pytest.mark.parametrize("notes", [[None, None], [None, "judge was refused"]])
