@@ -115,8 +115,7 @@ def _in_sandbox(
         )
     limits = _limits(confinement, workers)
     argv = [*command_line.interpreter_argv(box, limits), "-s", "-S", "-c", *arguments]
-    library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    environment = command_line.ENVIRONMENT | library_path | variables
+    environment = command_line.environment() | variables
     return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
 
 

@@ -131,13 +131,9 @@ class Connection:
 
     def failed(self, error: str, lost: str | None) -> Answer:
         """The answer to a request whose process has ended: the texts that came, and `error` for the others."""
-        texts, errors = [], []
         for place in range(len(self._calls)):
-            text = self._texts.get(place, ToolText(place, error_text(error), True))
-            texts.append(text.text)
-            errors.append(text.error)
-        seconds = time.monotonic() - self._began
-        return Answer(self.episode, str(self.request), tuple(texts), tuple(errors), None, None, lost, seconds)
+            self._texts.setdefault(place, ToolText(place, error_text(error), True))
+        return self.answer(RequestDone(lost=lost))
 
     def close(self) -> None:
         """Closes this end."""

@@ -77,6 +77,11 @@ class Sandbox(NamedTuple):
     """Whether the number of files in /tmp can be limited."""
 
 
+def environment() -> dict[str, str]:
+    """The variables of a sandboxed process; of this process's it gets only where libraries are."""
+    return ENVIRONMENT | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
+
+
 def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     """The sandbox's command up to and with the Python interpreter."""
     if sandbox.kind == "bubblewrap":

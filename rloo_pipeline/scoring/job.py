@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,13 +24,6 @@ LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated work that a worker is sent at once. It still makes the calls one by one."""
 MOST_ROWS = 8192
 """Most rows that a worker is sent at once."""
-
-
-class Pace(NamedTuple):
-    """Rows that a function has scored so far, and the seconds that they took."""
-
-    rows: int = 0
-    seconds: float = 0.0
 
 
 class FunctionScores(NamedTuple):
@@ -57,18 +50,12 @@ class SplitCall:
 
 
 class PlannedCall(NamedTuple):
-    """A call still to be made, on neighbouring rows."""
+    """A call still to be made, on neighbouring rows of the table."""
 
-    first: int
-    end: int
+    rows: range
     alone: bool = False
     """Do not send with other calls: one of several ended the process, and this finds out which."""
     split_from: SplitCall | None = None
-
-    @property
-    def rows(self) -> range:
-        """The rows of the table."""
-        return range(self.first, self.end)
 
 
 class ScoringJob:
@@ -86,7 +73,8 @@ class ScoringJob:
         self.under_way: dict[int, PlannedCall] = {}
         self.signature: Signature | None = None
         self._number = 1
-        self.pace = Pace()
+        self._scored, self._seconds = 0, 0.0
+        """Rows that were scored so far, and the seconds that they took."""
 
     def add(
         self,
@@ -109,7 +97,7 @@ class ScoringJob:
         self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
         if self.reward.batch == "all":
             ends = [0, ends[-1]]
-        self.waiting += [PlannedCall(first, end) for first, end in pairwise(ends) if first < end]
+        self.waiting += [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
 
     def check_signature(self, signature: Signature) -> None:
         """Stores the function's parameters after a check.
@@ -155,10 +143,9 @@ class ScoringJob:
 
     def _batch_size(self, workers: int) -> int:
         """Calls to send at once: about BATCH_SECONDS of work, less near the end so that workers finish together."""
-        rows, seconds = self.pace
-        if not rows:
+        if not self._scored:
             return 1
-        calls_per_second = rows / (len(self.waiting[0].rows) * max(seconds, 1e-9))
+        calls_per_second = self._scored / (len(self.waiting[0].rows) * max(self._seconds, 1e-9))
         share = max(len(self.waiting) // (2 * workers), int(LEAST_SECONDS * calls_per_second))
         most = min(BATCH_SECONDS * calls_per_second, MOST_ROWS / len(self.waiting[0].rows))
         return max(1, int(min(share, most)))
@@ -166,18 +153,18 @@ class ScoringJob:
     def _contiguous(self, most: int) -> int:
         """How many of the first `most` waiting calls have no gap between their rows."""
         for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
-            if call.end != following.first:
+            if call.rows.stop != following.rows.start:
                 return count
         return most
 
     def _batch(self, calls: list[PlannedCall], at_once: int) -> CallBatch:
         assert self.signature
-        first, end, number = calls[0].first, calls[-1].end, self._number
+        first, end, number = calls[0].rows.start, calls[-1].rows.stop, self._number
         self._number += len(calls)
         self.under_way.update(zip(range(number, self._number), calls, strict=True))
         names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
         columns = {name: self.offered[name][first:end] for name in names}
-        counts = [call.end - call.first for call in calls]
+        counts = [len(call.rows) for call in calls]
         deadlines = [*map(self._deadline, counts)]
         return CallBatch(number, first, counts, deadlines, columns, self.constants, at_once)
 
@@ -188,7 +175,7 @@ class ScoringJob:
         """Returns calls to `waiting` that a dead worker had not finished and did not fail."""
         for number in numbers:
             call = self.under_way.pop(number)
-            insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("first"))
+            insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("rows.start"))
 
     def record(self, done: Done) -> None:
         """Records the scores of calls.
@@ -198,20 +185,20 @@ class ScoringJob:
         """
         for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
             call = self.under_way.pop(number)
-            self.results.scores[call.first : call.end] = scores
+            self.results.scores[call.rows.start : call.rows.stop] = scores
             self._add_seconds(call, seconds)
             if call.split_from:
                 self._count_split(call.split_from)
         for row, note in done.notes.items():
             self.results.notes[row] = f"{self.reward.column} {note}"
         rows = sum(map(len, done.scores))
-        self.pace = Pace(self.pace.rows + rows, self.pace.seconds + sum(done.seconds))
+        self._scored += rows
+        self._seconds += sum(done.seconds)
         self.advance(rows)
 
     def _add_seconds(self, call: PlannedCall, seconds: float) -> None:
-        share = seconds / (call.end - call.first)
-        for row in range(call.first, call.end):
-            self.results.seconds[row] += share
+        for row in call.rows:
+            self.results.seconds[row] += seconds / len(call.rows)
 
     def record_failure(self, failed: Failed) -> None:
         """Records a call without scores, or splits it into rows.
@@ -271,4 +258,4 @@ class ScoringJob:
 
     def _split(self, call: PlannedCall, split: SplitCall | None) -> None:
         for row in call.rows:
-            insort(self.waiting, PlannedCall(row, row + 1, call.alone, split), key=attrgetter("first"))
+            insort(self.waiting, PlannedCall(range(row, row + 1), call.alone, split), key=attrgetter("rows.start"))

@@ -120,7 +120,7 @@ def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) ->
         BadMessageError: the data are not such messages.
     """
     try:
-        report = json.loads(data, parse_constant=_refuse_constant)
+        report = json.loads(data)
         if not isinstance(report, list):
             raise TypeError
         return [_validator(kinds[name]).validate_python(fields) for name, fields in report]
@@ -128,15 +128,11 @@ def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) ->
         raise BadMessageError from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no score")
-
-
 @functools.cache
 def _validator(kind: type) -> Any:
-    from pydantic import TypeAdapter  # only in the parent, which has imported it for the configuration
+    from pydantic import ConfigDict, TypeAdapter  # only in the parent, which has imported it for the configuration
 
-    return TypeAdapter(kind)
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
 class MessageSocket:

@@ -163,24 +163,6 @@ def test_every_gold_answer_of_gsm8k_matches_itself_and_no_other_number() -> None
     assert answer_mark_reward(gold) == [1.0] * 8792
 
 
-@pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("#### 1,234", 1),
-        ("It is $1,234.", 1),
-        ("<think>1 or 2?</think>The answer is \\boxed{1234}.", 1),
-        ("<think>1234</think>The answer is \\boxed{12}.", 0),
-        ("<think>so it must be 1234", 0),
-        ("#### 1,235", 0),
-        ("#### ", 0),
-        ("", 0),
-    ],
-)
-def test_math_reward_reads_the_answer_after_the_thinking(completion: str, reward: float) -> None:
-    assert math_reward([completion], ["500+734 = 1234\n#### 1,234"]) == [reward]
-    assert math_reward([[{"role": "assistant", "content": completion}]], ["1234"]) == [reward]
-
-
 def test_only_the_timeout_warning_of_math_verify_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     math_reward(["#### 1"], ["#### 1"])
     logging.getLogger("math_verify.parser").warning("something else")

@@ -1,12 +1,11 @@
 """math_reward on answers in the forms that models write."""
 
-import json
 import threading
 import time
 from typing import Any
 
 import pytest
-from helpers import GSM8K, needs_gsm8k
+from helpers import gsm8k_rows, needs_gsm8k
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.math import math_reward
@@ -162,6 +161,7 @@ def test_only_the_text_after_the_thinking_counts() -> None:
     assert score("It is 42.", "42") == 1.0
     assert score("It is 42.", "42", after_thinking=True) == 0.0
     assert score("It is 41.</think>It is 42.", "42", after_thinking=True) == 1.0
+    assert math_reward([[{"role": "assistant", "content": "<think>41</think>It is 42."}]], ["42"]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,7 @@ def test_math_reward_works_in_another_thread() -> None:
     ],
 )
 def test_the_answers_of_gsm8k_are_read_in_every_form(form: str) -> None:
-    with (GSM8K / "test.jsonl").open(encoding="utf-8") as lines:
-        golds = [json.loads(line)["answer"] for line in lines]
+    golds = [row["answer"] for row in gsm8k_rows("test.jsonl")]
     parts = [gold.rpartition("####") for gold in golds]
     completions = [form.format(work=work.strip(), number=number.strip()) for work, _, number in parts]
     wrong = [form.format(work=work.strip(), number=f"{number.strip()}1") for work, _, number in parts]

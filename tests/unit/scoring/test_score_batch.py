@@ -200,17 +200,19 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
 
 
 @pytest.mark.parametrize("ending", ["return [1.0] * len(completions)", "os._exit(3)"])
-@pytest.mark.parametrize("start", ["own_session", "double_fork"])
+@pytest.mark.parametrize("start", ["own_session", "own_session_and_environment", "double_fork"])
 def test_nothing_that_a_function_starts_outlives_scoring(tmp_path, start, ending) -> None:
     file, duration = tmp_path / "mine.py", f"{3000 + os.getpid() / 1e7:.7f}"
     file.write_text(f"""
 import os, subprocess, time
 def own_session():
-    subprocess.Popen(["sleep", "{duration}"], start_new_session=True)
+    subprocess.Popen(["/bin/sleep", "{duration}"], start_new_session=True)
+def own_session_and_environment():
+    subprocess.Popen(["/bin/sleep", "{duration}"], start_new_session=True, env={{}})
 def double_fork():
     if os.fork() == 0:
         os.setsid()
-        subprocess.Popen(["sleep", "{duration}"])
+        subprocess.Popen(["/bin/sleep", "{duration}"])
         os._exit(0)
     os.wait()
 def mine(completions):
@@ -219,7 +221,7 @@ def mine(completions):
     {ending}
 """)
     score(Reward(function=f"{file}:mine", on_error="none"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
-    assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", duration]] == []
+    assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["/bin/sleep", duration]] == []
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
