@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.job import ScoringJob
+from rloo_pipeline.scoring.job import FunctionScores, ScoringJob, TableRows
 from rloo_pipeline.scoring.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, adopt_orphans, describe_exit, end_orphans
 
@@ -43,7 +43,6 @@ class WorkerPools:
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
-        self.jobs = [ScoringJob(reward) for reward in self.rewards]
         self.started = [[_start_worker(reward)] for reward in self.rewards]
         """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
@@ -66,23 +65,25 @@ class WorkerPools:
                 worker.kill()
         end_orphans(self.others)
 
-    def run(self, more: bool = False) -> None:
-        """Makes all calls, and prepares the jobs for those of the next table.
+    def run(self, rows: TableRows, more: bool = False) -> list[FunctionScores]:
+        """Makes all calls. Returns the results of each function.
 
         Args:
+            rows: of a table.
             more: whether there is a next table, for which the workers stay.
 
         Raises:
             UserError: a function cannot be loaded or used, or fails.
         """
-        self.workers = dict(zip(self.jobs, self.started, strict=True))
+        jobs = [ScoringJob(reward, rows) for reward in self.rewards]
+        self.workers = dict(zip(jobs, self.started, strict=True))
         for job, workers in self.workers.items():
             for worker in workers:
                 if worker.signature is not None:
                     job.check_signature(worker.signature)
         while self._step(more):
             pass
-        self.jobs = [ScoringJob(reward) for reward in self.rewards]
+        return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:
         """Assigns calls, waits for messages and handles them. False when every job is finished."""
@@ -107,13 +108,10 @@ class WorkerPools:
             if not job.waiting and not job.under_way:
                 del self.workers[job]
                 if not more:
-                    self._dismiss(workers)
-
-    def _dismiss(self, workers: list[WorkerProcess]) -> None:
-        for worker in workers:
-            worker.dismiss()
-        self.dismissed += workers
-        workers.clear()
+                    for worker in workers:
+                        worker.dismiss()
+                    self.dismissed += workers
+                    workers.clear()
 
     def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
         without_calls = sum(not worker.calls for worker in workers)
@@ -148,7 +146,7 @@ class WorkerPools:
             raise UserError(
                 f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
             )
-        elif worker.overdue(_grace(job)):
+        elif worker.next_end(_grace(job)) < time.monotonic():
             self._remove(job, worker, None)
 
     def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:

@@ -38,6 +38,19 @@ class FunctionScores(NamedTuple):
     """The row's share of the wall time of its calls."""
 
 
+class TableRows(NamedTuple):
+    """What functions are called with."""
+
+    offered: Mapping[str, list[Any]]
+    """Arguments with one entry per row."""
+    samples: Sequence[int]
+    """Number of neighbouring rows of each prompt."""
+    constants: Mapping[str, Any]
+    """Further arguments, the same for all rows."""
+    advance: Callable[[int], object]
+    """Called with the number of rows that were finished."""
+
+
 class WorkerError(Exception):
     """A traceback from a worker process, for the log."""
 
@@ -61,43 +74,22 @@ class PlannedCall(NamedTuple):
 class ScoringJob:
     """All calls of one reward function."""
 
-    def __init__(self, reward: Reward) -> None:
+    def __init__(self, reward: Reward, rows: TableRows) -> None:
         self.reward = reward
         self.label = f"reward '{reward.column}' ({reward.function})"
-        self.offered: Mapping[str, list[Any]] = {}
-        self.constants: dict[str, Any] = {}
-        self.advance: Callable[[int], object] = int
-        self.results = FunctionScores([], [], [], [])
-        self.waiting: list[PlannedCall] = []
+        self.offered, self.constants, self.advance = rows.offered, dict(rows.constants), rows.advance
+        ends = list(accumulate(rows.samples, initial=0))
+        missing = [None] * ends[-1]
+        self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
+        if reward.batch == "all":
+            ends = [0, ends[-1]]
+        self.waiting = [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
         """In the order of the table, so that errors name the first row that fails."""
         self.under_way: dict[int, PlannedCall] = {}
         self.signature: Signature | None = None
         self._number = 1
         self._scored, self._seconds = 0, 0.0
         """Rows that were scored so far, and the seconds that they took."""
-
-    def add(
-        self,
-        offered: Mapping[str, list[Any]],
-        samples: Sequence[int],
-        constants: Mapping[str, Any],
-        advance: Callable[[int], object],
-    ) -> None:
-        """Adds the rows of the table.
-
-        Args:
-            offered: their columns.
-            samples: number of neighbouring rows of each prompt.
-            constants: further arguments, the same for all rows.
-            advance: called with the number of rows that were finished.
-        """
-        ends = list(accumulate(samples, initial=0))
-        self.offered, self.constants, self.advance = offered, dict(constants), advance
-        missing = [None] * ends[-1]
-        self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
-        if self.reward.batch == "all":
-            ends = [0, ends[-1]]
-        self.waiting += [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
 
     def check_signature(self, signature: Signature) -> None:
         """Stores the function's parameters after a check.
@@ -210,10 +202,13 @@ class ScoringJob:
         self._add_seconds(call, failed.seconds)
         if failed.bad is not None:
             raise UserError(f"{self.label} {failed.bad}")
-        if failed.late:
-            self._record_late(call)
+        failure = f"took over {self._deadline(len(call.rows)):g} s" if failed.late else str(failed.raised)
+        if self.reward.batch == "rows" and len(call.rows) > 1:
+            self._split(call, None if failed.late else SplitCall(call.rows, failure))
+        elif failed.late:
+            self._record_late(call, failure)
         else:
-            self._record_raised(call, str(failed.raised), failed.traceback)
+            self._record_raised(call, failure, failed.traceback)
 
     def _count_split(self, split: SplitCall) -> None:
         split.remaining -= 1
@@ -223,11 +218,7 @@ class ScoringJob:
                 "fix the function, or set its batch to group where it compares completions"
             )
 
-    def _record_late(self, call: PlannedCall) -> None:
-        if self._splits(call):
-            self._split(call, None)
-            return
-        failure = f"took over {self._deadline(len(call.rows)):g} s"
+    def _record_late(self, call: PlannedCall, failure: str) -> None:
         if self.reward.on_timeout == "fail":
             raise UserError(
                 f"{self.label} {failure} for {rows_text(call.rows)}; raise its timeout, or set its on_timeout to none "
@@ -236,9 +227,6 @@ class ScoringJob:
         self._leave_unscored(call, failure, self.reward.timeout_value if self.reward.on_timeout == "value" else None)
 
     def _record_raised(self, call: PlannedCall, failure: str, traceback: str) -> None:
-        if self._splits(call):
-            self._split(call, SplitCall(call.rows, failure))
-            return
         if self.reward.on_error == "fail":
             raise UserError(
                 f"{self.label} {failure} for {rows_text(call.rows)}; fix the function, or set its on_error to none to "
@@ -252,9 +240,6 @@ class ScoringJob:
         self.advance(len(call.rows))
         if call.split_from:
             self._count_split(call.split_from)
-
-    def _splits(self, call: PlannedCall) -> bool:
-        return self.reward.batch == "rows" and len(call.rows) > 1
 
     def _split(self, call: PlannedCall, split: SplitCall | None) -> None:
         for row in call.rows:

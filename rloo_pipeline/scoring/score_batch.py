@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.scoring.job import FunctionScores
+from rloo_pipeline.scoring.job import FunctionScores, TableRows
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -75,12 +75,8 @@ def score_with(
 
     own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
     offered = {**batch.columns, **own}
-    jobs = pools.jobs
-    with counting("scores", len(jobs) * len(batch.completions)) as counter:
-        for job in jobs:
-            job.add(offered, samples, constants, counter.advance)
-        pools.run(more)
-    return [job.results for job in jobs]
+    with counting("scores", len(pools.rewards) * len(batch.completions)) as counter:
+        return pools.run(TableRows(offered, samples, constants, counter.advance), more)
 
 
 def log_summary(reward: Reward, result: FunctionScores) -> None:

@@ -181,10 +181,6 @@ class WorkerProcess:
         """Whether the function wrote to the connection or closed it, so that results may have been lost."""
         return self.fault is not None or self.channel.in_message
 
-    def overdue(self, grace: float) -> bool:
-        """Whether a call exceeds its deadline by more than `grace` seconds."""
-        return self.next_end(grace) < time.monotonic()
-
     def next_end(self, grace: float) -> float:
         """When the next call will exceed its deadline by `grace` seconds, on the monotonic clock."""
         ends = (began + self.calls[number] for number, began in self.began().items())
