@@ -234,7 +234,7 @@ def require_sandbox(image: str = ""):
 
 def score(reward, batch) -> list[float | None]:
     """The scores of a reward function, where each row is a prompt of its own."""
-    from rloo_pipeline.scoring.score_batch import score_all
+    from rloo_pipeline.scoring.dispatch import score_all
 
     return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores
 

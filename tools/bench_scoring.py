@@ -33,7 +33,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.config import Reward
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.reward_call import signature_of
-from rloo_pipeline.scoring.score_batch import RewardBatch, score_with
+from rloo_pipeline.scoring.score_batch import RewardBatch
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
 LIBRARY = f"{Path(__file__).with_name('library_reward.py')}:library_reward"
@@ -218,7 +218,7 @@ def in_workers(reference: str, batch: RewardBatch, workers: int) -> tuple[Time, 
     began = time.monotonic()
     with ready(reference, workers) as pools:
         started = time.monotonic()
-        score_with(pools, batch, samples)
+        pools.score(batch, samples)
         done = time.monotonic()
     scored_cpu = cpu_seconds() - before - 2 * start_cpu
     return Time(started - began, start_cpu), Time(done - started, scored_cpu)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import os
 import pickle
 import random
@@ -24,9 +23,9 @@ from typing import Any, NamedTuple
 from rloo_pipeline import import_string, seeds
 from rloo_pipeline.environments import contract, schema_maker
 from rloo_pipeline.environments.contract import EnvironmentCode, ToolSet
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.messages import MessageSocket, encode_report
-from rloo_pipeline.scoring.reward_call import signature_of
+from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores, signature_of
 
 ANSWER_CHARACTERS = 1 << 16
 """Most characters of an answer; the rest is cut, and the answer says so."""
@@ -203,12 +202,14 @@ class Episode:
             reward = self._run(method) if method else None
         except Exception as error:
             return self._lost("get_reward", error)._replace(state=state_of(self.environment))
-        if reward is not None and (isinstance(reward, str | bytes) or not _is_finite(reward)):
+        try:
+            [score] = checked_scores([reward], [0])
+        except BadOutputError:
             raise UserError(
                 f"'{self.reference}': {type(self.environment).__name__}.get_reward returned {reward!r:.50}; return a "
                 "finite number or None"
-            )
-        return RequestDone(None if reward is None else float(reward), state_of(self.environment))
+            ) from None
+        return RequestDone(score, state_of(self.environment))
 
     def _run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What a function of the user returns, awaited if it is async, in this process alone."""
@@ -226,8 +227,8 @@ class Episode:
             raise error
         traceback.print_exception(error)
         where = import_string.error_location(error, self.reference)
-        message = " ".join(f"{method} of '{self.reference}' raised {type(error).__name__}: {error}".split())[:500]
-        return RequestDone(lost=message + where)
+        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {error}"
+        return RequestDone(lost=one_line(message, 500) + where)
 
 
 def seed_generators(seed: int) -> None:
@@ -281,10 +282,3 @@ def state_of(environment: Any) -> str | None:
             if len(text) + sum(map(len, parts.values())) <= STATE_CHARACTERS:
                 parts[name] = text
     return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in parts.items()) + "}"
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False

@@ -69,7 +69,6 @@ class EnvironmentPool:
         self._lost: dict[int, str] = {}
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
-        self._started = time.monotonic()
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
         self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._fork_server.schema_file)])
 
@@ -191,8 +190,6 @@ class EnvironmentPool:
         """Starts what waits for a process, waits for messages, and handles them and what is late."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
-        if not self._fork_server.ready:
-            ends.append(self._started + IMPORT_SECONDS)
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
         files: list[Any] = [one.channel.file for one in self._open.values() if not one.closed]
         files.append(self._fork_server.control)

@@ -8,13 +8,16 @@ reported early. An async function mostly waits for others: it has one worker, wh
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.job import FunctionScores, ScoringJob, TableRows
+from rloo_pipeline.runtime.progress import counting
+from rloo_pipeline.scoring.job import ScoringJob
 from rloo_pipeline.scoring.messages import Broken, Done, Failed, Ready
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
 from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, adopt_orphans, describe_exit, end_orphans
 
 if TYPE_CHECKING:
@@ -65,24 +68,35 @@ class WorkerPools:
                 worker.kill()
         end_orphans(self.others)
 
-    def run(self, rows: TableRows, more: bool = False) -> list[FunctionScores]:
-        """Makes all calls. Returns the results of each function.
+    def score(
+        self,
+        batch: RewardBatch,
+        samples: Sequence[int],
+        constants: Mapping[str, Any] = MappingProxyType({}),
+        more: bool = False,
+    ) -> list[FunctionScores]:
+        """Scores all rows with every function.
 
         Args:
-            rows: of a table.
-            more: whether there is a next table, for which the workers stay.
+            batch: the rows.
+            samples: number of neighbouring rows of each prompt; they share a call.
+            constants: further arguments, the same for all rows, for functions that name them; options override them.
+            more: whether there is a next batch, for which the workers stay.
 
         Raises:
-            UserError: a function cannot be loaded or used, or fails.
+            UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
+                number or None per completion; or it fails or takes too long where `on_error` or `on_timeout` is `fail`.
         """
-        jobs = [ScoringJob(reward, rows) for reward in self.rewards]
-        self.workers = dict(zip(jobs, self.started, strict=True))
-        for job, workers in self.workers.items():
-            for worker in workers:
-                if worker.signature is not None:
-                    job.check_signature(worker.signature)
-        while self._step(more):
-            pass
+        offered = batch.arguments()
+        with counting("scores", len(self.rewards) * len(batch.completions)) as counter:
+            jobs = [ScoringJob(reward, offered, samples, constants, counter.advance) for reward in self.rewards]
+            self.workers = dict(zip(jobs, self.started, strict=True))
+            for job, workers in self.workers.items():
+                for worker in workers:
+                    if worker.signature is not None:
+                        job.check_signature(worker.signature)
+            while self._step(more):
+                pass
         return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:
@@ -178,6 +192,21 @@ class WorkerPools:
         if guilty is not None:
             seconds = time.monotonic() - begun[guilty]
             job.record_failure(Failed(guilty, seconds, raised=cause, late=cause is None))
+
+
+def score_all(
+    rewards: Sequence[Reward],
+    batch: RewardBatch,
+    samples: Sequence[int],
+    workers: int,
+    constants: Mapping[str, Any] = MappingProxyType({}),
+) -> list[FunctionScores]:
+    """`WorkerPools.score` with workers of its own, at most so many at a time; logs a summary line for each function."""
+    with WorkerPools(rewards, workers) as pools:
+        results = pools.score(batch, samples, constants)
+    for reward, result in zip(rewards, results, strict=True):
+        log_summary(reward, result)
+    return results
 
 
 def _start_worker(reward: Reward) -> WorkerProcess:

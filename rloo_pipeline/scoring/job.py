@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.scoring.messages import CallBatch, Done, Failed
-from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS, Scores, Signature, rows_text
+from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS, Signature, rows_text
+from rloo_pipeline.scoring.score_batch import FunctionScores
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -24,31 +25,6 @@ LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated work that a worker is sent at once. It still makes the calls one by one."""
 MOST_ROWS = 8192
 """Most rows that a worker is sent at once."""
-
-
-class FunctionScores(NamedTuple):
-    """The results of one function, in lists with one entry per row."""
-
-    scores: Scores
-    errors: list[str | None]
-    """Why a row has no score because the function failed or took too long."""
-    notes: list[str | None]
-    """Why a row has no score, as reported by the function itself (`reward_call.unscored`)."""
-    seconds: list[float]
-    """The row's share of the wall time of its calls."""
-
-
-class TableRows(NamedTuple):
-    """What functions are called with."""
-
-    offered: Mapping[str, list[Any]]
-    """Arguments with one entry per row."""
-    samples: Sequence[int]
-    """Number of neighbouring rows of each prompt."""
-    constants: Mapping[str, Any]
-    """Further arguments, the same for all rows."""
-    advance: Callable[[int], object]
-    """Called with the number of rows that were finished."""
 
 
 class WorkerError(Exception):
@@ -74,11 +50,27 @@ class PlannedCall(NamedTuple):
 class ScoringJob:
     """All calls of one reward function."""
 
-    def __init__(self, reward: Reward, rows: TableRows) -> None:
+    def __init__(
+        self,
+        reward: Reward,
+        offered: Mapping[str, list[Any]],
+        samples: Sequence[int],
+        constants: Mapping[str, Any],
+        advance: Callable[[int], object],
+    ) -> None:
+        """Plans the calls.
+
+        Args:
+            reward: the function.
+            offered: arguments with one entry per row.
+            samples: number of neighbouring rows of each prompt.
+            constants: further arguments, the same for all rows.
+            advance: called with the number of rows that were finished.
+        """
         self.reward = reward
         self.label = f"reward '{reward.column}' ({reward.function})"
-        self.offered, self.constants, self.advance = rows.offered, dict(rows.constants), rows.advance
-        ends = list(accumulate(rows.samples, initial=0))
+        self.offered, self.constants, self.advance = offered, dict(constants), advance
+        ends = list(accumulate(samples, initial=0))
         missing = [None] * ends[-1]
         self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
         if reward.batch == "all":

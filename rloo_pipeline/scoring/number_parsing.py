@@ -47,8 +47,8 @@ class Number(NamedTuple):
 
     values: tuple[Fraction, ...]
     """The value as written, and the value with its percent sign or its word such as million applied."""
-    start: int
     end: int
+    """Where the text goes on behind it."""
 
 
 def plain(text: str) -> str:
@@ -102,7 +102,7 @@ def _parse(match: re.Match[str]) -> Number | None:
         values.append(value * _WORDS[word.lower()])
     if parts["percent"]:
         values.append(value / 100)
-    return Number(tuple(values), match.start(), match.end())
+    return Number(tuple(values), match.end())
 
 
 def _decimal(text: str) -> Fraction:

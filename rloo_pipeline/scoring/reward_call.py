@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import one_line
@@ -105,6 +105,8 @@ def _number(value: Any, row: int) -> float | None:
         if isinstance(value, str | bytes | bytearray):  # float() would read some of them
             raise TypeError
         number = float(value)
+    except OverflowError:
+        number = inf
     except (TypeError, ValueError):
         kind = "a string" if isinstance(value, str) else f"of type {type(value).__name__}"
         raise BadOutputError(

@@ -21,9 +21,8 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.completion_text import as_completion
 from rloo_pipeline.scoring.dispatch import WorkerPools
-from rloo_pipeline.scoring.job import FunctionScores
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
-from rloo_pipeline.scoring.score_batch import RewardBatch, log_summary, score_with
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
 
 OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 """Columns of prompt sets that are no columns of the dataset."""
@@ -63,7 +62,7 @@ def score_columns(
     policy.verify_text(policy_folder)
     constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
     samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
-    results = score_with(pools, batch_of(rollouts, prompts), samples, constants, more)
+    results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
             log_summary(reward, result)

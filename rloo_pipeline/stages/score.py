@@ -20,7 +20,7 @@ from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.scoring.dispatch import WorkerPools
-from rloo_pipeline.scoring.job import FunctionScores
+from rloo_pipeline.scoring.score_batch import FunctionScores
 from rloo_pipeline.scoring.score_table import as_table, join, score_columns
 
 

@@ -178,18 +178,6 @@ def test_an_episode_cannot_open_the_memory_of_another_nor_leave_its_group(shared
     assert attempt(shared_pool, "subprocess.run([sys.executable, '-c', ''], process_group=0)") == "PermissionError"
 
 
-def test_a_tool_that_hangs_or_dies_costs_its_own_episode(environment_file) -> None:
-    with pool_of(environment_file, timeout=2.0) as pool:
-        begun(pool, 1, 2, 3)
-        pool.call(1, [("act", {"code": "time.sleep(1e6)"})])
-        pool.call(2, [("act", {"code": "os.kill(os.getpid(), signal.SIGSEGV)"})])
-        pool.call(3, [("act", {"code": "answer = 3"})])
-        hung, dead, fine = answers(pool, 3)
-        assert hung.texts == (str({"error": "act took over 2 s"}),)
-        assert dead.texts == (str({"error": "act died of SIGSEGV"}),)
-        assert fine.texts == ("3",)
-
-
 @pytest.mark.parametrize("victims", ["os.getppid()", "-1"])
 def test_a_tool_that_kills_what_it_can_is_a_sentence(environment_file, victims) -> None:
     with pool_of(environment_file) as pool:
@@ -247,14 +235,9 @@ def test_a_package_can_be_imported_where_it_is_installed_and_where_it_is_not(tmp
 
 def test_no_sandbox_is_a_sentence(environment_file, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.search.cache_clear()
-    try:
-        with pytest.raises(
-            UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"
-        ):
-            ForkServerProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
-    finally:
-        sandbox.search.cache_clear()
+    monkeypatch.setattr(sandbox, "search", sandbox.search.__wrapped__)  # without the cache
+    with pytest.raises(UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"):
+        ForkServerProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
 
 
 def test_environments_see_the_gpus_that_are_theirs(environment_file, monkeypatch) -> None:

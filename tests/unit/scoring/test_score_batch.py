@@ -13,8 +13,8 @@ from helpers import ROOT, has_ended, score, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.job import FunctionScores
-from rloo_pipeline.scoring.score_batch import RewardBatch, score_all
+from rloo_pipeline.scoring.dispatch import score_all
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time
@@ -291,7 +291,8 @@ def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys\nfrom rloo_pipeline.config import Reward\n"
-        "from rloo_pipeline.scoring.score_batch import RewardBatch, score_all\n"
+        "from rloo_pipeline.scoring.dispatch import score_all\n"
+        "from rloo_pipeline.scoring.score_batch import RewardBatch\n"
         "batch = RewardBatch(['p'] * 2, ['7', '7'], [[1]] * 2, {})\n"
         "score_all([Reward(function=sys.argv[1])], batch, [1, 1], 1)\n"
     )

@@ -9,7 +9,7 @@ import pytest
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring import score_table
-from rloo_pipeline.scoring.job import FunctionScores
+from rloo_pipeline.scoring.score_batch import FunctionScores
 
 ROLLOUTS = pa.table({"prompt_id": ["a", "a"]})
 
@@ -17,10 +17,9 @@ ROLLOUTS = pa.table({"prompt_id": ["a", "a"]})
 def columns(monkeypatch: pytest.MonkeyPatch, notes: list[str | None], **options: Any) -> Any:
     """The columns of a function that reported these reasons for None, which needs neither a policy nor prompts."""
     result = FunctionScores([None, None], [None, None], notes, [0.0, 0.0])
-    for name, replacement in (("score_with", lambda *_: [result]), ("batch_of", lambda *_: None)):
-        monkeypatch.setattr(score_table, name, replacement)
+    monkeypatch.setattr(score_table, "batch_of", lambda *_: None)
     monkeypatch.setattr(score_table, "policy", SimpleNamespace(verify_text=str, base_of=str))
-    pools = SimpleNamespace(rewards=[Reward(function="own.py:judge")])
+    pools = SimpleNamespace(rewards=[Reward(function="own.py:judge")], score=lambda *_: [result])
     return score_table.score_columns(pools, ROLLOUTS, None, "policy", **options)  # type: ignore[arg-type]
 
 
