@@ -116,6 +116,7 @@ class WorkerProcess:
         self.batch_file.seek(0)
         pickle.dump(batch, self.batch_file, pickle.HIGHEST_PROTOCOL)
         self.batch_file.flush()
+        self.board.write(0, 0.0)  # it may have a call of another table, with a number that comes again
         self._send(b"")
 
     def began(self) -> dict[int, float]:

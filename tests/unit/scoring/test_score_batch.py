@@ -14,7 +14,9 @@ from helpers import ROOT, has_ended, score, wait_until
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.dispatch import score_all
+from rloo_pipeline.scoring.messages import CallBatch
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.scoring.worker_process import WorkerProcess
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time
@@ -285,6 +287,20 @@ def test_workers_get_their_threads_and_a_gpu_function_has_one_process(file) -> N
     assert threads_and_processes(threads=4) == ({4}, 1)
     assert threads_and_processes(threads=2)[0] == {2}
     assert threads_and_processes(gpus=1) == ({1}, 1)
+
+
+def test_a_call_of_the_batch_before_is_not_taken_for_one_of_this_batch(file) -> None:
+    worker = WorkerProcess(f"{file}:number", {}, 1)
+    batch = CallBatch(1, 0, [2], [60.0], {"completions": ["0", "1"]}, {}, 1)
+    try:
+        wait_until(worker.messages)
+        worker.assign(batch)
+        wait_until(worker.messages)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        worker.assign(batch)
+        assert worker.began() == {}
+    finally:
+        worker.kill()
 
 
 def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
