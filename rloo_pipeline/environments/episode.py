@@ -26,6 +26,7 @@ from rloo_pipeline.environments.contract import EnvironmentCode, ToolSet
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.messages import MessageSocket, encode_report
 from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores, signature_of
+from rloo_pipeline.scoring.worker import only_in
 
 ANSWER_CHARACTERS = 1 << 16
 """Most characters of an answer; the rest is cut, and the answer says so."""
@@ -79,10 +80,6 @@ class RequestDone(NamedTuple):
     """Answer to `DescribeTools`, by environment."""
 
 
-class OtherProcessError(BaseException):
-    """A tool forked and returned in the child process too."""
-
-
 def serve(file: int, code: EnvironmentCode) -> None:
     """Answers requests until the other end closes its socket.
 
@@ -99,8 +96,6 @@ def serve(file: int, code: EnvironmentCode) -> None:
 
         try:
             done = episode.handle(request, send)
-        except OtherProcessError:
-            os._exit(0)
         except UserError as error:
             done = RequestDone(bad=str(error))
         if done is not None:
@@ -213,13 +208,10 @@ class Episode:
 
     def _run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What a function of the user returns, awaited if it is async, in this process alone."""
-        try:
+        with only_in(self.pid):
             result = function(*arguments, **named)
             if inspect.iscoroutine(result):
                 result = self.loop.run(result)
-        finally:
-            if os.getpid() != self.pid:
-                raise OtherProcessError
         return result
 
     def _lost(self, method: str, error: Exception) -> RequestDone:

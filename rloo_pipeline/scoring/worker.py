@@ -174,6 +174,16 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+@contextmanager
+def only_in(process: int) -> Iterator[None]:
+    """Ends a child process in which a function returns too, after it forked: the process of this id goes on alone."""
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+
+
 class _Caller:
     """Makes the calls of one function and sends their results."""
 
@@ -200,7 +210,7 @@ class _Caller:
             self.board.write(call.number, began)
             try:
                 notes = reward_call.collect_notes()
-                with self._in_this_process():
+                with only_in(self.pid):
                     returned = self.function(**call.arguments)
                     if type(returned) is not list and inspect.isawaitable(returned):
                         returned = self.loop.run(_await(returned))
@@ -231,7 +241,7 @@ class _Caller:
         try:
             notes = reward_call.collect_notes()  # each call is a task, with a context of its own
             async with limit:
-                with self._in_this_process():
+                with only_in(self.pid):
                     returned = await self.function(**call.arguments)
             scores = reward_call.checked_scores(returned, call.rows)
         except Exception as error:
@@ -247,15 +257,6 @@ class _Caller:
             if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the function closed it, in whichever call
                 self.board.write(0, 0.0)
             raise
-
-    @contextmanager
-    def _in_this_process(self) -> Iterator[None]:
-        """Ends a child process in which the function returns too, after a fork: this process answers."""
-        try:
-            yield
-        finally:
-            if os.getpid() != self.pid:
-                os._exit(0)
 
     def _failed(self, call: Call, began: float, error: Exception) -> Failed:
         import traceback
