@@ -18,7 +18,7 @@ from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.scoring.job import ScoringJob
 from rloo_pipeline.scoring.messages import Broken, Done, Failed, Ready
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
-from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, adopt_orphans, describe_exit, end_orphans
+from rloo_pipeline.scoring.worker_process import WorkerProcess, adopt_orphans, describe_exit, end_orphans
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -105,7 +105,7 @@ class WorkerPools:
         pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
         if not pairs:
             return False
-        soonest = min(worker.next_end(_grace(job)) for job, worker in pairs) - time.monotonic()
+        soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
         wait([worker.channel.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
         for job, worker in pairs:
             self._handle_messages(job, worker)
@@ -160,7 +160,7 @@ class WorkerPools:
             raise UserError(
                 f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
             )
-        elif worker.next_end(_grace(job)) < time.monotonic():
+        elif worker.next_end() < time.monotonic():
             self._remove(job, worker, None)
 
     def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
@@ -216,8 +216,3 @@ def _start_worker(reward: Reward) -> WorkerProcess:
 def _most_workers(reward: Reward, limit: int) -> int:
     """Processes of a function that may compute at a time within `limit` threads. A model on a GPU is loaded once."""
     return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)
-
-
-def _grace(job: ScoringJob) -> float:
-    """An async call stops itself at its deadline, unless it blocks the event loop."""
-    return GRACE if job.asynchronous else 0.0

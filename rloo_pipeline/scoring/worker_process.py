@@ -50,7 +50,7 @@ PR_SET_CHILD_SUBREAPER = 36
 MARK = "RLOO_SCORED_BY"
 """Variable in the environment of workers and of all that they start: the process that scores."""
 GRACE = 2.0
-"""Seconds after its deadline in which an async call may stop itself."""
+"""Seconds after its deadline in which an async call may stop itself, unless it blocks the event loop."""
 NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
 """How a function failed that disturbed the connection, phrased to follow the function's name."""
 CLOSED = "closed a file descriptor that belongs to the process that calls it"
@@ -182,11 +182,11 @@ class WorkerProcess:
         """Whether the function wrote to the connection or closed it, so that results may have been lost."""
         return self.fault is not None or self.channel.in_message
 
-    def next_end(self, grace: float) -> float:
-        """When the next call will exceed its deadline by `grace` seconds, on the monotonic clock."""
+    def next_end(self) -> float:
+        """When the next call will be too late, on the monotonic clock."""
         ends = (began + self.calls[number] for number, began in self.began().items())
         last = self._end if self.calls else float("inf")
-        return min([last, *ends]) + grace
+        return min([last, *ends]) + (GRACE if self.signature and self.signature.asynchronous else 0.0)
 
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""

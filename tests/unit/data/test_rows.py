@@ -23,6 +23,7 @@ BROKEN = {
         lines(ROWS).replace("is 40?", "is é?").encode("latin-1"),
         "line 41: not UTF-8 (byte 0xe9)",
     ),
+    "not UTF-8 after a byte order mark": ("a.jsonl", b'\xef\xbb\xbf{"a": "\xe9"}\n', "line 1: not UTF-8 (byte 0xe9)"),
     "a number among texts": (
         "a.jsonl",
         lines([*ROWS[:20], {"question": "?", "answer": 5}, *ROWS[20:]]),
