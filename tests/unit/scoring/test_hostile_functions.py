@@ -50,7 +50,7 @@ def scores(tmp_path: Path, body: str, **keys) -> tuple[list[float | None], list[
     return result.scores, result.errors
 
 
-def called(tmp_path: Path, text: str, batch: RewardBatch, samples: list[int], **keys) -> FunctionScores:
+def called(tmp_path: Path, text: str, batch: RewardBatch, samples: list[int], /, **keys) -> FunctionScores:
     """The results of the function `mine` of a file with this text."""
     file = tmp_path / "mine.py"
     file.write_text(text)
