@@ -116,22 +116,12 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
         with open(batch_file, "rb", closefd=False) as file:
             file.seek(0)
             batch: CallBatch = pickle.load(file)
-        _redirect_output(start.parent)
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
             caller.loop.run(caller.call_concurrently(list(calls), batch.at_once))
         else:
             caller.call_in_turn(calls)
-
-
-def _redirect_output(parent: int) -> None:
-    """Points stdout and stderr at the parent's stderr, which may have changed since the parent started this process."""
-    with suppress(OSError):
-        file = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-        for number in (1, 2):
-            os.dup2(file, number)
-        os.close(file)
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
