@@ -73,8 +73,8 @@ class Connection:
             self._began, self._timeout = time.monotonic(), timeout
             self.deadline = self._began + timeout
 
-    def read(self) -> bool:
-        """Reads messages. Returns whether the request is answered."""
+    def read(self) -> RequestDone | None:
+        """Reads messages. Returns the last one about the request where it has come."""
         if not self.closed:
             try:
                 for report in self.channel.arrived(MESSAGE_BYTES):
@@ -84,7 +84,7 @@ class Connection:
                 self._disturb(NO_MESSAGE)
             except EOFError:
                 self._disturb(CLOSED)
-        return self.done is not None
+        return self.done
 
     def _disturb(self, fault: str) -> None:
         """Notes a fault. If the process ended, the pool is told so at once; else it ends after EXIT_SECONDS."""
@@ -102,20 +102,17 @@ class Connection:
             self._texts[message.place] = message
             self.deadline = time.monotonic() + self._timeout
         else:
+            unanswered = self.request == "call" and not message.bad and len(self._texts) < len(self._calls)
+            if unanswered or (message.tools is not None and self.request != "schemas"):
+                raise BadMessageError
             self.done = message
             self.deadline = math.inf
 
-    def take(self) -> RequestDone:
-        """The last message about the request, which is then over."""
-        done, self.done = self.done, None
-        assert done is not None
-        return done
-
     def answer(self, done: RequestDone) -> Answer:
-        """The answer to the request that `done` ended."""
+        """The answer to the request that `done` ended, which is then over."""
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
-        kind, self.request = str(self.request), None
+        kind, self.request, self.done = str(self.request), None, None
         return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
 
     def place_of_fault(self) -> str:

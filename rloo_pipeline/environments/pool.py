@@ -20,7 +20,14 @@ from rloo_pipeline.environments import contract
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer, Connection
 from rloo_pipeline.environments.contract import ToolSet
-from rloo_pipeline.environments.episode import BeginEpisode, CallTools, DescribeTools, FinishEpisode, error_text
+from rloo_pipeline.environments.episode import (
+    BeginEpisode,
+    CallTools,
+    DescribeTools,
+    FinishEpisode,
+    RequestDone,
+    error_text,
+)
 from rloo_pipeline.environments.fork_server_process import ForkServerProcess
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.worker_process import describe_exit
@@ -195,8 +202,8 @@ class EnvironmentPool:
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
-            if self._fork_server.ready and connection.read():
-                self._finish_request(episode, connection)
+            if self._fork_server.ready and (done := connection.read()):
+                self._finish_request(episode, connection, done)
         self._read_fork_server()
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
@@ -237,14 +244,12 @@ class EnvironmentPool:
         self._ending.discard(serial)
         for episode, connection in list(self._open.items()):
             if connection.serial == serial:
-                connection.read()
-                if connection.done:
-                    self._finish_request(episode, connection)
+                if done := connection.read():
+                    self._finish_request(episode, connection, done)
                 else:
                     self._lose(episode, connection.fault or describe_exit(code), ended=True)
 
-    def _finish_request(self, episode: int, connection: Connection) -> None:
-        done = connection.take()
+    def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:
         if done.bad:
             raise UserError(done.bad)
         if done.tools is not None:

@@ -88,18 +88,9 @@ def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
         return _bubblewrap_argv(sandbox, limits)
     if sandbox.kind == "apptainer":
         binds = [argument for path in sandbox.read_only for argument in ("--bind", f"{path}:{path}:ro")]
-        contained = ("--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp")
-        environment = ("--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1")
-        return [
-            *dies_with_parent([sandbox.command]),
-            "--quiet",
-            "exec",
-            *contained,
-            *environment,
-            *binds,
-            sandbox.image,
-            "python3",
-        ]
+        options = ["--quiet", "exec", "--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp"]
+        variables = ["--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1"]
+        return [*dies_with_parent([sandbox.command]), *options, *variables, *binds, sandbox.image, "python3"]
     return [str(_interpreter())]
 
 

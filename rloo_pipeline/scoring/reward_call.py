@@ -83,12 +83,8 @@ def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
     Raises:
         BadOutputError: the check fails.
     """
-    if type(returned) is list and len(returned) == len(rows):
-        for value in returned:
-            if value is not None and (type(value) is not float or not isfinite(value)):
-                break
-        else:
-            return returned.copy()  # the function may keep its list and write into it
+    if type(returned) is list and len(returned) == len(rows) and all(map(_is_score, returned)):  # nearly always
+        return returned.copy()  # the function may keep its list and write into it
     if not isinstance(returned, Sequence) and hasattr(returned, "tolist"):
         returned = returned.tolist()
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray | memoryview):
@@ -96,6 +92,10 @@ def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
     if len(returned) != len(rows):
         raise BadOutputError(f"returned {len(returned)} scores for {len(rows)} completions ({rows_text(rows)})")
     return [_number(value, row) for value, row in zip(returned, rows, strict=True)]
+
+
+def _is_score(value: Any) -> bool:
+    return value is None or (type(value) is float and isfinite(value))
 
 
 def _number(value: Any, row: int) -> float | None:

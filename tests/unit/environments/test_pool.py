@@ -14,6 +14,7 @@ from rloo_pipeline.environments.connection import Answer
 from rloo_pipeline.environments.episode import ANSWER_CHARACTERS
 from rloo_pipeline.environments.pool import EnvironmentPool
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.scoring.messages import MessageSocket
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +121,24 @@ def test_a_tool_that_ends_its_process_loses_its_episode(shared_pool, code, lost)
     finished(shared_pool, 1, 2)
 
 
-def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(shared_pool) -> None:
+def framed(report: bytes) -> bytes:
+    return MessageSocket.LENGTH.pack(len(report)) + report
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x" * 64,
+        framed(b'[["RequestDone", [null, null, null, null, {}]]]'),
+        framed(b'[["RequestDone", [null, null, null, null, null]]]'),
+    ],
+    ids=["no message", "schemas", "no answers"],
+)
+def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(shared_pool, data) -> None:
     begun(shared_pool, 1)
-    flood = (
-        "import stat\nfor n in range(3, 256):\n try: stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'x' * 64)\n"
-    )
-    shared_pool.call(1, [("act", {"code": f"{flood} except OSError: pass\ntime.sleep(1e6)"})])
+    write = f"stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, {data!r})"
+    code = f"import stat\nfor n in range(3, 256):\n try: {write}\n except OSError: pass\ntime.sleep(1e6)"
+    shared_pool.call(1, [("act", {"code": code})])
     assert "wrote to a file descriptor" in str(answers(shared_pool)[0].lost)
     finished(shared_pool, 1)
 
