@@ -11,6 +11,7 @@ import select
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from typing import IO, NamedTuple
 
 from rloo_pipeline.sandbox import sandbox
@@ -151,12 +152,10 @@ def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
 
     def write() -> None:
         unwritten = memoryview(data)
-        try:
+        with suppress(OSError):  # the reader died
             while unwritten:
                 unwritten = unwritten[os.write(writer.fileno(), unwritten) :]
             writer.close()
-        except OSError:  # the reader died
-            pass
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
