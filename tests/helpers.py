@@ -223,9 +223,19 @@ def write_prompts(folder: Path, rows: list[dict], part: str = "train") -> None:
     write_manifest(folder)
 
 
+def require_sandbox(image: str = ""):
+    """The sandbox of this machine; where there is none, the test is skipped, or fails in .ci/run."""
+    from rloo_pipeline.sandbox import sandbox
+
+    sandbox_or_reason = sandbox.search(image=image)
+    if isinstance(sandbox_or_reason, str):
+        (pytest.fail if os.environ.get("RLOO_REQUIRE_SANDBOX") else pytest.skip)(sandbox_or_reason)
+    return sandbox_or_reason
+
+
 def score(reward, batch) -> list[float | None]:
     """The scores of a reward function, where each row is a prompt of its own."""
-    from rloo_pipeline.scoring.score_batch import score_all
+    from rloo_pipeline.scoring.dispatch import score_all
 
     return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores
 

@@ -19,8 +19,9 @@ from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.scoring.completion_text import as_completion, text_of
+from rloo_pipeline.scoring.dispatch import score_all
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
-from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
 
 EXAMPLES = 5
 """Rows of each kind that are printed."""

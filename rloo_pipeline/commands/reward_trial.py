@@ -114,14 +114,13 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
 def _call(reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -> Finding:
     """Scores the rows with one function."""
     from rloo_pipeline.scoring.dispatch import WorkerPools
-    from rloo_pipeline.scoring.score_batch import score_with
 
     subject, rows = f"reward {reward.column}", f"on rows of {key}"
     constants = {} if folder is None else {"tokenizer_path": str(folder)}
     samples = [SAMPLES] * (len(inputs.batch.prompts) // SAMPLES)
     try:
         with WorkerPools([reward], reward.threads) as pools:
-            (scored,) = score_with(pools, inputs.batch, samples, constants)
+            (scored,) = pools.score(inputs.batch, samples, constants)
     except UserError as error:
         return Finding(subject, False, f"{rows}: {error}")
     if failure := next(filter(None, [*scored.errors, *scored.notes]), None):

@@ -82,8 +82,8 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line += data[: error.start].count(b"\n")
-        byte = f"byte 0x{data[error.start]:02x}"
+        line += error.object[: error.start].count(b"\n")  # without a byte order mark
+        byte = f"byte 0x{error.object[error.start]:02x}"
         raise UserError(f"{path}, line {line}: not UTF-8 ({byte}); save the file as UTF-8") from error
 
 

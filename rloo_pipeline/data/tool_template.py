@@ -97,10 +97,7 @@ class ToolTemplate:
             UserError: it does not.
         """
         name, key, value, text = "name123", "key456", "value789", "answer147"
-        call, answer = (
-            call_message([(name, {key: value})], THOUGHT),
-            answer_messages([name], [text]),
-        )
+        call, answer = call_message([(name, {key: value})], THOUGHT), answer_messages([name], [text])
         whole = self.render([ASKED, call, *answer])
         shown = {"the call of a tool": (name, key, value), "the answer of a tool": (text,)}
         lacking = next((name for name, parts in shown.items() if any(part not in whole for part in parts)), None)

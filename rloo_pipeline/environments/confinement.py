@@ -24,10 +24,9 @@ from rloo_pipeline.environments import fork_server
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.sandbox import command_line, sandbox
 from rloo_pipeline.sandbox.command_line import SandboxLimits
-from rloo_pipeline.scoring.worker_process import ENVIRONMENT, MARK, THREADS
+from rloo_pipeline.scoring.worker_process import BOOT, ENVIRONMENT, MARK, THREADS
 
 PACKAGE = Path(rloo_pipeline.__file__).parent
-BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main({})"
 BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
 """Keeps the path of the image's Python, whose packages come first."""
 CPU_SECONDS = float(1 << 31)
@@ -93,16 +92,16 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     """
     variables = ENVIRONMENT | dict.fromkeys(THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ",".join(confinement.gpus)}
     if not confinement.has_own_files:
-        argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, file), *sys.path]
+        argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, [file]), *sys.path]
         return ForkServerCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
     own = {str(PACKAGE), *read_only_paths(confinement), *_sources(references, with_modules=not confinement.image)}
     folders = [path for path in read_only_paths(confinement) if Path(path).is_dir()]
     if confinement.image:
-        arguments = ["-c", BOOT_IN_IMAGE.format(fork_server.__name__, file), str(PACKAGE.parent), *folders]
+        arguments = ["-c", BOOT_IN_IMAGE.format(fork_server.__name__, [file]), str(PACKAGE.parent), *folders]
         passed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
         return _in_image(confinement, own, arguments, passed, workers)
     path = [*(entry for entry in sys.path if Path(entry).is_absolute()), *folders]
-    return _in_sandbox(confinement, own, [BOOT.format(fork_server.__name__, file), *path], variables, workers)
+    return _in_sandbox(confinement, own, [BOOT.format(fork_server.__name__, [file]), *path], variables, workers)
 
 
 def _in_sandbox(
@@ -116,8 +115,7 @@ def _in_sandbox(
         )
     limits = _limits(confinement, workers)
     argv = [*command_line.interpreter_argv(box, limits), "-s", "-S", "-c", *arguments]
-    library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    environment = command_line.ENVIRONMENT | library_path | variables
+    environment = command_line.environment() | variables
     return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
 
 

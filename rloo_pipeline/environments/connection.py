@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 import pickle
 import time
@@ -11,11 +9,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rloo_pipeline.environments.episode import CallTools, RequestDone, ToolText, error_text
-from rloo_pipeline.scoring.messages import BadMessageError, MessageSocket
+from rloo_pipeline.scoring.messages import BadMessageError, MessageSocket, decode_report
 from rloo_pipeline.scoring.worker_process import CLOSED, EXIT_SECONDS, NO_MESSAGE
 
 MESSAGE_BYTES = 1 << 23
 """Most bytes of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
+KINDS = {kind.__name__: kind for kind in (ToolText, RequestDone)}
 
 
 class Answer(NamedTuple):
@@ -74,17 +73,18 @@ class Connection:
             self._began, self._timeout = time.monotonic(), timeout
             self.deadline = self._began + timeout
 
-    def read(self) -> bool:
-        """Reads messages. Returns whether the request is answered."""
+    def read(self) -> RequestDone | None:
+        """Reads messages. Returns the last one about the request where it has come."""
         if not self.closed:
             try:
-                for data in self.channel.arrived(MESSAGE_BYTES):
-                    self._record(*_decoded(data))
+                for report in self.channel.arrived(MESSAGE_BYTES):
+                    for message in decode_report(report, KINDS):
+                        self._record(message)
             except BadMessageError:
                 self._disturb(NO_MESSAGE)
             except EOFError:
                 self._disturb(CLOSED)
-        return self.done is not None
+        return self.done
 
     def _disturb(self, fault: str) -> None:
         """Notes a fault. If the process ended, the pool is told so at once; else it ends after EXIT_SECONDS."""
@@ -93,30 +93,26 @@ class Connection:
         self._late = fault
         self.deadline = time.monotonic() + (0.0 if fault is NO_MESSAGE else EXIT_SECONDS)
 
-    def _record(self, name: str, fields: list[Any]) -> None:
+    def _record(self, message: ToolText | RequestDone) -> None:
         if self.request is None or self.done is not None:
             raise BadMessageError
-        if name == "ToolText":
-            text = ToolText(*fields)
-            if text.place in self._texts or not 0 <= text.place < max(1, len(self._calls)):
+        if isinstance(message, ToolText):
+            if message.place in self._texts or not 0 <= message.place < max(1, len(self._calls)):
                 raise BadMessageError
-            self._texts[text.place] = text
+            self._texts[message.place] = message
             self.deadline = time.monotonic() + self._timeout
         else:
-            self.done = RequestDone(*fields)
+            unanswered = self.request == "call" and not message.bad and len(self._texts) < len(self._calls)
+            if unanswered or (message.tools is not None and self.request != "schemas"):
+                raise BadMessageError
+            self.done = message
             self.deadline = math.inf
 
-    def take(self) -> RequestDone:
-        """The last message about the request, which is then over."""
-        done, self.done = self.done, None
-        assert done is not None
-        return done
-
     def answer(self, done: RequestDone) -> Answer:
-        """The answer to the request that `done` ended."""
+        """The answer to the request that `done` ended, which is then over."""
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
-        kind, self.request = str(self.request), None
+        kind, self.request, self.done = str(self.request), None, None
         return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
 
     def place_of_fault(self) -> str:
@@ -132,35 +128,11 @@ class Connection:
 
     def failed(self, error: str, lost: str | None) -> Answer:
         """The answer to a request whose process has ended: the texts that came, and `error` for the others."""
-        texts, errors = [], []
         for place in range(len(self._calls)):
-            text = self._texts.get(place, ToolText(place, error_text(error), True))
-            texts.append(text.text)
-            errors.append(text.error)
-        seconds = time.monotonic() - self._began
-        return Answer(self.episode, str(self.request), tuple(texts), tuple(errors), None, None, lost, seconds)
+            self._texts.setdefault(place, ToolText(place, error_text(error), True))
+        return self.answer(RequestDone(lost=lost))
 
     def close(self) -> None:
         """Closes this end."""
         self.closed = True
         self.channel.close()
-
-
-def _decoded(data: bytearray) -> tuple[str, list[Any]]:
-    """A message of an episode, checked, since its code may write anything.
-
-    Raises:
-        BadMessageError: it is none.
-    """
-    try:
-        name, fields = json.loads(data)
-        return name, list(_validator(name).validate_python(fields))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise BadMessageError from None
-
-
-@functools.cache
-def _validator(name: str) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter({kind.__name__: kind for kind in (ToolText, RequestDone)}[name])

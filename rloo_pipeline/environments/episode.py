@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import os
 import pickle
 import random
@@ -23,10 +22,11 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string, seeds
 from rloo_pipeline.environments import contract, schema_maker
-from rloo_pipeline.environments.contract import EnvironmentCode
-from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.messages import MessageSocket
-from rloo_pipeline.scoring.reward_call import signature_of
+from rloo_pipeline.environments.contract import EnvironmentCode, ToolSet
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.scoring.messages import MessageSocket, encode_report
+from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores, signature_of
+from rloo_pipeline.scoring.worker import only_in
 
 ANSWER_CHARACTERS = 1 << 16
 """Most characters of an answer; the rest is cut, and the answer says so."""
@@ -76,12 +76,8 @@ class RequestDone(NamedTuple):
     """The episode cannot go on: why."""
     bad: str | None = None
     """The environment does not keep the contract, so that no episode can be played: why."""
-    tools: dict[str, tuple[list[dict[str, Any]], bool]] | None = None
-    """Answer to `DescribeTools`: the fields of a ToolSet by environment."""
-
-
-class OtherProcessError(BaseException):
-    """A tool forked and returned in the child process too."""
+    tools: dict[str, ToolSet] | None = None
+    """Answer to `DescribeTools`, by environment."""
 
 
 def serve(file: int, code: EnvironmentCode) -> None:
@@ -96,12 +92,10 @@ def serve(file: int, code: EnvironmentCode) -> None:
         request = pickle.loads(channel.receive())
 
         def send(reply: ToolText | RequestDone) -> None:
-            channel.send(json.dumps([type(reply).__name__, reply]).encode())
+            channel.send(encode_report([reply]))
 
         try:
             done = episode.handle(request, send)
-        except OtherProcessError:
-            os._exit(0)
         except UserError as error:
             done = RequestDone(bad=str(error))
         if done is not None:
@@ -137,7 +131,7 @@ class Episode:
             return self.finish()
         if request.schema_file:
             schema_maker.load(request.schema_file)
-        return RequestDone(tools=dict(contract.tool_sets(self.code).items()))
+        return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
         """Makes the environment and resets it."""
@@ -203,22 +197,21 @@ class Episode:
             reward = self._run(method) if method else None
         except Exception as error:
             return self._lost("get_reward", error)._replace(state=state_of(self.environment))
-        if reward is not None and (isinstance(reward, str | bytes) or not _is_finite(reward)):
+        try:
+            [score] = checked_scores([reward], [0])
+        except BadOutputError:
             raise UserError(
                 f"'{self.reference}': {type(self.environment).__name__}.get_reward returned {reward!r:.50}; return a "
                 "finite number or None"
-            )
-        return RequestDone(None if reward is None else float(reward), state_of(self.environment))
+            ) from None
+        return RequestDone(score, state_of(self.environment))
 
     def _run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What a function of the user returns, awaited if it is async, in this process alone."""
-        try:
+        with only_in(self.pid):
             result = function(*arguments, **named)
             if inspect.iscoroutine(result):
                 result = self.loop.run(result)
-        finally:
-            if os.getpid() != self.pid:
-                raise OtherProcessError
         return result
 
     def _lost(self, method: str, error: Exception) -> RequestDone:
@@ -226,8 +219,8 @@ class Episode:
             raise error
         traceback.print_exception(error)
         where = import_string.error_location(error, self.reference)
-        message = " ".join(f"{method} of '{self.reference}' raised {type(error).__name__}: {error}".split())[:500]
-        return RequestDone(lost=message + where)
+        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {error}"
+        return RequestDone(lost=one_line(message, 500) + where)
 
 
 def seed_generators(seed: int) -> None:
@@ -281,10 +274,3 @@ def state_of(environment: Any) -> str | None:
             if len(text) + sum(map(len, parts.values())) <= STATE_CHARACTERS:
                 parts[name] = text
     return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in parts.items()) + "}"
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False

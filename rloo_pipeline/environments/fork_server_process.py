@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Any
 
 from rloo_pipeline.environments import confinement, fork_server
 from rloo_pipeline.environments.confinement import Confinement
@@ -103,15 +102,12 @@ class ForkServerProcess:
                 if not data:
                     raise UserError(self._why_it_died())
                 kind, *rest = json.loads(data)
-                self._handle(kind, rest)
-
-    def _handle(self, kind: str, rest: list[Any]) -> None:
-        if kind == "broken":
-            raise UserError(rest[0] + self._what_is_there())
-        if kind == "ready":
-            self.ready = True
-        else:
-            self._unread.append((rest[0], rest[1]))
+                if kind == "broken":
+                    raise UserError(rest[0] + self._what_is_there())
+                if kind == "ready":
+                    self.ready = True
+                else:
+                    self._unread.append((rest[0], rest[1]))
 
     def _what_is_there(self) -> str:
         """What the code may miss, after an error of its import."""

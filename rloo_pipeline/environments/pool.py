@@ -20,7 +20,14 @@ from rloo_pipeline.environments import contract
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer, Connection
 from rloo_pipeline.environments.contract import ToolSet
-from rloo_pipeline.environments.episode import BeginEpisode, CallTools, DescribeTools, FinishEpisode, error_text
+from rloo_pipeline.environments.episode import (
+    BeginEpisode,
+    CallTools,
+    DescribeTools,
+    FinishEpisode,
+    RequestDone,
+    error_text,
+)
 from rloo_pipeline.environments.fork_server_process import ForkServerProcess
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.worker_process import describe_exit
@@ -69,7 +76,6 @@ class EnvironmentPool:
         self._lost: dict[int, str] = {}
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
-        self._started = time.monotonic()
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
         self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._fork_server.schema_file)])
 
@@ -191,15 +197,13 @@ class EnvironmentPool:
         """Starts what waits for a process, waits for messages, and handles them and what is late."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
-        if not self._fork_server.ready:
-            ends.append(self._started + IMPORT_SECONDS)
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
         files: list[Any] = [one.channel.file for one in self._open.values() if not one.closed]
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
-            if self._fork_server.ready and connection.read():
-                self._finish_request(episode, connection)
+            if self._fork_server.ready and (done := connection.read()):
+                self._finish_request(episode, connection, done)
         self._read_fork_server()
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
@@ -240,18 +244,16 @@ class EnvironmentPool:
         self._ending.discard(serial)
         for episode, connection in list(self._open.items()):
             if connection.serial == serial:
-                connection.read()
-                if connection.done:
-                    self._finish_request(episode, connection)
+                if done := connection.read():
+                    self._finish_request(episode, connection, done)
                 else:
                     self._lose(episode, connection.fault or describe_exit(code), ended=True)
 
-    def _finish_request(self, episode: int, connection: Connection) -> None:
-        done = connection.take()
+    def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:
         if done.bad:
             raise UserError(done.bad)
         if done.tools is not None:
-            self._sets = {name: ToolSet(*fields) for name, fields in done.tools.items()}
+            self._sets = done.tools
             self._close(episode)
             return
         answer = connection.answer(done)

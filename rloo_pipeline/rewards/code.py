@@ -4,7 +4,8 @@ The program is the last Python code block after the thinking, or all of that tex
 are a column of the dataset; each row has one of two kinds:
 
 - `[{"input": "3 4\\n", "output": "7\\n"}, …]`: the program runs as a script once per test. Its output is compared line
-  by line; blanks at line ends and empty lines at the beginning and end are ignored. The exit status must be 0.
+  by line; blanks at line ends, and white space at the beginning and end of the output, are ignored. The exit status
+  must be 0.
 - asserts on the program's functions, as in MBPP and HumanEval: a list of strings, each of them a test, or one string,
   in which each asserting statement is a test. A function `check(candidate)` (HumanEval) is called with the function
   that the column `entry_point` names. Where all that the tests name is one builtin, as in `assert sum(10, 15) == 6`,

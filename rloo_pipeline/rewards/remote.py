@@ -123,15 +123,12 @@ async def _post_with_retries(client: AsyncClient, body: dict[str, list[Any]], ta
         reraise=True,
     )
     try:
-        async for attempt in retrying:
-            with attempt:
-                return await _post(client, body, target)
+        return await retrying(_post, client, body, target)
     except TransientError as error:
         raise UserError(
             f"{REWARD}: {target.shown_url} failed {target.attempts} times, last with {error}; check that the server "
             "runs, or raise timeout or attempts"
         ) from None
-    raise AssertionError("tenacity ends with a result or an error")
 
 
 async def _post(client: AsyncClient, body: dict[str, list[Any]], target: Target) -> Any:

@@ -77,24 +77,20 @@ class Sandbox(NamedTuple):
     """Whether the number of files in /tmp can be limited."""
 
 
+def environment() -> dict[str, str]:
+    """The variables of a sandboxed process; of this process's it gets only where libraries are."""
+    return ENVIRONMENT | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
+
+
 def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     """The sandbox's command up to and with the Python interpreter."""
     if sandbox.kind == "bubblewrap":
         return _bubblewrap_argv(sandbox, limits)
     if sandbox.kind == "apptainer":
         binds = [argument for path in sandbox.read_only for argument in ("--bind", f"{path}:{path}:ro")]
-        contained = ("--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp")
-        environment = ("--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1")
-        return [
-            *dies_with_parent([sandbox.command]),
-            "--quiet",
-            "exec",
-            *contained,
-            *environment,
-            *binds,
-            sandbox.image,
-            "python3",
-        ]
+        options = ["--quiet", "exec", "--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp"]
+        variables = ["--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1"]
+        return [*dies_with_parent([sandbox.command]), *options, *variables, *binds, sandbox.image, "python3"]
     return [str(_interpreter())]
 
 

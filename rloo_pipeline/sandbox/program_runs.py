@@ -11,6 +11,7 @@ import select
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from typing import IO, NamedTuple
 
 from rloo_pipeline.sandbox import sandbox
@@ -44,22 +45,12 @@ def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) ->
     """How many cases a program passes as a script. Stops at the first failure unless `partial`."""
     passed = 0
     for case in cases:
-        passes = _passes(settings, text, case)
+        run = run_program(settings, text, case.input, max(OUTPUT_LIMIT, 4 * len(case.output)))
+        passes = run.status == 0 and _lines(run.printed) == _lines(case.output)
         passed += passes
         if not passes and not settings.partial:
             break
     return passed
-
-
-def _passes(settings: RunSettings, text: str, case: ScriptCase) -> bool:
-    printed, ended_well = run_script(settings, text, case)
-    return ended_well and _lines(printed) == _lines(case.output)
-
-
-def run_script(settings: RunSettings, text: str, case: ScriptCase) -> tuple[str, bool]:
-    """What a program prints as a script, and whether it ends in time, with status 0 and not too much output."""
-    run = run_program(settings, text, case.input, max(OUTPUT_LIMIT, 4 * len(case.output)))
-    return run.printed, run.status == 0
 
 
 def run_program(
@@ -161,12 +152,10 @@ def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
 
     def write() -> None:
         unwritten = memoryview(data)
-        try:
+        with suppress(OSError):  # the reader died
             while unwritten:
                 unwritten = unwritten[os.write(writer.fileno(), unwritten) :]
             writer.close()
-        except OSError:  # the reader died
-            pass
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()

@@ -53,9 +53,9 @@ from typing import IO
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.sandbox.command_line import (
-    ENVIRONMENT,
     Sandbox,
     SandboxLimits,
+    environment,
     interpreter_argv,
     is_real_root,
     python_arguments,
@@ -153,42 +153,31 @@ def confined(
         with_modules: modules of `inside/` that `main` imports, besides `limits`.
         stdin, stdout, stderr: as for subprocess.Popen.
     """
-    with tempfile.TemporaryDirectory(prefix="rloo-code-") as scratch:
-        process = subprocess.Popen(
+    with (
+        tempfile.TemporaryDirectory(prefix="rloo-code-") as scratch,
+        subprocess.Popen(
             [*interpreter_argv(sandbox, limits), *python_arguments(sandbox, main, limits, with_modules)],
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             cwd=scratch,
-            env=ENVIRONMENT | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+            env=environment(),
             start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             yield process
         finally:
             end(process, sandbox.kind == "apptainer")
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
 
 
 def end(process: subprocess.Popen[bytes], apptainer: bool) -> None:
     """Kills a process in a session of its own, and its children, also where it has ended by itself."""
-    _kill_group(process)
-    if apptainer:
-        _kill_session(process.pid)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _kill_session(leader: int) -> None:
-    """Kills Apptainer's process that serves the image's files: it has its own group and outlives the others."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
-            session = stat.read_text().rpartition(") ")[2].split()[3]
-            if int(session) == leader:
-                os.kill(int(stat.parent.name), signal.SIGKILL)
+    if apptainer:  # its process that serves the image's files has a group of its own and outlives the others
+        for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+            with suppress(ProcessLookupError, PermissionError):  # it ended meanwhile, or is another user's
+                if os.getsid(pid) == process.pid:
+                    os.kill(pid, signal.SIGKILL)

@@ -8,14 +8,17 @@ reported early. An async function mostly waits for others: it has one worker, wh
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.scoring.job import ScoringJob
 from rloo_pipeline.scoring.messages import Broken, Done, Failed, Ready
-from rloo_pipeline.scoring.worker_process import GRACE, WorkerProcess, adopt_orphans, describe_exit, end_orphans
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
+from rloo_pipeline.scoring.worker_process import WorkerProcess, adopt_orphans, describe_exit, end_orphans
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -27,7 +30,7 @@ POLL_SECONDS = 1.0
 
 
 class WorkerPools:
-    """The worker processes of several reward functions.
+    """The worker processes of several reward functions: assigns calls to them and handles their messages.
 
     They start in the constructor and import their functions while the caller reads its tables. Leaving the `with` block
     ends them all.
@@ -43,21 +46,20 @@ class WorkerPools:
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
-        self.dismissed: list[WorkerProcess] = []
-        self.jobs = [ScoringJob(reward) for reward in self.rewards]
         self.started = [[_start_worker(reward)] for reward in self.rewards]
+        """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
             extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
+        self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
+        """The workers of each job that is not finished."""
+        self.dismissed: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPools:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
         """Ends all workers and what they started: waits for dismissed ones, kills the others."""
         for worker in self.dismissed:
             worker.end()
@@ -66,62 +68,50 @@ class WorkerPools:
                 worker.kill()
         end_orphans(self.others)
 
-    def run(self, more: bool = False) -> None:
-        """Makes all calls, and prepares the jobs for those of the next table.
-
-        Args:
-            more: whether there is a next table, for which the workers stay.
-
-        Raises:
-            UserError: a function cannot be loaded or used, or fails.
-        """
-        dispatcher = Dispatcher(self.jobs, self.started, self.limit, None if more else self.dismissed)
-        while dispatcher.step():
-            pass
-        self.jobs = [ScoringJob(reward) for reward in self.rewards]
-
-
-class Dispatcher:
-    """Assigns calls to workers and handles their messages."""
-
-    def __init__(
+    def score(
         self,
-        jobs: Sequence[ScoringJob],
-        workers: Sequence[list[WorkerProcess]],
-        limit: int,
-        dismissed: list[WorkerProcess] | None,
-    ) -> None:
-        """Prepares the loop.
+        batch: RewardBatch,
+        samples: Sequence[int],
+        constants: Mapping[str, Any] = MappingProxyType({}),
+        more: bool = False,
+    ) -> list[FunctionScores]:
+        """Scores all rows with every function.
 
         Args:
-            jobs: the calls of each function.
-            workers: the running workers of each job; lists are changed in place.
-            limit: threads that may compute at a time.
-            dismissed: receives the workers of finished jobs; None keeps them.
+            batch: the rows.
+            samples: number of neighbouring rows of each prompt; they share a call.
+            constants: further arguments, the same for all rows, for functions that name them; options override them.
+            more: whether there is a next batch, for which the workers stay.
 
         Raises:
-            UserError: a function that is loaded cannot be used.
+            UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
+                number or None per completion; or it fails or takes too long where `on_error` or `on_timeout` is `fail`.
         """
-        self.limit, self.dismissed = limit, dismissed
-        self.workers = dict(zip(jobs, workers, strict=True))
-        for job, own in self.workers.items():
-            for worker in own:
-                if worker.signature is not None:
-                    job.check_signature(worker.signature)
+        offered = batch.arguments()
+        with counting("scores", len(self.rewards) * len(batch.completions)) as counter:
+            jobs = [ScoringJob(reward, offered, samples, constants, counter.advance) for reward in self.rewards]
+            self.workers = dict(zip(jobs, self.started, strict=True))
+            for job, workers in self.workers.items():
+                for worker in workers:
+                    if worker.signature is not None:
+                        job.check_signature(worker.signature)
+            while self._step(more):
+                pass
+        return [job.results for job in jobs]
 
-    def step(self) -> bool:
+    def _step(self, more: bool) -> bool:
         """Assigns calls, waits for messages and handles them. False when every job is finished."""
-        self._assign()
+        self._assign(more)
         pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
         if not pairs:
             return False
-        soonest = min(worker.next_end(_grace(job)) for job, worker in pairs) - time.monotonic()
+        soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
         wait([worker.channel.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
         for job, worker in pairs:
             self._handle_messages(job, worker)
         return True
 
-    def _assign(self) -> None:
+    def _assign(self, more: bool) -> None:
         for job in list(self.workers):
             workers = self.workers[job]
             for worker in workers:
@@ -131,15 +121,11 @@ class Dispatcher:
                 workers.append(_start_worker(job.reward))
             if not job.waiting and not job.under_way:
                 del self.workers[job]
-                self._dismiss(workers)
-
-    def _dismiss(self, workers: list[WorkerProcess]) -> None:
-        if self.dismissed is None:
-            return
-        for worker in workers:
-            worker.dismiss()
-        self.dismissed += workers
-        workers.clear()
+                if not more:
+                    for worker in workers:
+                        worker.dismiss()
+                    self.dismissed += workers
+                    workers.clear()
 
     def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
         without_calls = sum(not worker.calls for worker in workers)
@@ -174,7 +160,7 @@ class Dispatcher:
             raise UserError(
                 f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
             )
-        elif worker.overdue(_grace(job)):
+        elif worker.next_end() < time.monotonic():
             self._remove(job, worker, None)
 
     def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
@@ -208,6 +194,21 @@ class Dispatcher:
             job.record_failure(Failed(guilty, seconds, raised=cause, late=cause is None))
 
 
+def score_all(
+    rewards: Sequence[Reward],
+    batch: RewardBatch,
+    samples: Sequence[int],
+    workers: int,
+    constants: Mapping[str, Any] = MappingProxyType({}),
+) -> list[FunctionScores]:
+    """`WorkerPools.score` with workers of its own, at most so many at a time; logs a summary line for each function."""
+    with WorkerPools(rewards, workers) as pools:
+        results = pools.score(batch, samples, constants)
+    for reward, result in zip(rewards, results, strict=True):
+        log_summary(reward, result)
+    return results
+
+
 def _start_worker(reward: Reward) -> WorkerProcess:
     return WorkerProcess(reward.function, reward.options, reward.threads)
 
@@ -215,8 +216,3 @@ def _start_worker(reward: Reward) -> WorkerProcess:
 def _most_workers(reward: Reward, limit: int) -> int:
     """Processes of a function that may compute at a time within `limit` threads. A model on a GPU is loaded once."""
     return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)
-
-
-def _grace(job: ScoringJob) -> float:
-    """An async call stops itself at its deadline, unless it blocks the event loop."""
-    return GRACE if job.asynchronous else 0.0

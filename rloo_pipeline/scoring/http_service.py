@@ -69,7 +69,11 @@ def checked_url(reward: str, url: str) -> str:
     Raises:
         UserError: it is not an http(s) URL, or it contains a password.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # whose message may have a password in it
+        raise UserError(f"{reward}: the address has no valid host and port; correct it") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(
             f"{reward}: the address '{parts.scheme}://{parts.hostname or ''}' must begin with http:// or https://"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.scoring.messages import CallBatch, Done, Failed
-from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS, Scores, Signature, rows_text
+from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS, Signature, rows_text
+from rloo_pipeline.scoring.score_batch import FunctionScores
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
@@ -24,13 +25,6 @@ LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated work that a worker is sent at once. It still makes the calls one by one."""
 MOST_ROWS = 8192
 """Most rows that a worker is sent at once."""
-
-
-class Pace(NamedTuple):
-    """Rows that a function has scored so far, and the seconds that they took."""
-
-    rows: int = 0
-    seconds: float = 0.0
 
 
 class WorkerError(Exception):
@@ -45,65 +39,49 @@ class SplitCall:
 
 
 class PlannedCall(NamedTuple):
-    """A call still to be made, on neighbouring rows."""
+    """A call still to be made, on neighbouring rows of the table."""
 
-    first: int
-    end: int
+    rows: range
     alone: bool = False
     """Do not send with other calls: one of several ended the process, and this finds out which."""
     split_from: SplitCall | None = None
-
-    @property
-    def rows(self) -> range:
-        """The rows of the table."""
-        return range(self.first, self.end)
 
 
 class ScoringJob:
     """All calls of one reward function."""
 
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-        self.label = f"reward '{reward.column}' ({reward.function})"
-        self.offered: Mapping[str, list[Any]] = {}
-        self.constants: dict[str, Any] = {}
-        self.advance: Callable[[int], object] = int
-        self.scores: Scores = []
-        self.errors: list[str | None] = []
-        """Why a row has no score where the function failed."""
-        self.notes: list[str | None] = []
-        """Why a row has no score where the function called `unscored`."""
-        self.seconds: list[float] = []
-        self.waiting: list[PlannedCall] = []
-        """In the order of the table, so that errors name the first row that fails."""
-        self.under_way: dict[int, PlannedCall] = {}
-        self.signature: Signature | None = None
-        self._number = 1
-        self.pace = Pace()
-
-    def add(
+    def __init__(
         self,
+        reward: Reward,
         offered: Mapping[str, list[Any]],
         samples: Sequence[int],
         constants: Mapping[str, Any],
         advance: Callable[[int], object],
     ) -> None:
-        """Adds the rows of the table.
+        """Plans the calls.
 
         Args:
-            offered: their columns.
+            reward: the function.
+            offered: arguments with one entry per row.
             samples: number of neighbouring rows of each prompt.
             constants: further arguments, the same for all rows.
             advance: called with the number of rows that were finished.
         """
-        ends = list(accumulate(samples, initial=0))
+        self.reward = reward
+        self.label = f"reward '{reward.column}' ({reward.function})"
         self.offered, self.constants, self.advance = offered, dict(constants), advance
-        for column in (self.scores, self.errors, self.notes):
-            column.extend([None] * ends[-1])
-        self.seconds += [0.0] * ends[-1]
-        if self.reward.batch == "all":
+        ends = list(accumulate(samples, initial=0))
+        missing = [None] * ends[-1]
+        self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
+        if reward.batch == "all":
             ends = [0, ends[-1]]
-        self.waiting += [PlannedCall(first, end) for first, end in pairwise(ends) if first < end]
+        self.waiting = [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
+        """In the order of the table, so that errors name the first row that fails."""
+        self.under_way: dict[int, PlannedCall] = {}
+        self.signature: Signature | None = None
+        self._number = 1
+        self._scored, self._seconds = 0, 0.0
+        """Rows that were scored so far, and the seconds that they took."""
 
     def check_signature(self, signature: Signature) -> None:
         """Stores the function's parameters after a check.
@@ -149,10 +127,9 @@ class ScoringJob:
 
     def _batch_size(self, workers: int) -> int:
         """Calls to send at once: about BATCH_SECONDS of work, less near the end so that workers finish together."""
-        rows, seconds = self.pace
-        if not rows:
+        if not self._scored:
             return 1
-        calls_per_second = rows / (len(self.waiting[0].rows) * max(seconds, 1e-9))
+        calls_per_second = self._scored / (len(self.waiting[0].rows) * max(self._seconds, 1e-9))
         share = max(len(self.waiting) // (2 * workers), int(LEAST_SECONDS * calls_per_second))
         most = min(BATCH_SECONDS * calls_per_second, MOST_ROWS / len(self.waiting[0].rows))
         return max(1, int(min(share, most)))
@@ -160,18 +137,18 @@ class ScoringJob:
     def _contiguous(self, most: int) -> int:
         """How many of the first `most` waiting calls have no gap between their rows."""
         for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
-            if call.end != following.first:
+            if call.rows.stop != following.rows.start:
                 return count
         return most
 
     def _batch(self, calls: list[PlannedCall], at_once: int) -> CallBatch:
         assert self.signature
-        first, end, number = calls[0].first, calls[-1].end, self._number
+        first, end, number = calls[0].rows.start, calls[-1].rows.stop, self._number
         self._number += len(calls)
         self.under_way.update(zip(range(number, self._number), calls, strict=True))
         names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
         columns = {name: self.offered[name][first:end] for name in names}
-        counts = [call.end - call.first for call in calls]
+        counts = [len(call.rows) for call in calls]
         deadlines = [*map(self._deadline, counts)]
         return CallBatch(number, first, counts, deadlines, columns, self.constants, at_once)
 
@@ -182,7 +159,7 @@ class ScoringJob:
         """Returns calls to `waiting` that a dead worker had not finished and did not fail."""
         for number in numbers:
             call = self.under_way.pop(number)
-            insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("first"))
+            insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("rows.start"))
 
     def record(self, done: Done) -> None:
         """Records the scores of calls.
@@ -192,20 +169,20 @@ class ScoringJob:
         """
         for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
             call = self.under_way.pop(number)
-            self.scores[call.first : call.end] = scores
+            self.results.scores[call.rows.start : call.rows.stop] = scores
             self._add_seconds(call, seconds)
             if call.split_from:
                 self._count_split(call.split_from)
         for row, note in done.notes.items():
-            self.notes[row] = f"{self.reward.column} {note}"
+            self.results.notes[row] = f"{self.reward.column} {note}"
         rows = sum(map(len, done.scores))
-        self.pace = Pace(self.pace.rows + rows, self.pace.seconds + sum(done.seconds))
+        self._scored += rows
+        self._seconds += sum(done.seconds)
         self.advance(rows)
 
     def _add_seconds(self, call: PlannedCall, seconds: float) -> None:
-        share = seconds / (call.end - call.first)
-        for row in range(call.first, call.end):
-            self.seconds[row] += share
+        for row in call.rows:
+            self.results.seconds[row] += seconds / len(call.rows)
 
     def record_failure(self, failed: Failed) -> None:
         """Records a call without scores, or splits it into rows.
@@ -217,10 +194,13 @@ class ScoringJob:
         self._add_seconds(call, failed.seconds)
         if failed.bad is not None:
             raise UserError(f"{self.label} {failed.bad}")
-        if failed.late:
-            self._record_late(call)
+        failure = f"took over {self._deadline(len(call.rows)):g} s" if failed.late else str(failed.raised)
+        if self.reward.batch == "rows" and len(call.rows) > 1:
+            self._split(call, None if failed.late else SplitCall(call.rows, failure))
+        elif failed.late:
+            self._record_late(call, failure)
         else:
-            self._record_raised(call, str(failed.raised), failed.traceback)
+            self._record_raised(call, failure, failed.traceback)
 
     def _count_split(self, split: SplitCall) -> None:
         split.remaining -= 1
@@ -230,11 +210,7 @@ class ScoringJob:
                 "fix the function, or set its batch to group where it compares completions"
             )
 
-    def _record_late(self, call: PlannedCall) -> None:
-        if self._splits(call):
-            self._split(call, None)
-            return
-        failure = f"took over {self._deadline(len(call.rows)):g} s"
+    def _record_late(self, call: PlannedCall, failure: str) -> None:
         if self.reward.on_timeout == "fail":
             raise UserError(
                 f"{self.label} {failure} for {rows_text(call.rows)}; raise its timeout, or set its on_timeout to none "
@@ -243,9 +219,6 @@ class ScoringJob:
         self._leave_unscored(call, failure, self.reward.timeout_value if self.reward.on_timeout == "value" else None)
 
     def _record_raised(self, call: PlannedCall, failure: str, traceback: str) -> None:
-        if self._splits(call):
-            self._split(call, SplitCall(call.rows, failure))
-            return
         if self.reward.on_error == "fail":
             raise UserError(
                 f"{self.label} {failure} for {rows_text(call.rows)}; fix the function, or set its on_error to none to "
@@ -255,14 +228,11 @@ class ScoringJob:
 
     def _leave_unscored(self, call: PlannedCall, failure: str, score: float | None) -> None:
         for row in call.rows:
-            self.scores[row], self.errors[row] = score, f"{self.reward.column} {failure}"
+            self.results.scores[row], self.results.errors[row] = score, f"{self.reward.column} {failure}"
         self.advance(len(call.rows))
         if call.split_from:
             self._count_split(call.split_from)
 
-    def _splits(self, call: PlannedCall) -> bool:
-        return self.reward.batch == "rows" and len(call.rows) > 1
-
     def _split(self, call: PlannedCall, split: SplitCall | None) -> None:
         for row in call.rows:
-            insort(self.waiting, PlannedCall(row, row + 1, call.alone, split), key=attrgetter("first"))
+            insort(self.waiting, PlannedCall(range(row, row + 1), call.alone, split), key=attrgetter("rows.start"))

@@ -1,4 +1,4 @@
-"""Messages between a worker process and its parent, and the socket and shared memory that carry them.
+"""Messages between a worker process and its parent, and the socket that carries them; also for episodes.
 
 Only import strings, data and plain results cross. A message covers many calls at once, in parallel lists: scoring a
 row may take less time than encoding an object. The worker imports this module, so it imports almost nothing.
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import functools
 import json
-import mmap
 import os
-import pickle
 import select
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.scoring.reward_call import Scores, Signature
@@ -94,7 +92,8 @@ class Failed(NamedTuple):
 
 
 Message = Ready | Broken | Began | Done | Failed
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
+KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
+"""What a worker sends, by name."""
 TRACEBACK_CHARACTERS = 20_000
 """Most characters of a traceback that are sent, from its end."""
 READ_SECONDS = 1.0
@@ -105,35 +104,35 @@ class BadMessageError(Exception):
     """What came from a worker is no message: its function wrote to the worker's descriptor."""
 
 
-def encode_report(messages: list[Message]) -> bytes:
+def encode_report(messages: Sequence[NamedTuple]) -> bytes:
     """Messages of a worker as JSON."""
     return json.dumps([[type(message).__name__, message] for message in messages]).encode()
 
 
-def decode_report(data: bytes | bytearray) -> list[Message]:
+def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) -> list[Any]:
     """The messages that were encoded.
+
+    Args:
+        data: what came.
+        kinds: types of messages by name.
 
     Raises:
         BadMessageError: the data are not such messages.
     """
     try:
-        report = json.loads(data, parse_constant=_refuse_constant)
+        report = json.loads(data)
         if not isinstance(report, list):
             raise TypeError
-        return [_validator(name).validate_python(fields) for name, fields in report]
+        return [_validator(kinds[name]).validate_python(fields) for name, fields in report]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise BadMessageError from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no score")
-
-
 @functools.cache
-def _validator(name: str) -> Any:
-    from pydantic import TypeAdapter  # only in the parent, which has imported it for the configuration
+def _validator(kind: type) -> Any:
+    from pydantic import ConfigDict, TypeAdapter  # only in the parent, which has imported it for the configuration
 
-    return TypeAdapter(KINDS[name])
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
 class MessageSocket:
@@ -214,20 +213,3 @@ class MessageSocket:
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
-
-
-def write_batch(memory_file: int, batch: CallBatch) -> int:
-    """Pickles a batch into a file in memory. Returns its length in bytes."""
-    data = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
-    unwritten, offset = memoryview(data), 0
-    while unwritten:
-        written = os.pwrite(memory_file, unwritten, offset)
-        unwritten, offset = unwritten[written:], offset + written
-    return len(data)
-
-
-def read_batch(memory_file: int, length: int) -> CallBatch:
-    """The batch that `write_batch` wrote."""
-    with mmap.mmap(memory_file, length, prot=mmap.PROT_READ) as data:
-        batch: CallBatch = pickle.loads(data)
-    return batch

@@ -1,4 +1,5 @@
-"""Numbers as people and models write them: `$1,234.50`, `1 1/2`, `3/4 of a cup`, `50%`, `1.5 million`, `\\frac{3}{4}`.
+"""Numbers as people and models write them: `$1,234.50`, `1 1/2`, `3/4 of a cup`, `50%`, `1.5 million`, `2.5e-3`,
+`\\frac{3}{4}`.
 
 Values are exact fractions, so 0.75 equals 3/4. Expressions that are not one plain number (`2x`, `3, 4`, `9**9`) are
 the caller's to handle.
@@ -14,7 +15,8 @@ LONGEST = 60
 """Most digits of a number that is read; a longer one comes from a model that repeats itself, and is slow to compute."""
 
 _CURRENCY = r"(?:US|[CA])?[$€£¥₹]|\b(?:USD|EUR|GBP|INR|Rs\.?)"
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+"
+_EXPONENT = r"(?:[eE][-+]?\d{1,2}(?!\w|\.\d))?"
+_DIGITS = rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+){_EXPONENT}"
 _WORDS = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _WORD = r"(?:(?P<kilo>k\b)|\s{0,2}-?\s{0,2}(?P<word>thousand|million|billion|trillion)s?\b)?"
 _PERCENT = r"(?P<percent>\s*(?:%|percent\b|pct\b))?"
@@ -47,8 +49,8 @@ class Number(NamedTuple):
 
     values: tuple[Fraction, ...]
     """The value as written, and the value with its percent sign or its word such as million applied."""
-    start: int
     end: int
+    """Where the text goes on behind it."""
 
 
 def plain(text: str) -> str:
@@ -102,7 +104,7 @@ def _parse(match: re.Match[str]) -> Number | None:
         values.append(value * _WORDS[word.lower()])
     if parts["percent"]:
         values.append(value / 100)
-    return Number(tuple(values), match.start(), match.end())
+    return Number(tuple(values), match.end())
 
 
 def _decimal(text: str) -> Fraction:

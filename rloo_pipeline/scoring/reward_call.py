@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import one_line
@@ -83,12 +83,8 @@ def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
     Raises:
         BadOutputError: the check fails.
     """
-    if type(returned) is list and len(returned) == len(rows):
-        for value in returned:
-            if value is not None and (type(value) is not float or not isfinite(value)):
-                break
-        else:
-            return returned.copy()  # the function may keep its list and write into it
+    if type(returned) is list and len(returned) == len(rows) and all(map(_is_score, returned)):  # nearly always
+        return returned.copy()  # the function may keep its list and write into it
     if not isinstance(returned, Sequence) and hasattr(returned, "tolist"):
         returned = returned.tolist()
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray | memoryview):
@@ -98,6 +94,10 @@ def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
     return [_number(value, row) for value, row in zip(returned, rows, strict=True)]
 
 
+def _is_score(value: Any) -> bool:
+    return value is None or (type(value) is float and isfinite(value))
+
+
 def _number(value: Any, row: int) -> float | None:
     if value is None:
         return None
@@ -105,6 +105,8 @@ def _number(value: Any, row: int) -> float | None:
         if isinstance(value, str | bytes | bytearray):  # float() would read some of them
             raise TypeError
         number = float(value)
+    except OverflowError:
+        number = inf
     except (TypeError, ValueError):
         kind = "a string" if isinstance(value, str) else f"of type {type(value).__name__}"
         raise BadOutputError(

@@ -1,4 +1,4 @@
-"""Scores a batch of completions with reward functions, in worker processes that can be killed.
+"""What reward functions get, and their results.
 
 A reward function is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async (TRL's
 convention). Without `**kwargs` it gets only the arguments that it names. `tokenizer_path`, the folder of the policy's
@@ -9,15 +9,13 @@ anything else is an error that names the function and the row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS, Scores
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
-    from rloo_pipeline.scoring.dispatch import WorkerPools
 
 
 class RewardBatch(NamedTuple):
@@ -32,6 +30,11 @@ class RewardBatch(NamedTuple):
     columns: Mapping[str, list[Any]]
     """Every dataset column."""
 
+    def arguments(self) -> dict[str, list[Any]]:
+        """All that a function can be called with, by name."""
+        own = zip(OWN_ARGUMENTS, self[:3], strict=True)
+        return {**self.columns, **{name: values for name, values in own if values is not None}}
+
 
 class FunctionScores(NamedTuple):
     """The results of one function, in lists with one entry per row."""
@@ -43,55 +46,6 @@ class FunctionScores(NamedTuple):
     """Why a row has no score, as reported by the function itself (`reward_call.unscored`)."""
     seconds: list[float]
     """The row's share of the wall time of its calls."""
-
-
-def score_all(
-    rewards: Sequence[Reward],
-    batch: RewardBatch,
-    samples: Sequence[int],
-    workers: int,
-    constants: Mapping[str, Any] = MappingProxyType({}),
-) -> list[FunctionScores]:
-    """Scores all rows with every function, and logs a summary line for each.
-
-    Args:
-        rewards: the functions.
-        batch: the rows.
-        samples: number of neighbouring rows of each prompt; they share a call.
-        workers: processes that compute at a time; changes no score.
-        constants: further arguments, the same for all rows, for functions that name them; options override them.
-
-    Raises:
-        UserError: a function cannot be found, needs a column that does not exist, or does not return one finite number
-            or None per completion; or it fails or takes too long where `on_error` or `on_timeout` is `fail`.
-    """
-    from rloo_pipeline.scoring.dispatch import WorkerPools
-
-    with WorkerPools(rewards, workers) as pools:
-        results = score_with(pools, batch, samples, constants)
-    for reward, result in zip(rewards, results, strict=True):
-        log_summary(reward, result)
-    return results
-
-
-def score_with(
-    pools: WorkerPools,
-    batch: RewardBatch,
-    samples: Sequence[int],
-    constants: Mapping[str, Any] = MappingProxyType({}),
-    more: bool = False,
-) -> list[FunctionScores]:
-    """The scores of `score_all` from workers that are already started; with `more` they can score another batch."""
-    from rloo_pipeline.runtime.progress import counting
-
-    own = {name: values for name, values in zip(OWN_ARGUMENTS, batch[:3], strict=True) if values is not None}
-    offered = {**batch.columns, **own}
-    jobs = pools.jobs
-    with counting("scores", len(jobs) * len(batch.completions)) as counter:
-        for job in jobs:
-            job.add(offered, samples, constants, counter.advance)
-        pools.run(more)
-    return [FunctionScores(job.scores, job.errors, job.notes, job.seconds) for job in jobs]
 
 
 def log_summary(reward: Reward, result: FunctionScores) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +22,10 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.scoring.completion_text import as_completion
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
-from rloo_pipeline.scoring.score_batch import RewardBatch, log_summary, score_with
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
 
 OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 """Columns of prompt sets that are no columns of the dataset."""
-
-
-class ScoreColumn(NamedTuple):
-    """The results of one function as the table stores them, in lists with one entry per row."""
-
-    scores: list[float | None]
-    seconds: list[float]
-    errors: list[str | None]
 
 
 def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
@@ -52,7 +44,7 @@ def score_columns(
     policy_folder: Path,
     more: bool = False,
     only_failures: bool = False,
-) -> dict[str, ScoreColumn]:
+) -> dict[str, FunctionScores]:
     """The results of each function, by its name; logs a summary line for each.
 
     Args:
@@ -70,7 +62,7 @@ def score_columns(
     policy.verify_text(policy_folder)
     constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
     samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
-    results = score_with(pools, batch_of(rollouts, prompts), samples, constants, more)
+    results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
             log_summary(reward, result)
@@ -79,13 +71,10 @@ def score_columns(
                 f"reward '{reward.column}' ({reward.function}) could score none of {len(rollouts)} completions: "
                 f"{result.notes[0]}; correct its options, or the data that it needs"
             )
-    return {
-        reward.column: ScoreColumn(result.scores, result.seconds, _join_texts(result.errors, result.notes))
-        for reward, result in zip(pools.rewards, results, strict=True)
-    }
+    return {reward.column: result for reward, result in zip(pools.rewards, results, strict=True)}
 
 
-def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, ScoreColumn]) -> pa.Table:
+def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, FunctionScores]) -> pa.Table:
     """The table of scores: one column per function, in the order of the configuration, and their weighted sum."""
     scores = {reward.column: columns[reward.column].scores for reward in rewards}
     total = pa.array(weighted_sums(rewards, list(scores.values())), from_pandas=True)  # NaN is null
@@ -111,20 +100,14 @@ def as_table(
     rollouts: pa.Table,
     schema: pa.Schema,
     scores: Mapping[str, list[float | None] | pa.Array],
-    columns: Sequence[ScoreColumn],
+    columns: Sequence[FunctionScores],
 ) -> pa.Table:
-    """Scores with the keys of their rollouts, the summed seconds and the joined errors of `columns`."""
+    """Scores with the keys of their rollouts, the summed seconds and the joined errors and notes of `columns`."""
     keys = {"prompt_id": rollouts["prompt_id"], "sample": rollouts["sample"]}
     seconds = np.sum([column.seconds for column in columns], axis=0)
-    errors = _join_texts(*(column.errors for column in columns))
+    texts = [one for column in columns for one in (column.errors, column.notes)]
+    errors = ["; ".join(filter(None, row)) or None for row in zip(*texts, strict=True)]
     return pa.table({**keys, **scores, "seconds": seconds, "error": errors}, schema=schema)
-
-
-def _join_texts(*columns: list[str | None]) -> list[str | None]:
-    """The texts of several columns, joined row by row."""
-    if not any(map(any, columns)):  # nearly always
-        return [None] * len(columns[0])
-    return ["; ".join(filter(None, row)) or None for row in zip(*columns, strict=True)]
 
 
 def weighted_sums(rewards: Sequence[Reward], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 `worker_process.WorkerProcess` starts it with three file descriptors:
 
-- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming number is the length of a `CallBatch`,
+- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message says that there is a `CallBatch`,
   and results go out as JSON, several short calls in one message. At the end of the stream the process exits.
 - a file in memory with the pickled `CallBatch`;
 - a file in memory, the `StatusBoard`: the call under way, which the parent reads when a call hangs.
@@ -44,7 +44,6 @@ from rloo_pipeline.scoring.messages import (
     Ready,
     Start,
     encode_report,
-    read_batch,
 )
 
 if TYPE_CHECKING:
@@ -113,23 +112,16 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
     gc.freeze()  # the loaded modules stay: the collector need not scan them again
     caller = _Caller(function, start, channel, board)
     while True:
-        batch = read_batch(batch_file, pickle.loads(channel.receive()))
-        _redirect_output(start.parent)
+        channel.receive()
+        with open(batch_file, "rb", closefd=False) as file:
+            file.seek(0)
+            batch: CallBatch = pickle.load(file)
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
             caller.loop.run(caller.call_concurrently(list(calls), batch.at_once))
         else:
             caller.call_in_turn(calls)
-
-
-def _redirect_output(parent: int) -> None:
-    """Points stdout and stderr at the parent's stderr, which may have changed since the parent started this process."""
-    with suppress(OSError):
-        file = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-        for number in (1, 2):
-            os.dup2(file, number)
-        os.close(file)
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
@@ -172,6 +164,16 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+@contextmanager
+def only_in(process: int) -> Iterator[None]:
+    """Ends a child process in which a function returns too, after it forked: the process of this id goes on alone."""
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+
+
 class _Caller:
     """Makes the calls of one function and sends their results."""
 
@@ -198,7 +200,7 @@ class _Caller:
             self.board.write(call.number, began)
             try:
                 notes = reward_call.collect_notes()
-                with self._in_this_process():
+                with only_in(self.pid):
                     returned = self.function(**call.arguments)
                     if type(returned) is not list and inspect.isawaitable(returned):
                         returned = self.loop.run(_await(returned))
@@ -229,7 +231,7 @@ class _Caller:
         try:
             notes = reward_call.collect_notes()  # each call is a task, with a context of its own
             async with limit:
-                with self._in_this_process():
+                with only_in(self.pid):
                     returned = await self.function(**call.arguments)
             scores = reward_call.checked_scores(returned, call.rows)
         except Exception as error:
@@ -245,15 +247,6 @@ class _Caller:
             if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the function closed it, in whichever call
                 self.board.write(0, 0.0)
             raise
-
-    @contextmanager
-    def _in_this_process(self) -> Iterator[None]:
-        """Ends a child process in which the function returns too, after a fork: this process answers."""
-        try:
-            yield
-        finally:
-            if os.getpid() != self.pid:
-                os._exit(0)
 
     def _failed(self, call: Call, began: float, error: Exception) -> Failed:
         import traceback

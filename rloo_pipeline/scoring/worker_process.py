@@ -8,6 +8,7 @@ but not the processes that the worker started.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import pickle
 import signal
@@ -33,12 +34,12 @@ from rloo_pipeline.scoring.messages import (
     Ready,
     Start,
     decode_report,
-    write_batch,
 )
 from rloo_pipeline.scoring.reward_call import Signature
 from rloo_pipeline.scoring.worker import StatusBoard, main
 
-BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main({}, {}, {})"
+BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main(*{})"
+"""Code of a new process: its arguments are this process's sys.path."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 """The hash seed is the same in every worker, so sets of strings have one order and scores do not depend on the number
 of workers.
@@ -49,7 +50,7 @@ PR_SET_CHILD_SUBREAPER = 36
 MARK = "RLOO_SCORED_BY"
 """Variable in the environment of workers and of all that they start: the process that scores."""
 GRACE = 2.0
-"""Seconds after its deadline in which an async call may stop itself."""
+"""Seconds after its deadline in which an async call may stop itself, unless it blocks the event loop."""
 NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
 """How a function failed that disturbed the connection, phrased to follow the function's name."""
 CLOSED = "closed a file descriptor that belongs to the process that calls it"
@@ -65,14 +66,15 @@ class WorkerProcess:
     def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
         parent_end, worker_end = socket.socketpair()
         self.channel = MessageSocket(parent_end.detach())
-        self.batch_file = os.memfd_create("batch")
-        board_file = os.memfd_create("board")
+        self.batch_file = os.fdopen(os.memfd_create("batch"), "wb")
+        board_file = os.memfd_create("board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(board_file, StatusBoard.FORM.size)
+        fcntl.fcntl(board_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # reading memory that was cut kills a process
         self.board = StatusBoard(board_file)
-        boot = BOOT.format(main.__module__, worker_end.fileno(), self.batch_file, board_file)
+        files = worker_end.fileno(), self.batch_file.fileno(), board_file
         self.process = subprocess.Popen(
-            [sys.executable, "-c", boot, *sys.path],
-            pass_fds=[worker_end.fileno(), self.batch_file, board_file],
+            [sys.executable, "-c", BOOT.format(main.__module__, files), *sys.path],
+            pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what functions print belongs to the log or the terminal, not to a command's output
             start_new_session=True,
@@ -92,7 +94,7 @@ class WorkerProcess:
         self.fault: str | None = None
         """What the function did to the connection, which is of no use any more."""
         self.since = time.monotonic()
-        self._send(Start(function, options, os.getpid()))
+        self._send(pickle.dumps(Start(function, options, os.getpid())))
 
     @property
     def idle(self) -> bool:
@@ -102,7 +104,7 @@ class WorkerProcess:
     def assign(self, batch: CallBatch) -> None:
         """Sends calls to an idle worker.
 
-        They go through shared memory: a socket's buffer is small, so the sender would block until the worker reads.
+        They go through a file in memory: a socket's buffer is small, so the sender would block until the worker reads.
         """
         numbers = range(batch.number, batch.number + len(batch.deadlines))
         self.calls = dict(zip(numbers, batch.deadlines, strict=True))
@@ -111,7 +113,11 @@ class WorkerProcess:
         self._limit = MESSAGE_BYTES + CALL_BYTES * len(ends) + ROW_BYTES * (ends[-1] - ends[0])
         self._start = time.monotonic()
         self._end = self._start + sum(batch.deadlines) + GRACE
-        self._send(write_batch(self.batch_file, batch))
+        self.batch_file.seek(0)
+        pickle.dump(batch, self.batch_file, pickle.HIGHEST_PROTOCOL)
+        self.batch_file.flush()
+        self.board.write(0, 0.0)  # it may have a call of another table, with a number that comes again
+        self._send(b"")
 
     def began(self) -> dict[int, float]:
         """The start of each call under way, by number."""
@@ -120,9 +126,9 @@ class WorkerProcess:
         number, began = self.board.read()  # to which the function can write too
         return {number: min(time.monotonic(), max(self._start, began))} if number in self.calls else {}
 
-    def _send(self, message: object) -> None:
+    def _send(self, data: bytes) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the worker died; messages() will report it
-            self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            self.channel.send(data)
 
     def messages(self) -> list[Message] | None:
         """New messages of the worker; None when it is dead or its connection disturbed (`fault`)."""
@@ -176,15 +182,11 @@ class WorkerProcess:
         """Whether the function wrote to the connection or closed it, so that results may have been lost."""
         return self.fault is not None or self.channel.in_message
 
-    def overdue(self, grace: float) -> bool:
-        """Whether a call exceeds its deadline by more than `grace` seconds."""
-        return self.next_end(grace) < time.monotonic()
-
-    def next_end(self, grace: float) -> float:
-        """When the next call will exceed its deadline by `grace` seconds, on the monotonic clock."""
+    def next_end(self) -> float:
+        """When the next call will be too late, on the monotonic clock."""
         ends = (began + self.calls[number] for number, began in self.began().items())
         last = self._end if self.calls else float("inf")
-        return min([last, *ends]) + grace
+        return min([last, *ends]) + (GRACE if self.signature and self.signature.asynchronous else 0.0)
 
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
@@ -205,9 +207,7 @@ class WorkerProcess:
 
     def _close(self) -> None:
         self.channel.close()
-        if self.batch_file >= 0:
-            os.close(self.batch_file)
-            self.batch_file = -1
+        self.batch_file.close()
 
     def end(self) -> None:
         """Waits for a dismissed worker, then kills the rest of its process group."""

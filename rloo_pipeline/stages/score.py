@@ -20,7 +20,8 @@ from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.scoring.dispatch import WorkerPools
-from rloo_pipeline.scoring.score_table import ScoreColumn, as_table, join, score_columns
+from rloo_pipeline.scoring.score_batch import FunctionScores
+from rloo_pipeline.scoring.score_table import as_table, join, score_columns
 
 
 class HeldOutFiles(NamedTuple):
@@ -108,5 +109,6 @@ def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
     return name, table
 
 
-def _read(part: pa.Table, name: str) -> ScoreColumn:
-    return ScoreColumn(*(part[column].to_pylist() for column in (tables.score_column(name), "seconds", "error")))
+def _read(part: pa.Table, name: str) -> FunctionScores:
+    scores, errors, seconds = (part[column].to_pylist() for column in (tables.score_column(name), "error", "seconds"))
+    return FunctionScores(scores, errors, [None] * len(part), seconds)

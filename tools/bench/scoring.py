@@ -25,7 +25,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.config import Reward
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.reward_call import signature_of
-from rloo_pipeline.scoring.score_batch import RewardBatch, score_with
+from rloo_pipeline.scoring.score_batch import RewardBatch
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
 ROWS, SAMPLES = 20_000, 8
@@ -84,5 +84,5 @@ def in_workers(batch: RewardBatch, workers: int) -> float:
         for worker in pools.started[0]:
             wait([worker.channel.file])
         began = time.monotonic()
-        score_with(pools, batch, samples)
+        pools.score(batch, samples)
         return time.monotonic() - began

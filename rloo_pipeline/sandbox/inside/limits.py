@@ -21,35 +21,21 @@ import struct
 from pathlib import Path
 from typing import Any
 
-# system call numbers of x86-64
-PTRACE_AND_OTHERS_MEMORY = (101, 310, 311, 312, 438)
-SOCKET = (41,)
-NAMESPACES_AND_MOUNTS = (155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442)
-KEYRINGS = (248, 249, 250)
-SYSTEM_V_AND_MESSAGE_QUEUES = (29, 64, 68, 240)
-MEMORY_FILES = (319, 447)
-ASYNCHRONOUS_IO = (206,)
-EXTENDED_ATTRIBUTES = (188, 189, 190)
-SOCKET_BUFFERS = (54,)
-FILE_EVENTS = (253, 294, 300)
-LANDLOCK = (444, 445, 446)
-MEMORY_POLICIES = (237, 238, 256, 279, 450)
-BPF_PERF_USERFAULTFD_IO_URING = (298, 321, 323, 425, 426, 427)
 DENIED = (
-    *PTRACE_AND_OTHERS_MEMORY,
-    *SOCKET,
-    *NAMESPACES_AND_MOUNTS,
-    *KEYRINGS,
-    *SYSTEM_V_AND_MESSAGE_QUEUES,
-    *MEMORY_FILES,
-    *ASYNCHRONOUS_IO,
-    *EXTENDED_ATTRIBUTES,
-    *SOCKET_BUFFERS,
-    *FILE_EVENTS,
-    *LANDLOCK,
-    *MEMORY_POLICIES,
-    *BPF_PERF_USERFAULTFD_IO_URING,
+    *(101, 310, 311, 312, 438),  # ptrace and the memory of others
+    *(41, 54),  # sockets and their buffers
+    *(155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442),  # namespaces and mounts
+    *(248, 249, 250),  # keyrings
+    *(29, 64, 68, 240),  # System V's memory, semaphores and queues, and POSIX message queues
+    *(319, 447),  # files in memory
+    *(206,),  # asynchronous input and output
+    *(188, 189, 190),  # extended attributes
+    *(253, 294, 300),  # events of files
+    *(444, 445, 446),  # Landlock
+    *(237, 238, 256, 279, 450),  # memory policies
+    *(298, 321, 323, 425, 426, 427),  # perf, bpf, userfaultfd, io_uring
 )
+"""Numbers of system calls of x86-64."""
 PROCESS_GROUPS = (109, 112)
 NEWEST = 450
 """The last system call that was judged for this list."""

@@ -74,15 +74,6 @@ def test_the_text_model_loads_with_transformers_and_its_tokenizer_is_lossless(tm
     assert whole == prompt + "4<|im_end|>"
 
 
-@needs_gsm8k
-def test_the_round_trip_is_exact_on_all_of_gsm8k() -> None:
-    from rloo_pipeline.demo.text_model import bpe_tokenizer
-
-    texts = [row[column] for name in ("train.jsonl", "test.jsonl") for row in gsm8k_rows(name) for column in row]
-    tokenizer = bpe_tokenizer(texts[:2000], 1024, 512)
-    assert tokenizer.batch_decode(tokenizer(texts).input_ids, skip_special_tokens=True) == texts
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -161,24 +152,6 @@ def test_every_gold_answer_of_gsm8k_matches_itself_and_no_other_number() -> None
     assert math_reward(gold, gold) == [1.0] * 8792
     assert math_reward(wrong, gold) == [0.0] * 8792
     assert answer_mark_reward(gold) == [1.0] * 8792
-
-
-@pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("#### 1,234", 1),
-        ("It is $1,234.", 1),
-        ("<think>1 or 2?</think>The answer is \\boxed{1234}.", 1),
-        ("<think>1234</think>The answer is \\boxed{12}.", 0),
-        ("<think>so it must be 1234", 0),
-        ("#### 1,235", 0),
-        ("#### ", 0),
-        ("", 0),
-    ],
-)
-def test_math_reward_reads_the_answer_after_the_thinking(completion: str, reward: float) -> None:
-    assert math_reward([completion], ["500+734 = 1234\n#### 1,234"]) == [reward]
-    assert math_reward([[{"role": "assistant", "content": completion}]], ["1234"]) == [reward]
 
 
 def test_only_the_timeout_warning_of_math_verify_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ BROKEN = {
         lines(ROWS).replace("is 40?", "is é?").encode("latin-1"),
         "line 41: not UTF-8 (byte 0xe9)",
     ),
+    "not UTF-8 after a byte order mark": ("a.jsonl", b'\xef\xbb\xbf{"a": "\xe9"}\n', "line 1: not UTF-8 (byte 0xe9)"),
     "a number among texts": (
         "a.jsonl",
         lines([*ROWS[:20], {"question": "?", "answer": 5}, *ROWS[20:]]),
@@ -107,10 +108,14 @@ def test_a_damaged_parquet_file_is_named(tmp_path) -> None:
 
 def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
     file = tmp_path / "data.py"
-    file.write_text("def made(count):\n    rows = ['a'] * count\n    return rows if count else rows[0]\n")
+    file.write_text(
+        "def made(count):\n    rows = ['a'] * count\n    assert count >= 0, 'two\\nlines'\n"
+        "    return rows if count else rows[0]\n"
+    )
     for options, message in (
         ({"size": 1}, "options of the generator .* do not fit it"),
-        ({"count": 0}, r"raised IndexError: list index out of range \(data.py, line 3\)"),
+        ({"count": 0}, r"raised IndexError: list index out of range \(data.py, line 4\)"),
+        ({"count": -1}, r"raised AssertionError: two lines \(data.py, line 3\)$"),
         ({"count": 1}, "gave a str as row 0; it must give dicts"),
     ):
         with pytest.raises(UserError, match=message):

@@ -3,17 +3,15 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import has_ended, wait_until
+from rooms import ROOM, answers, begun, finished, play
 
 from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.environments.connection import Answer
@@ -23,39 +21,6 @@ from rloo_pipeline.environments.printed_text import MOST_BYTES
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.sandbox import sandbox
 
-MINE = '''
-import asyncio, os, random, signal, socket, subprocess, sys, threading, time
-import neighbour
-
-class Room:
-    def reset(self, **row):
-        self.draw = random.random()
-        self.entered = 0
-        return f"{neighbour.NAME} {sorted(row)}"
-
-    def act(self, code: str) -> str:
-        """Do anything.
-
-        Args:
-            code: what
-        """
-        self.entered += 1
-        space = {}
-        exec(code, globals() | {"self": self}, space)
-        return space.get("answer", "")
-
-    async def wait(self, seconds: float) -> str:
-        """Wait.
-
-        Args:
-            seconds: how long
-        """
-        await asyncio.sleep(seconds)
-        return f"waited {seconds}"
-
-    def get_reward(self) -> float:
-        return self.entered / 2
-'''
 SHOW = """
 def attempt(do):
     try:
@@ -66,22 +31,7 @@ answer = attempt({})
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def machine_sandbox() -> sandbox.Sandbox:
-    """The sandbox of this machine. In .ci/run a machine without one is a failure."""
-    sandbox_or_reason = sandbox.search()
-    if isinstance(sandbox_or_reason, str):
-        (pytest.fail if os.environ.get("RLOO_REQUIRE_SANDBOX") else pytest.skip)(sandbox_or_reason)
-    return sandbox_or_reason
-
-
-@pytest.fixture(scope="module")
-def environment_file(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("environment")
-    (folder / "mine.py").write_text(MINE)
-    (folder / "neighbour.py").write_text('NAME = "a room"\n')
-    (folder / "secret.py").write_text("hush = 1\n")
-    return folder / "mine.py"
+pytestmark = pytest.mark.usefixtures("machine_sandbox")
 
 
 @contextmanager
@@ -98,27 +48,12 @@ def shared_pool(environment_file) -> Iterator[EnvironmentPool]:
         yield pool
 
 
-def answers(pool: EnvironmentPool, count: int = 1) -> list[Answer]:
-    received: list[Answer] = []
-    while len(received) < count:
-        assert pool.waiting
-        received += pool.ready(120)
-    return sorted(received)
-
-
-def begun(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
-    for episode in episodes:
-        pool.reset(episode, {"prompt": "x"}, 7)
-    return answers(pool, len(episodes))
-
-
 def acted(pool: EnvironmentPool, code: str) -> str:
     """The result of code in an episode of its own."""
     begun(pool, 1)
     pool.call(1, [("act", {"code": code})])
     [answer] = answers(pool)
-    pool.finish(1)
-    answers(pool)
+    finished(pool, 1)
     return answer.texts[0]
 
 
@@ -130,9 +65,7 @@ def test_an_episode_is_that_of_the_same_code_without_a_sandbox(shared_pool, envi
     def played(pool: EnvironmentPool) -> list[Answer]:
         played = begun(pool, 5)
         pool.call(5, [("act", {"code": "answer = self.draw"}), ("wait", {"seconds": 0.01})])
-        played += answers(pool)
-        pool.finish(5)
-        played += answers(pool)
+        played += answers(pool) + finished(pool, 5)
         return [answer._replace(seconds=0) for answer in played]
 
     with pool_of(environment_file, sandbox=False) as pool:
@@ -162,7 +95,7 @@ def test_it_has_the_files_of_its_code_alone(shared_pool, environment_file) -> No
 def test_it_writes_to_its_own_tmp_alone(shared_pool, environment_file, machine_sandbox) -> None:
     for path in (environment_file, environment_file.parent / "new", "/new", "/dev/new", Path(sys.prefix) / "new"):
         assert attempt(shared_pool, f"open({str(path)!r}, 'w')") in ("OSError", "PermissionError", "FileNotFoundError")
-    assert environment_file.read_text() == MINE
+    assert environment_file.read_text() == ROOM
     if machine_sandbox.sized:
         assert attempt(shared_pool, "open('/tmp/own', 'w').write('x')") == "1"
         assert not Path("/tmp/own").exists()
@@ -245,18 +178,6 @@ def test_an_episode_cannot_open_the_memory_of_another_nor_leave_its_group(shared
     assert attempt(shared_pool, "subprocess.run([sys.executable, '-c', ''], process_group=0)") == "PermissionError"
 
 
-def test_a_tool_that_hangs_or_dies_costs_its_own_episode(environment_file) -> None:
-    with pool_of(environment_file, timeout=2.0) as pool:
-        begun(pool, 1, 2, 3)
-        pool.call(1, [("act", {"code": "time.sleep(1e6)"})])
-        pool.call(2, [("act", {"code": "os.kill(os.getpid(), signal.SIGSEGV)"})])
-        pool.call(3, [("act", {"code": "answer = 3"})])
-        hung, dead, fine = answers(pool, 3)
-        assert hung.texts == (str({"error": "act took over 2 s"}),)
-        assert dead.texts == (str({"error": "act died of SIGSEGV"}),)
-        assert fine.texts == ("3",)
-
-
 @pytest.mark.parametrize("victims", ["os.getppid()", "-1"])
 def test_a_tool_that_kills_what_it_can_is_a_sentence(environment_file, victims) -> None:
     with pool_of(environment_file) as pool:
@@ -267,44 +188,13 @@ def test_a_tool_that_kills_what_it_can_is_a_sentence(environment_file, victims) 
 
 
 def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to_a_limit(environment_file) -> None:
-    script = f"""
-        from rloo_pipeline.environments.confinement import Confinement
-        from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{environment_file}:Room", [], 1, 60, Confinement(sandbox=True)) as pool:
-            pool.reset(1, {{"prompt": "x"}}, 0)
-            while not pool.ready(60): pass
-            pool.call(1, [("act", {{"code": "print('printed' + chr(27) + '[2J' + 'x' * {2 * MOST_BYTES})"}})])
-            while not pool.ready(60): pass
-            print("own")
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
+    code = f"""ask("act", code="print('printed' + chr(27) + '[2J' + 'x' * {2 * MOST_BYTES})"); print("own")"""
+    command = play(environment_file, code, sandbox=True)
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert outcome.stdout == "own\n"
     assert outcome.stderr.startswith("printed")
     assert "\x1b" not in outcome.stderr
     assert len(outcome.stderr) <= MOST_BYTES
-
-
-def test_it_ends_with_a_process_that_is_killed(environment_file) -> None:
-    script = f"""
-        from rloo_pipeline.environments.confinement import Confinement
-        from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{environment_file}:Room", [], 1, 1000, Confinement(sandbox=True)) as pool:
-            pool.reset(1, {{"prompt": "x"}}, 0)
-            while not pool.ready(60): pass
-            print(pool._fork_server.process.pid, flush=True)
-            pool.call(1, [("wait", {{"seconds": 1e6}})])
-            pool.ready(1e6)
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        outer = int(process.stdout.readline())
-        inner = [int(pid) for pid in Path(f"/proc/{outer}/task/{outer}/children").read_text().split()]
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    wait_until(lambda: all(map(has_ended, [outer, *inner])))
 
 
 @pytest.mark.parametrize(
@@ -333,27 +223,21 @@ def test_a_package_can_be_imported_where_it_is_installed_and_where_it_is_not(tmp
     folder, name = tmp_path / ("site-packages" if installed else "src"), f"rooms_{installed}"
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text("")
-    (folder / name / "one.py").write_text(MINE.replace("import neighbour", f"from {name} import neighbour"))
+    (folder / name / "one.py").write_text(ROOM.replace("import neighbour", f"from {name} import neighbour"))
     (folder / name / "neighbour.py").write_text('NAME = "a room"\n')
     (folder / "other.py").write_text("")
     monkeypatch.syspath_prepend(str(folder))
     with EnvironmentPool(f"{name}.one:Room", [], 1, 60, Confinement(sandbox=True)) as pool:
         assert begun(pool, 1)[0].texts == ("a room ['prompt']",)
-        pool.finish(1)
-        answers(pool)
+        finished(pool, 1)
         assert (attempt(pool, "__import__('other').__name__") == "other") is installed
 
 
 def test_no_sandbox_is_a_sentence(environment_file, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    sandbox.search.cache_clear()
-    try:
-        with pytest.raises(
-            UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"
-        ):
-            ForkServerProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
-    finally:
-        sandbox.search.cache_clear()
+    monkeypatch.setattr(sandbox, "search", sandbox.search.__wrapped__)  # without the cache
+    with pytest.raises(UserError, match=r"^rollout.environment_sandbox: no sandbox works here \(bubblewrap is not i"):
+        ForkServerProcess({"": f"{environment_file}:Room"}, [], Confinement(sandbox=True), 1)
 
 
 def test_environments_see_the_gpus_that_are_theirs(environment_file, monkeypatch) -> None:
@@ -392,10 +276,8 @@ def test_an_image_needs_no_package(image, environment_file) -> None:
         pool_of(environment_file, sandbox=False, image=str(image)) as inside,
     ):
         assert inside.schemas({}) == outside.schemas({})
-        inside.reset(5, {"prompt": "x"}, 7)
-        assert answers(inside)[0].texts == ("a room ['prompt']",)
-        inside.finish(5)
-        assert json.loads(answers(inside)[0].state or "")["entered"] == 0
+        assert begun(inside, 5)[0].texts == ("a room ['prompt']",)
+        assert json.loads(finished(inside, 5)[0].state or "")["entered"] == 0
         assert attempt(inside, "__import__('numpy')") == "ModuleNotFoundError"
         assert attempt(inside, f"open({str(environment_file.parent / 'secret.py')!r})") == "FileNotFoundError"
         assert attempt(inside, f"open({str(environment_file)!r}, 'w')") in ("OSError", "PermissionError")

@@ -4,94 +4,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 
+import psutil
 import pytest
 from helpers import has_ended, wait_until
+from rooms import answers, begun, finished, play
 
 from rloo_pipeline.environments.connection import Answer
 from rloo_pipeline.environments.episode import ANSWER_CHARACTERS
 from rloo_pipeline.environments.pool import EnvironmentPool
 from rloo_pipeline.errors import UserError
-
-MINE = '''
-import asyncio, os, random, subprocess, sys, time
-import numpy
-
-class Room:
-    def __init__(self):
-        self.entered = 0
-        self.client = object()
-        self._hidden = 1
-
-    def reset(self, prompt, kind="", **row):
-        if kind == "raises":
-            raise OSError("no door")
-        self.kind, self.draw = kind, [random.random(), float(numpy.random.random())]
-        return None if kind == "silent" else f"A room for {prompt}."
-
-    def enter(self, name: str = "", seconds: float = 0.0) -> str:
-        """Enter the room.
-
-        Args:
-            name: who enters
-            seconds: how long it takes
-        """
-        time.sleep(seconds)
-        self.entered += 1
-        return f"{name} is number {self.entered}"
-
-    def act(self, code: str) -> str:
-        """Do anything.
-
-        Args:
-            code: what
-        """
-        space = {}
-        exec(code, globals(), space)
-        return space.get("answer", "")
-
-    async def wait(self, seconds: float) -> str:
-        """Wait.
-
-        Args:
-            seconds: how long
-        """
-        await asyncio.sleep(seconds)
-        return f"waited {seconds}"
-
-    def get_reward(self):
-        return {"text": "many", "nan": float("nan"), "none": None}.get(self.kind, self.entered / 2)
-
-def double(number: int) -> int:
-    """Double a number.
-
-    Args:
-        number: which
-    """
-    return 2 * number
-
-def hang(seconds: float) -> str:
-    """Hang.
-
-    Args:
-        seconds: how long
-    """
-    time.sleep(seconds)
-    return "back"
-
-def draw() -> str:
-    """Draw."""
-    return str(random.random())
-'''
-
-
-@pytest.fixture(scope="module")
-def environment_file(tmp_path_factory):
-    file = tmp_path_factory.mktemp("environment") / "mine.py"
-    file.write_text(MINE)
-    return file
+from rloo_pipeline.scoring.messages import MessageSocket
 
 
 @pytest.fixture(scope="module")
@@ -101,29 +24,8 @@ def shared_pool(environment_file):
         yield pool
 
 
-def answers(pool: EnvironmentPool, count: int = 1) -> list[Answer]:
-    """The next answers, by episode."""
-    received: list[Answer] = []
-    while len(received) < count:
-        assert pool.waiting
-        received += pool.ready(120)
-    return sorted(received)
-
-
-def begun(pool: EnvironmentPool, *episodes: int, kind: str = "", seed: int = 0) -> list[Answer]:
-    for episode in episodes:
-        pool.reset(episode, {"prompt": "two", "kind": kind}, seed)
-    return answers(pool, len(episodes))
-
-
-def finished(pool: EnvironmentPool, *episodes: int) -> list[Answer]:
-    for episode in episodes:
-        pool.finish(episode)
-    return answers(pool, len(episodes))
-
-
 def test_an_episode_has_its_own_state_and_its_reward(shared_pool) -> None:
-    assert [answer.texts for answer in begun(shared_pool, 1, 2)] == [("A room for two.",)] * 2
+    assert [answer.texts for answer in begun(shared_pool, 1, 2)] == [("a room ['prompt']",)] * 2
     shared_pool.call(1, [("enter", {"name": "Ann"}), ("enter", {"name": "Bob"}), ("double", {"number": 4})])
     shared_pool.call(2, [("enter", {})])
     one, two = answers(shared_pool, 2)
@@ -164,10 +66,12 @@ def test_async_tools_of_a_turn_run_together_and_are_answered_in_order(shared_poo
 def test_draws_depend_on_the_seed_alone(shared_pool) -> None:
     begun(shared_pool, 1, 2, seed=7)
     begun(shared_pool, 3, seed=8)
+    for episode in (1, 2, 3):
+        shared_pool.call(episode, [("act", {"code": "import numpy; answer = numpy.random.random()"})])
+    of_numpy = [answer.texts for answer in answers(shared_pool, 3)]
     draws = [json.loads(answer.state or "")["draw"] for answer in finished(shared_pool, 1, 2, 3)]
-    assert draws[0] == draws[1]
-    assert draws[0][0] != draws[2][0]
-    assert draws[0][1] != draws[2][1]
+    for one, same, other in (of_numpy, draws):
+        assert one == same != other
 
 
 def test_a_hung_episode_is_killed_and_delays_no_other(shared_pool) -> None:
@@ -217,12 +121,24 @@ def test_a_tool_that_ends_its_process_loses_its_episode(shared_pool, code, lost)
     finished(shared_pool, 1, 2)
 
 
-def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(shared_pool) -> None:
+def framed(report: bytes) -> bytes:
+    return MessageSocket.LENGTH.pack(len(report)) + report
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x" * 64,
+        framed(b'[["RequestDone", [null, null, null, null, {}]]]'),
+        framed(b'[["RequestDone", [null, null, null, null, null]]]'),
+    ],
+    ids=["no message", "schemas", "no answers"],
+)
+def test_what_a_tool_writes_into_the_socket_loses_its_episode_alone(shared_pool, data) -> None:
     begun(shared_pool, 1)
-    flood = (
-        "import stat\nfor n in range(3, 256):\n try: stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, b'x' * 64)\n"
-    )
-    shared_pool.call(1, [("act", {"code": f"{flood} except OSError: pass\ntime.sleep(1e6)"})])
+    write = f"stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, {data!r})"
+    code = f"import stat\nfor n in range(3, 256):\n try: {write}\n except OSError: pass\ntime.sleep(1e6)"
+    shared_pool.call(1, [("act", {"code": code})])
     assert "wrote to a file descriptor" in str(answers(shared_pool)[0].lost)
     finished(shared_pool, 1)
 
@@ -245,17 +161,8 @@ def test_a_long_answer_is_cut_and_says_so(shared_pool) -> None:
 
 
 def test_what_a_tool_prints_goes_to_stderr(environment_file) -> None:
-    script = f"""
-        from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{environment_file}:Room", [], 1, 60) as pool:
-            pool.reset(1, {{"prompt": "x"}}, 0)
-            while not pool.ready(60): pass
-            pool.call(1, [("act", {{"code": "print('printed'); os.system('echo echoed')"}})])
-            while not pool.ready(60): pass
-            print("own")
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    code = """ask("act", code="print('printed'); os.system('echo echoed')"); print("own")"""
+    outcome = subprocess.run(play(environment_file, code), capture_output=True, text=True, timeout=300, check=True)
     assert outcome.stdout == "own\n"
     assert "printed\n" in outcome.stderr
     assert "echoed\n" in outcome.stderr
@@ -263,7 +170,7 @@ def test_what_a_tool_prints_goes_to_stderr(environment_file) -> None:
 
 def test_a_reset_may_raise_or_return_no_observation(shared_pool) -> None:
     [answer] = begun(shared_pool, 1, kind="raises")
-    assert answer.lost == f"reset of '{shared_pool.names['']}' raised OSError: no door (mine.py, line 13)"
+    assert answer.lost == f"reset of '{shared_pool.names['']}' raised OSError: no door (mine.py, line 11)"
     assert finished(shared_pool, 1)[0].lost == answer.lost
     assert begun(shared_pool, 2, kind="silent")[0].texts == ()
     assert finished(shared_pool, 2)[0].reward == 0.0
@@ -325,7 +232,7 @@ def test_a_column_says_which_environment(environment_file) -> None:
         pool.reset(2, {"environment": "room", "prompt": "two"}, 0)
         assert [answer.texts for answer in answers(pool, 2)] == [
             ("Guess a number from 1 to 10.",),
-            ("A room for two.",),
+            ("a room ['prompt']",),
         ]
         with pytest.raises(
             UserError, match=r"'chess' in the column 'environment', and rollout.environment has game, r"
@@ -333,25 +240,16 @@ def test_a_column_says_which_environment(environment_file) -> None:
             pool.reset(3, {"environment": "chess"}, 0)
 
 
-def test_processes_end_with_a_pool_that_is_killed(environment_file) -> None:
-    script = f"""
-        import os
-        from rloo_pipeline.environments.pool import EnvironmentPool
-        with EnvironmentPool("{environment_file}:Room", [], 1, 1000) as pool:
-            pool.reset(1, {{"prompt": "x"}}, 0)
-            while not pool.ready(60): pass
-            pool.call(1, [("act", {{"code": "answer = os.getpid()"}})])
-            answers = []
-            while not answers: answers = pool.ready(60)
-            print(answers[0].texts[0], pool._fork_server.process.pid, flush=True)
-            pool.call(1, [("enter", {{"seconds": 1e6}})])
-            pool.ready(1e6)
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
-    ) as process:
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_processes_end_with_a_pool_that_is_killed(environment_file, request, sandbox) -> None:
+    if sandbox:
+        request.getfixturevalue("machine_sandbox")
+    command = play(environment_file, """print(flush=True); ask("enter", seconds=1e6)""", sandbox)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.stdout.readline()
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) >= 2, "a process from which episodes are forked, and an episode"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    wait_until(lambda: all(map(has_ended, pids)))
+    wait_until(lambda: all(has_ended(one.pid) for one in started))

@@ -1,13 +1,11 @@
 """The calculator computes arithmetic alone, and Python programs run in the sandbox."""
 
-import os
 import random
 
 import pytest
 
 from rloo_pipeline.environments.games import GuessNumber
-from rloo_pipeline.environments.tools import calculator, confinement, python
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.environments.tools import calculator, python
 
 
 @pytest.mark.parametrize(
@@ -43,17 +41,7 @@ def test_the_calculator_says_what_it_cannot_compute(expression, message) -> None
         calculator(expression)
 
 
-@pytest.fixture(scope="module")
-def _sandbox() -> None:
-    try:
-        confinement()
-    except UserError as error:
-        if os.environ.get("RLOO_REQUIRE_SANDBOX"):
-            pytest.fail(str(error))
-        pytest.skip(str(error).partition(": install ")[0])
-
-
-@pytest.mark.usefixtures("_sandbox")
+@pytest.mark.usefixtures("machine_sandbox")
 def test_python_shows_what_is_printed_and_the_error() -> None:
     assert python("print(2**10)") == "1024\n"
     assert python("x = 1") == "[nothing was printed; exit status 0]"
@@ -65,7 +53,7 @@ def test_python_shows_what_is_printed_and_the_error() -> None:
     assert python("while True: print('x' * 1000)").endswith("[the program printed too much and was stopped]")
 
 
-@pytest.mark.usefixtures("_sandbox")
+@pytest.mark.usefixtures("machine_sandbox")
 def test_python_has_no_network_and_no_files(tmp_path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("42")

@@ -1,12 +1,11 @@
 """math_reward on answers in the forms that models write."""
 
-import json
 import threading
 import time
 from typing import Any
 
 import pytest
-from helpers import GSM8K, needs_gsm8k
+from helpers import gsm8k_rows, needs_gsm8k
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.math import math_reward
@@ -66,6 +65,9 @@ RIGHT = [
     ("0.5", "50%"),
     ("1.5 million dollars", "1500000"),
     ("25k", "25000"),
+    ("#### 2.5e-3", "0.0025"),
+    ("It is 1.8E3 m long", "1800"),
+    ("0.00001", "1e-5"),
     ("$18.00", "18"),
     ("18 dollars per day", "5 + 13\n#### 18"),
     ("18€", "18"),
@@ -118,6 +120,7 @@ WRONG = [
     ("-5", "5"),
     ("He has 9 -7 apples", "-7"),
     ("0.5", "50"),
+    ("#### 1e3", "1"),
     ("1000001", "1000000"),
     ("1000000.5", "1000001"),
     ("A: 266", "267"),
@@ -162,6 +165,7 @@ def test_only_the_text_after_the_thinking_counts() -> None:
     assert score("It is 42.", "42") == 1.0
     assert score("It is 42.", "42", after_thinking=True) == 0.0
     assert score("It is 41.</think>It is 42.", "42", after_thinking=True) == 1.0
+    assert math_reward([[{"role": "assistant", "content": "<think>41</think>It is 42."}]], ["42"]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +230,7 @@ def test_math_reward_works_in_another_thread() -> None:
     ],
 )
 def test_the_answers_of_gsm8k_are_read_in_every_form(form: str) -> None:
-    with (GSM8K / "test.jsonl").open(encoding="utf-8") as lines:
-        golds = [json.loads(line)["answer"] for line in lines]
+    golds = [row["answer"] for row in gsm8k_rows("test.jsonl")]
     parts = [gold.rpartition("####") for gold in golds]
     completions = [form.format(work=work.strip(), number=number.strip()) for work, _, number in parts]
     wrong = [form.format(work=work.strip(), number=f"{number.strip()}1") for work, _, number in parts]

@@ -1,12 +1,11 @@
 """The sandbox of this machine, and ways to run a program in it."""
 
-import os
 import subprocess
 
 import pytest
+from helpers import require_sandbox
 from programs import IMAGE, LIMITS
 
-from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.code import code_reward
 from rloo_pipeline.sandbox import command_line, sandbox
 from rloo_pipeline.sandbox.inside import script
@@ -15,13 +14,7 @@ from rloo_pipeline.sandbox.inside.limits import READY
 
 @pytest.fixture(scope="module")
 def confinement():
-    """The sandbox of this machine. In .ci/run a machine without one is a failure."""
-    try:
-        return sandbox.find(image=IMAGE)
-    except UserError as error:
-        if os.environ.get("RLOO_REQUIRE_SANDBOX"):
-            pytest.fail(str(error))
-        pytest.skip(str(error).partition(": install ")[0])
+    return require_sandbox(IMAGE)
 
 
 @pytest.fixture

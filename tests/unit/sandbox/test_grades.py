@@ -23,6 +23,8 @@ from rloo_pipeline.scoring import reward_call
         ("a, b = map(int, input().split())\nprint(a + b)", [{"input": "3 4\n", "output": "7"}], 1),
         ("a, b = map(int, input().split())\nprint(a + b)", [{"input": "3 4\n", "output": "8"}], 0),
         ("print('1  \\n2\\n')", [{"input": "", "output": "1\n2"}], 1),
+        ("print('  1\\n  2')", [{"input": "", "output": "1\n  2"}], 1),
+        ("print('  1\\n  2')", [{"input": "", "output": "1\n2"}], 0),
         ("print(7)\nraise SystemExit(1)", [{"input": "", "output": "7"}], 0),
         ("import numpy_that_is_not_there\n" + ADD, "assert add(1, 2) == 3", 0),
         ("def add(a, b) return", "assert add(1, 2) == 3", 0),
@@ -169,9 +171,7 @@ def test_tests_of_an_unknown_form_raise_an_error_that_shows_them():
 @pytest.fixture
 def nothing_installed(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    sandbox.search.cache_clear()
-    yield
-    sandbox.search.cache_clear()
+    monkeypatch.setattr(sandbox, "search", sandbox.search.__wrapped__)  # without the cache
 
 
 def test_without_a_sandbox_nothing_runs_unless_allow_unconfined_is_set(nothing_installed):

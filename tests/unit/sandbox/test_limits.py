@@ -142,20 +142,5 @@ def test_where_tmp_cannot_be_remounted_the_sandbox_works_without_that_limit(conf
     bwrap.write_text(f'#!/bin/bash\nexec {confinement.command} "${{@/CAP_SYS_ADMIN/CAP_SETUID}}"\n')
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    sandbox.search.cache_clear()
-    try:
-        assert sandbox.find() == confinement._replace(command=str(bwrap), counted=False)
-    finally:
-        sandbox.search.cache_clear()
-
-
-CAPABILITIES = """
-import ctypes, struct
-libc, data = ctypes.CDLL(None), ctypes.create_string_buffer(24)
-print(libc.capget(struct.pack("Ii", 0x20080522, 0), data), any(data.raw), libc.prctl(39, 0, 0, 0, 0), flush=True)
-"""
-
-
-def test_a_program_has_no_capability_and_gets_none_by_starting_another(run_confined):
-    start = f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', {CAPABILITIES!r}])"
-    assert run_confined(CAPABILITIES + start).splitlines() == ["0 False 1"] * 2
+    monkeypatch.setattr(sandbox, "search", sandbox.search.__wrapped__)  # without the cache
+    assert sandbox.find() == confinement._replace(command=str(bwrap), counted=False)

@@ -14,11 +14,6 @@ from rloo_pipeline.sandbox import self_test
 TESTS = ["assert add(1, 2) == 3"]
 
 
-@pytest.mark.parametrize("module", self_test.MODULES)
-def test_modules_that_need_libraries_of_the_system_can_be_imported(run_confined, module):
-    assert run_confined(f"import {module}\nprint('imported')") == "imported\n"
-
-
 @pytest.mark.skipif(not Path("/usr/share/zoneinfo/Europe/Paris").exists(), reason="no time zones on this machine")
 def test_time_zones_can_be_read(run_confined):
     assert run_confined("import zoneinfo\nprint(zoneinfo.ZoneInfo('Europe/Paris'))") == "Europe/Paris\n"

@@ -6,14 +6,14 @@ import pickle
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.scoring.dispatch import score_all
 from rloo_pipeline.scoring.messages import BadMessageError, Done, MessageSocket, Ready, decode_report, encode_report
 from rloo_pipeline.scoring.reward_call import Signature
-from rloo_pipeline.scoring.score_batch import RewardBatch, score_all
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
 
 SOCKETS = """
 import json, os, stat, struct, sys, time
@@ -26,6 +26,10 @@ def sockets():
     return numbers
 def tell(data):
     for number in sockets(): os.write(number, data)
+def cut_files():
+    for number in range(3, 256):
+        try: os.ftruncate(number, 0)
+        except OSError: pass
 def frame(*messages):
     data = json.dumps(messages).encode()
     return struct.pack("=Q", len(data)) + data
@@ -40,12 +44,17 @@ NUMBERS: list[float | None] = [float(row) for row in range(ROWS)]
 
 def scores(tmp_path: Path, body: str, **keys) -> tuple[list[float | None], list[str | None]]:
     """The scores and errors of a function that does something to the row with the completion '7'."""
-    file = tmp_path / "mine.py"
-    file.write_text(SOCKETS.format(body))
-    reward = Reward.model_validate({"function": f"{file}:mine", "on_error": "none", "timeout": 2} | keys)
     rows = [str(row) for row in range(ROWS)]
-    result = score_all([reward], RewardBatch(rows, rows, None, {}), [4] * 3, 1)[0]
+    batch = RewardBatch(rows, rows, None, {})
+    result = called(tmp_path, SOCKETS.format(body), batch, [4] * 3, **{"on_error": "none", "timeout": 2} | keys)
     return result.scores, result.errors
+
+
+def called(tmp_path: Path, text: str, batch: RewardBatch, samples: list[int], /, **keys) -> FunctionScores:
+    """The results of the function `mine` of a file with this text."""
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    return score_all([Reward.model_validate({"function": f"{file}:mine"} | keys)], batch, samples, 1)[0]
 
 
 DISTURBED = "wrote to a file descriptor that belongs to the process that calls it"
@@ -61,6 +70,7 @@ DISTURBED = "wrote to a file descriptor that belongs to the process that calls i
         ("tell(frame(['Failed', [99, 0.0, 'x', None, False, '']])); time.sleep(1e6)", DISTURBED),
         ("[os.close(number) for number in sockets()]; time.sleep(1e6)", "closed a file descriptor that belongs"),
         ("os.closerange(3, 256)", "closed a file descriptor that belongs|ended its process"),
+        ("cut_files(); time.sleep(1e6)", "took over 2 s"),
     ],
 )  # fmt: skip
 def test_what_a_function_writes_to_the_workers_socket_costs_only_its_own_row(tmp_path, body, message) -> None:
@@ -98,43 +108,37 @@ def test_a_function_that_returns_in_a_child_process_too_is_answered_once(tmp_pat
 
 
 def test_an_async_function_that_returns_in_a_child_process_too_is_answered_once(tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("import os\nasync def mine(completions):\n    os.fork()\n    return [1.0] * len(completions)")
-    batch = RewardBatch(["a"] * 4, ["a"] * 4, None, {})
-    assert score_all([Reward(function=f"{file}:mine")], batch, [2, 2], 1)[0].scores == [1.0] * 4
+    text = "import os\nasync def mine(completions):\n    os.fork()\n    return [1.0] * len(completions)"
+    assert called(tmp_path, text, RewardBatch(["a"] * 4, ["a"] * 4, None, {}), [2, 2]).scores == [1.0] * 4
 
 
 def test_a_change_of_an_option_is_not_seen_by_the_next_call(tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
+    text = (
         "def mine(completions, seen, named):\n    seen += completions\n    named.update(dict.fromkeys(completions))\n"
         "    return [float(len(seen) + len(named))] * len(completions)"
     )
-    reward = Reward.model_validate({"function": f"{file}:mine", "options": {"seen": [], "named": {}}})
     rows = [str(row) for row in range(40)]
-    assert score_all([reward], RewardBatch(rows, rows, None, {}), [4] * 10, 1)[0].scores == [8.0] * 40
+    batch, options = RewardBatch(rows, rows, None, {}), {"seen": [], "named": {}}
+    assert called(tmp_path, text, batch, [4] * 10, options=options).scores == [8.0] * 40
 
 
 @pytest.mark.parametrize(("calls", "keys"), [([4] * 10, {}), ([1] * 40, {}), ([4] * 10, {"batch": "all"})])
 def test_a_change_of_a_rows_arguments_is_not_seen_by_other_rows(tmp_path, calls, keys) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
+    text = (
         "def mine(prompts, completions, about):\n    scores = []\n    for prompt, info in zip(prompts, about):\n"
         "        scores.append(float(len(prompt[0]['content']) + len(info['tags'])))\n"
         "        prompt[0]['content'] += ' more'\n        info['tags'].append('seen')\n    return scores"
     )
     prompt, about = [{"role": "user", "content": "a"}], {"tags": ["b"]}
     batch = RewardBatch([prompt] * 40, ["x"] * 40, None, {"about": [about] * 40})
-    reward = Reward.model_validate({"function": f"{file}:mine"} | keys)
-    assert score_all([reward], batch, calls, 1)[0].scores == [2.0] * 40
+    assert called(tmp_path, text, batch, calls, **keys).scores == [2.0] * 40
 
 
 @pytest.mark.parametrize("returned", ["b'12'", "bytearray(2)", "memoryview(b'12')", "'12'"])
 def test_bytes_are_no_list_of_scores(tmp_path, returned) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(f"def mine(completions):\n    return {returned}")
+    text = f"def mine(completions):\n    return {returned}"
     with pytest.raises(UserError, match=r"returned \w+, not a list with one number or None per completion"):
-        score_all([Reward(function=f"{file}:mine")], RewardBatch(["a"] * 2, ["a"] * 2, None, {}), [2], 1)
+        called(tmp_path, text, RewardBatch(["a"] * 2, ["a"] * 2, None, {}), [2])
 
 
 def test_nothing_from_a_worker_is_unpickled(tmp_path) -> None:
@@ -149,6 +153,7 @@ def test_nothing_from_a_worker_is_unpickled(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "report", [b"", b"[", b"{}", b"1", b'[["Done"]]', b'[["Done", [[1], [0.0], [[NaN]], {}]]]',
+               b'[["Done", [[1], [0.0], [[1e999]], {}]]]', b'[["Done", [[1], [0.0], [["nan"]], {}]]]',
                b'[["Done", [[1], [0.0], [["1 apple"]], {}]]]', b'[["Ready", [1]]]', b"[" * 100_000, b"\xff",
                b'[["Start", ["f", {}, 1]]]', b'[["Unknown", []]]'],
 )  # fmt: skip
@@ -177,12 +182,3 @@ def test_messages_arrive_whole_in_whatever_pieces_they_are_sent() -> None:
         channel.arrived(10)
     os.close(writer)
     os.close(reader)
-
-
-@pytest.mark.parametrize("environment", ["{}", "None"])
-def test_a_child_with_another_environment_and_session_ends_with_scoring(tmp_path, environment) -> None:
-    duration = f"{3100 + os.getpid() / 1e7:.7f}"
-    start = f"['/bin/sleep', '{duration}'], start_new_session=True, env={environment}"
-    body = f"import subprocess; subprocess.Popen({start})"
-    assert scores(tmp_path, body)[0] == NUMBERS
-    assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["/bin/sleep", duration]] == []

@@ -5,6 +5,7 @@ from helpers import score
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores
 from rloo_pipeline.scoring.score_batch import RewardBatch
 
 
@@ -14,6 +15,11 @@ def test_a_value_that_only_looks_like_a_number_is_an_error(tmp_path, value) -> N
     file.write_text(f"def mine(completions):\n    return [1.0, {value}]")
     with pytest.raises(UserError, match=r"'mine' .* returned .*0\.5.* for row 1, .* not a number or None"):
         score(Reward(function=f"{file}:mine", batch="all"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
+
+
+def test_an_integer_beyond_all_floats_is_not_finite() -> None:
+    with pytest.raises(BadOutputError, match=r"^returned inf for row 3; return None where"):
+        checked_scores([1, 10**400], [2, 3])
 
 
 def test_booleans_and_numpy_scalars_are_numbers(tmp_path) -> None:

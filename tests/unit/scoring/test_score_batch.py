@@ -13,7 +13,10 @@ from helpers import ROOT, has_ended, score, wait_until
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, score_all
+from rloo_pipeline.scoring.dispatch import score_all
+from rloo_pipeline.scoring.messages import CallBatch
+from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.scoring.worker_process import WorkerProcess
 
 FUNCTIONS = """
 import asyncio, os, re, signal, time
@@ -199,17 +202,19 @@ def test_killing_a_call_kills_its_child_processes(file) -> None:
 
 
 @pytest.mark.parametrize("ending", ["return [1.0] * len(completions)", "os._exit(3)"])
-@pytest.mark.parametrize("start", ["own_session", "double_fork"])
+@pytest.mark.parametrize("start", ["own_session", "own_session_and_environment", "double_fork"])
 def test_nothing_that_a_function_starts_outlives_scoring(tmp_path, start, ending) -> None:
     file, duration = tmp_path / "mine.py", f"{3000 + os.getpid() / 1e7:.7f}"
     file.write_text(f"""
 import os, subprocess, time
 def own_session():
-    subprocess.Popen(["sleep", "{duration}"], start_new_session=True)
+    subprocess.Popen(["/bin/sleep", "{duration}"], start_new_session=True)
+def own_session_and_environment():
+    subprocess.Popen(["/bin/sleep", "{duration}"], start_new_session=True, env={{}})
 def double_fork():
     if os.fork() == 0:
         os.setsid()
-        subprocess.Popen(["sleep", "{duration}"])
+        subprocess.Popen(["/bin/sleep", "{duration}"])
         os._exit(0)
     os.wait()
 def mine(completions):
@@ -218,7 +223,7 @@ def mine(completions):
     {ending}
 """)
     score(Reward(function=f"{file}:mine", on_error="none"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
-    assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", duration]] == []
+    assert [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["/bin/sleep", duration]] == []
 
 
 def test_functions_run_on_the_main_thread_and_can_use_alarms(file) -> None:
@@ -284,11 +289,26 @@ def test_workers_get_their_threads_and_a_gpu_function_has_one_process(file) -> N
     assert threads_and_processes(gpus=1) == ({1}, 1)
 
 
+def test_a_call_of_the_batch_before_is_not_taken_for_one_of_this_batch(file) -> None:
+    worker = WorkerProcess(f"{file}:number", {}, 1)
+    batch = CallBatch(1, 0, [2], [60.0], {"completions": ["0", "1"]}, {}, 1)
+    try:
+        wait_until(worker.messages)
+        worker.assign(batch)
+        wait_until(worker.messages)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        worker.assign(batch)
+        assert worker.began() == {}
+    finally:
+        worker.kill()
+
+
 def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys\nfrom rloo_pipeline.config import Reward\n"
-        "from rloo_pipeline.scoring.score_batch import RewardBatch, score_all\n"
+        "from rloo_pipeline.scoring.dispatch import score_all\n"
+        "from rloo_pipeline.scoring.score_batch import RewardBatch\n"
         "batch = RewardBatch(['p'] * 2, ['7', '7'], [[1]] * 2, {})\n"
         "score_all([Reward(function=sys.argv[1])], batch, [1, 1], 1)\n"
     )

@@ -17,10 +17,9 @@ ROLLOUTS = pa.table({"prompt_id": ["a", "a"]})
 def columns(monkeypatch: pytest.MonkeyPatch, notes: list[str | None], **options: Any) -> Any:
     """The columns of a function that reported these reasons for None, which needs neither a policy nor prompts."""
     result = FunctionScores([None, None], [None, None], notes, [0.0, 0.0])
-    for name, replacement in (("score_with", lambda *_: [result]), ("batch_of", lambda *_: None)):
-        monkeypatch.setattr(score_table, name, replacement)
+    monkeypatch.setattr(score_table, "batch_of", lambda *_: None)
     monkeypatch.setattr(score_table, "policy", SimpleNamespace(verify_text=str, base_of=str))
-    pools = SimpleNamespace(rewards=[Reward(function="own.py:judge")])
+    pools = SimpleNamespace(rewards=[Reward(function="own.py:judge")], score=lambda *_: [result])
     return score_table.score_columns(pools, ROLLOUTS, None, "policy", **options)  # type: ignore[arg-type]
 
 
@@ -32,7 +31,7 @@ def test_a_function_that_fails_on_every_row_is_an_error(monkeypatch) -> None:
     )
     with pytest.raises(UserError, match=message):
         columns(monkeypatch, refused)
-    assert columns(monkeypatch, refused, only_failures=True)["judge"].errors == refused, "further rows may be few"
+    assert columns(monkeypatch, refused, only_failures=True)["judge"].notes == refused, "further rows may be few"
 
 
 @pytest.mark.parametrize("notes", [[None, None], [None, "judge was refused"]])
