@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import assets as asset_files
@@ -58,8 +59,6 @@ def checks(config: Config, assets: Path, prompts: Path, folder: Path, probed: Pa
     Raises:
         UserError: a check fails and is not accepted.
     """
-    import torch
-
     torch.set_num_threads(config.deepspeed.threads)
     folder = asset_files.policy_of(folder)
     table = tables.read(probed, "probe", policy=policy.digest(folder))

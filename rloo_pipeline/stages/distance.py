@@ -12,6 +12,7 @@ import gc
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import policy, tables
@@ -44,8 +45,6 @@ def distance(
         output: distance.json.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    import torch
-
     torch.set_num_threads(config.deepspeed.threads)
     digest = policy.digest(policy_folder)
     table = tables.read(completions, "completions", policy=digest)

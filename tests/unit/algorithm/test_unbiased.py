@@ -74,7 +74,7 @@ def gradient_on_older_samples(correction, low=None, high=None) -> torch.Tensor:
     logits = LOGITS.clone().requires_grad_()
     arms = pairs.flatten().unsqueeze(-1)
     old, sampling, mask = LOGITS.log_softmax(0)[arms], older[arms], torch.ones_like(arms, dtype=torch.bool)
-    weight, _ = mismatch.weights(old, sampling, mask, correction, low, high)
+    weight = mismatch.weights(old, sampling, mask, correction, low, high).weight if correction != "none" else 1.0
     advantage = advantages.rloo(VALUES[pairs]).flatten()
     loss = losses(logits.log_softmax(0)[arms], old, advantage, mask, "sequence", "ppo", Bounds(0.2, 0.2)).loss * weight
     probability = older[pairs].sum(-1).exp().repeat_interleave(2).unsqueeze(-1)
