@@ -86,8 +86,8 @@ def gpus_used() -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{_job_gpus(torch.cuda.device_count()) + _set_aside} x {torch.cuda.get_device_name(0)}"
-    name = _gpu_name() if _subprocess_gpus else None
-    return f"{_subprocess_gpus} x {name}" if name else None
+    names = nvidia_smi("name") if _subprocess_gpus else []
+    return f"{_subprocess_gpus} x {names[0]}" if names else None
 
 
 def _job_gpus(visible: int) -> int:
@@ -96,11 +96,11 @@ def _job_gpus(visible: int) -> int:
     return max(visible * nodes, int(os.environ.get("WORLD_SIZE", 1)))
 
 
-def _gpu_name() -> str | None:
-    """The driver's name of the first GPU, without opening a CUDA context on it."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+def nvidia_smi(fact: str) -> list[str]:
+    """A fact about each GPU, such as its `name` or `index`, as the driver has it, without opening a CUDA context."""
+    command = ["nvidia-smi", f"--query-gpu={fact}", "--format=csv,noheader"]
     try:
-        names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-    return names.splitlines()[0] if names else None
+        return []
+    return output.strip().splitlines()

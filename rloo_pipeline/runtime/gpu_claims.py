@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import subprocess
 import time
 
 from rloo_pipeline.errors import IncompatibleEngine, UserError
@@ -109,10 +108,4 @@ def _visible() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in names.split(",") if name.strip()]
-    if not devices.has_gpu():
-        return []
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return []
+    return devices.nvidia_smi("index") if devices.has_gpu() else []

@@ -37,26 +37,24 @@ def completions_of(config: Config, round_tables: RoundTables) -> Completions:
     from rloo_pipeline.training import selection
     from rloo_pipeline.training.batch import Completions
 
-    lengths = torch.tensor(tables.sampled_lengths(round_tables.rollouts))
-    sampling = None if config.rollout.cut_by else _padded(round_tables.rollouts["sampling_logps"])
+    rollouts, reference = round_tables.rollouts, round_tables.reference
+    lengths = torch.tensor(tables.sampled_lengths(rollouts))
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
+
+    def padded(logps: pa.ChunkedArray) -> Tensor:
+        """Pads the log-probs of the sampled tokens with 0 to [completions, longest] float32."""
+        return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(logps.combine_chunks().flatten().to_numpy()))
+
+    sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
     return Completions(
         scores=selection.scores(round_tables.scores),
-        mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=selection.truncated(round_tables.rollouts),
+        mask=mask,
+        truncated=selection.truncated(rollouts),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
-        reference_logps=None if round_tables.reference is None else _padded(round_tables.reference["reference_logps"]),
+        reference_logps=None if reference is None else padded(reference["reference_logps"]),
         sampling_logps=sampling,
-        lengths=torch.tensor(tables.lengths(round_tables.rollouts["completion_ids"])),
+        lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
     )
-
-
-def _padded(column: pa.ChunkedArray) -> Tensor:
-    """Pads lists of different lengths with 0 to [rows, longest] float32."""
-    import torch
-
-    lengths = torch.tensor(tables.lengths(column))
-    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
-    return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(column.combine_chunks().flatten().to_numpy()))
 
 
 def train_table(rollouts: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:
