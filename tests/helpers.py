@@ -80,6 +80,8 @@ def mini(**changes) -> dict:
 class Round:
     """The tables of one round in a run's folder with synthetic completions, and the command that updates on them."""
 
+    shards = 2
+
     def __init__(self, run: Path, model: Path, /, **changes) -> None:
         self.run, self.model = run, model
         run.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ class Round:
         from rloo_pipeline.artifacts import policy, tables
         from rloo_pipeline.errors import UserError
 
-        for shard in range(2):
+        for shard in range(self.shards):
             try:
                 files = {kind: self._table(number, kind, shard) for kind in ("rollouts", "scores", "reference")}
                 rollouts, scores, reference = (tables.read(file, kind) for kind, file in files.items())
@@ -166,7 +168,7 @@ class Round:
         """The command that trains policy `number`."""
         folder = self.run / "rounds" / f"{number:05d}"
         shards = {
-            kind: [self._table(number, kind, shard) for shard in range(2)]
+            kind: [self._table(number, kind, shard) for shard in range(self.shards)]
             for kind in ("rollouts", "scores", "reference")
         }
         before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
