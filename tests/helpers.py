@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import forks
@@ -33,19 +33,15 @@ def rloo(*arguments: object, **environment: str) -> subprocess.CompletedProcess[
     return forks.run("rloo_pipeline", [str(argument) for argument in arguments], {**os.environ, **environment})
 
 
-def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> subprocess.CompletedProcess[str]:
-    """Runs stages one after the other until one fails. A function is called for the arguments when its stage starts.
+def succeeded(outcome: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The outcome of a command, which must have succeeded."""
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome
 
-    Returns:
-        The last exit status and the output of all of them.
-    """
-    texts = [""] * 2
-    for call in calls:
-        outcome = rloo(*(call() if callable(call) else call))
-        texts = [before + now for before, now in zip(texts, (outcome.stdout, outcome.stderr), strict=True)]
-        if outcome.returncode != 0:
-            break
-    return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
+
+def done(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `rloo ARGUMENTS`, which must succeed."""
+    return succeeded(rloo(*arguments, **environment))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:

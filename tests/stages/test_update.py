@@ -6,14 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import forks
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import Round, rloo_in_turn
+from helpers import Round, done, succeeded
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
@@ -40,8 +39,7 @@ TOGETHER = {
 
 def updated_run(tmp_path, tiny_model, name, **changes) -> Round:
     run = Round(tmp_path / name, tiny_model, **CHANGES, **changes).write(1)
-    outcome = run.update()
-    assert outcome.returncode == 0, outcome.stderr
+    succeeded(run.update())
     return run
 
 
@@ -61,8 +59,8 @@ def one_process(tmp_path_factory, tiny_model) -> dict[str, Round]:
     """The same update in one process, with its steps split in several ways."""
     folder = tmp_path_factory.mktemp("update")
     runs = {name: Round(folder / name, tiny_model, **CHANGES, deepspeed=keys) for name, keys in ALONE.items()}
-    outcome = rloo_in_turn(*(run.write(1).update_arguments() for run in runs.values()))
-    assert outcome.returncode == 0, outcome.stderr
+    for run in runs.values():
+        succeeded(run.write(1).update())
     return runs
 
 
@@ -128,9 +126,9 @@ def test_an_answer_of_a_tool_is_context_of_update_and_reference(tmp_path, tiny_m
         for name, keys in (("whole", {}), ("cut", {"max_tokens_per_micro_batch": 60}))
     ]
     shard, written = runs[0].run / "rounds/00001/rollouts/000.parquet", runs[0].run / "reference.parquet"
-    reference = ("reference", "--policy", tiny_model, "--rollouts", shard, "--output", written)
-    outcome = rloo_in_turn(*(run.update_arguments() for run in runs), (*reference, f"--log={tmp_path / 'log'}"))
-    assert outcome.returncode == 0, outcome.stderr
+    for run in runs:
+        succeeded(run.update())
+    done("reference", "--policy", tiny_model, "--rollouts", shard, "--output", written, f"--log={tmp_path / 'log'}")
     same_but_for_rounding(*runs, tiny_model)
     assert distance(plain, runs[0], tiny_model) > 0.01
     read = [read_artifact(run.run / "rounds/00001/metrics.json") for run in (plain, runs[0])]
@@ -227,8 +225,8 @@ def test_a_lora_policy_is_a_peft_adapter_and_goes_on(tmp_path, tiny_model) -> No
     from peft import AutoPeftModelForCausalLM
 
     run = Round(tmp_path / "lora", tiny_model, **CHANGES, update={"lora": {"r": 4}})
-    outcome = rloo_in_turn(*(partial(run.write(number).update_arguments, number) for number in (1, 2)))
-    assert outcome.returncode == 0, outcome.stderr
+    for number in (1, 2):
+        succeeded(run.write(number).update(number))
     model = AutoPeftModelForCausalLM.from_pretrained(run.policy(2))
     assert model.peft_config["default"].r == 4
     first, second = run.weights(1), run.weights(2)
@@ -239,8 +237,7 @@ def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) 
     file = tmp_path / "mine.py"
     file.write_text("def plain(rewards):\n    return rewards.nan_to_num(0.0)\n")
     run = Round(tmp_path / "own", tiny_model, algorithm={"advantage": f"{file}:plain", "beta": 0}).write(1)
-    outcome = run.update()
-    assert outcome.returncode == 0, outcome.stderr
+    succeeded(run.update())
     table = pq.read_table(run.run / "rounds" / "00001" / "train.parquet").to_pylist()
     assert [row["advantage"] for row in table] == pytest.approx([row["reward"] or 0.0 for row in table])
 
