@@ -31,7 +31,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import forward_only, round_data, row_images, self_check
+from rloo_pipeline.training import forward_only, round_data, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -99,8 +99,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     model = forward_only.load_configured(folder, config)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(table, images)
+    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )

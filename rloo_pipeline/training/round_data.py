@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.batch import Batch, Completions
     from rloo_pipeline.training.objective import Record
     from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.row_images import RowImages
 
 
-def sequences_of(rollouts: pa.Table, images: RowImages | None = None) -> Sequences:
-    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts."""
+def sequences_of(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_remote_code: bool) -> Sequences:
+    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts.
+
+    The arguments and errors are those of `row_images.of_rollouts`.
+    """
+    from rloo_pipeline.training import row_images
     from rloo_pipeline.training.packing import Sequences
 
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
+    images = row_images.of_rollouts(rollouts, prompts, folder, trust_remote_code)
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
 
 

@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import round_data, row_images
+from rloo_pipeline.training import round_data
 from rloo_pipeline.training.batch import AlgorithmState, Batch, make_batch
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics, kl_of_completion
@@ -63,8 +63,7 @@ def train(
     """
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    images = row_images.of_rollouts(rollouts, prompts, engine.folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(rollouts, images)
+    sequences = round_data.sequences_of(rollouts, prompts, engine.folder, config.model.trust_remote_code)
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     torch.manual_seed(derive(config.seed, "update", round_))
     engine.experts.reset()

@@ -36,8 +36,9 @@ entropies_of_loss: list[float] = []
 def run(model: torch.nn.Module, plain: bool, temperature: float = 0.7) -> tuple[float, list[float], torch.Tensor]:
     """Loss, entropies and gradient."""
     entropies_of_loss.clear()
-    module = TokenLogProbs(model, temperature, plain=plain)
-    assert (module.split is None) == plain
+    module = TokenLogProbs(model, temperature)
+    assert module.split is not None
+    module.split = None if plain else module.split
     loss = module(pack(), clipped)
     model.zero_grad()
     (3.0 * loss).backward()
