@@ -1,7 +1,5 @@
 """Keys of `algorithm` in the update stage, which runs as a command on synthetic rounds."""
 
-import json
-
 import pyarrow.parquet as pq
 import pytest
 from helpers import Round, mini, succeeded
@@ -71,30 +69,6 @@ def test_beta_is_steered_from_round_to_round(tmp_path, tiny_model) -> None:
         expected.append(expected[-1] * (1 + 0.1 * max(-0.2, min(0.2, kl / 1e-6 - 1))))
     assert betas == pytest.approx(expected)
     assert betas[1] != betas[0]
-
-
-def test_running_moments_are_carried_to_the_next_round(tmp_path, tiny_model) -> None:
-    run = updated(tmp_path, tiny_model, rounds=2, algorithm={"reward_normalization": "running", "beta": 0})
-    states = [json.loads((run.run / "trainer" / f"{n:05d}" / "carried.json").read_text()) for n in (1, 2)]
-    scored = [
-        [row["reward"] for shard in range(2) for row in pq.read_table(run._table(n, "scores", shard)).to_pylist()]
-        for n in (1, 2)
-    ]
-    rewards_given = [reward for rewards in scored for reward in rewards if reward is not None]
-    assert states[1]["moments"]["number"] == len(rewards_given) > states[0]["moments"]["number"]
-    assert states[1]["moments"]["mean"] == pytest.approx(sum(rewards_given) / len(rewards_given))
-
-
-def test_an_over_sampled_round_trains_on_the_first_groups_whose_rewards_differ(tmp_path, tiny_model) -> None:
-    changes = {"rollout": {"generation_batch_size": 40, "oversample": 1.6}}
-    run = updated(tmp_path, tiny_model, algorithm={"filter_zero_variance": True, "steps_per_generation": 1}, **changes)
-    scored = [row for shard in range(2) for row in pq.read_table(run._table(1, "scores", shard)).to_pylist()]
-    groups = [scored[first : first + 4] for first in range(0, 64, 4)]
-    differ = [len({row["reward"] for row in group} - {None}) > 1 for group in groups]
-    assert sum(differ) > 10, "else nothing is chosen"
-    expected = [group[0]["prompt_id"] for group, good in zip(groups, differ, strict=True) if good][:10]
-    assert [row["prompt_id"] for row in table(run)[::4]] == expected
-    assert metrics(run)["num_completion_tokens"] > 0
 
 
 def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_path, tiny_model) -> None:
