@@ -151,7 +151,8 @@ class Sampler:
             weight_reload.reload_weights(llm, folder)
         _reset_cache(llm)
         reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
-        swap_check.check_cache(reply)
+        if reply.cached:
+            raise IncompatibleEngine("a cache of another policy's prompts")
         if not self.swap_checked or swap_check.is_cheap(folder):
             settings = self.settings
             swap_check.check_weights(reply, folder, settings["dtype"], settings["trust_remote_code"])

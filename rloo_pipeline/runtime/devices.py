@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
-
-from rloo_pipeline.runtime import ranks
 
 
 def has_gpu() -> bool:
@@ -63,37 +60,6 @@ def free_gpu() -> None:
     """Frees the GPU memory of every registered object of this process."""
     for holder in list(_holders):
         holder.leave_gpu()
-
-
-def note_subprocess_gpus(gpus: int) -> None:
-    """Records the GPUs that the stage has for its child processes (reward functions) and does not use itself."""
-    global _subprocess_gpus
-    _subprocess_gpus = gpus
-
-
-def note_set_aside(gpus: int) -> None:
-    """Records the GPUs that the stage has for environments beside those of its engine."""
-    global _set_aside
-    _set_aside = gpus
-
-
-_subprocess_gpus = 0
-_set_aside = 0
-
-
-def gpus_used() -> str | None:
-    """The GPUs of the stage as `2 x NAME`; None where it had none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return f"{_job_gpus(torch.cuda.device_count()) + _set_aside} x {torch.cuda.get_device_name(0)}"
-    names = nvidia_smi("name") if _subprocess_gpus else []
-    return f"{_subprocess_gpus} x {names[0]}" if names else None
-
-
-def _job_gpus(visible: int) -> int:
-    """GPUs of all ranks of a stage: those visible to one rank times the nodes, and at least one per rank."""
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if ranks.RENDEZVOUS in os.environ else 1
-    return max(visible * nodes, int(os.environ.get("WORLD_SIZE", 1)))
 
 
 def nvidia_smi(fact: str) -> list[str]:
