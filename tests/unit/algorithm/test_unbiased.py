@@ -1,4 +1,4 @@
-"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased and has less variance than a lone sample.
+"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased, and its baseline lowers the variance.
 
 The same gradient follows from samples of an older policy (rollout.lag), weighted by `mismatch`.
 """
@@ -43,12 +43,6 @@ def test_a_baseline_that_contains_the_sample_itself_is_biased(samples) -> None:
     estimate = estimates(samples, advantages.dr_grpo)
     assert (off(estimate) > 3).any()
     assert (off(estimate * samples / (samples - 1)) < 3).all()
-
-
-@pytest.mark.parametrize("samples", [2, 4, 8])
-def test_its_variance_is_below_that_of_one_sample_without_a_baseline(samples) -> None:
-    single_sample = estimates(1, lambda rewards: rewards).var(0).sum()
-    assert estimates(samples, advantages.rloo).var(0).sum() < single_sample
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
