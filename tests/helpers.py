@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import forks
@@ -35,19 +35,15 @@ def rloo(*arguments: object, **environment: str) -> subprocess.CompletedProcess[
     return forks.run("rloo_pipeline", [str(argument) for argument in arguments], {**os.environ, **environment})
 
 
-def rloo_in_turn(*calls: Sequence[object] | Callable[[], Sequence[object]]) -> subprocess.CompletedProcess[str]:
-    """Runs stages one after the other until one fails. A function is called for the arguments when its stage starts.
+def succeeded(outcome: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The outcome of a command, which must have succeeded."""
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome
 
-    Returns:
-        The last exit status and the output of all of them.
-    """
-    texts = [""] * 2
-    for call in calls:
-        outcome = rloo(*(call() if callable(call) else call))
-        texts = [before + now for before, now in zip(texts, (outcome.stdout, outcome.stderr), strict=True)]
-        if outcome.returncode != 0:
-            break
-    return subprocess.CompletedProcess(calls, outcome.returncode, *texts)
+
+def done(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `rloo ARGUMENTS`, which must succeed."""
+    return succeeded(rloo(*arguments, **environment))
 
 
 def executable(folder: Path, name: str, script: str) -> None:
@@ -80,6 +76,8 @@ def mini(**changes) -> dict:
 
 class Round:
     """The tables of one round in a run's folder with synthetic completions, and the command that updates on them."""
+
+    shards = 2
 
     def __init__(self, run: Path, model: Path, /, **changes) -> None:
         self.run, self.model = run, model
@@ -135,7 +133,7 @@ class Round:
         from rloo_pipeline.artifacts import policy, tables
         from rloo_pipeline.errors import UserError
 
-        for shard in range(2):
+        for shard in range(self.shards):
             try:
                 files = {kind: self._table(number, kind, shard) for kind in ("rollouts", "scores", "reference")}
                 rollouts, scores, reference = (tables.read(file, kind) for kind, file in files.items())
@@ -167,7 +165,7 @@ class Round:
         """The command that trains policy `number`."""
         folder = self.run / "rounds" / f"{number:05d}"
         shards = {
-            kind: [self._table(number, kind, shard) for shard in range(2)]
+            kind: [self._table(number, kind, shard) for shard in range(self.shards)]
             for kind in ("rollouts", "scores", "reference")
         }
         before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]

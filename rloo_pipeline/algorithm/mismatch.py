@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO
+from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO, Level, log_ratio
 
-Correction = Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"]
+Correction = Literal["token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"]
 BAND = (0.5, 2.0)
 """Weights of a token that rounding explains; a weight outside this band has another cause."""
 
@@ -46,9 +46,7 @@ def weights(
     low: float | None,
     high: float | None,
 ) -> Weights:
-    """The importance weight of each action.
-
-    Its logarithm is bounded by ±20: an infinite weight times a loss of 0 would be NaN.
+    """The importance weight of each action, bounded as the ratios of losses are.
 
     Args:
         logps: under the trainer, with the policy before the update.
@@ -58,24 +56,13 @@ def weights(
         low: lower threshold of the weight; None for no threshold.
         high: upper threshold of the weight; None for no threshold.
     """
-    difference = torch.where(mask, logps.detach() - sampling_logps, 0.0)
-    actions = mask
-    if not correction.startswith("token"):
-        difference, actions = difference.sum(-1, keepdim=True), torch.ones_like(mask[:, :1])
-    if correction == "sequence_mean_mis":
-        difference = difference / mask.sum(-1, keepdim=True).clamp(min=1)
-    weight = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    outside = torch.zeros_like(actions)
-    if correction == "none":
-        return Weights(torch.ones_like(weight), outside)
-    if low is not None:
-        outside = outside | (actions & (weight < low))
-    if high is not None:
-        outside = outside | (actions & (weight > high))
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    level: Level = correction.rpartition("_")[0]  # type: ignore[assignment]  # the name before tis or mis
+    weight = log_ratio(logps.detach(), sampling_logps, mask, level).exp()
+    actions = mask if level == "token" else torch.ones_like(mask[:, :1])
+    outside = actions & ((weight < low) | (weight > high))
     if correction.endswith("tis"):
-        weight = weight if low is None else weight.clamp(min=low)
-        weight = weight if high is None else weight.clamp(max=high)
-        return Weights(torch.where(actions, weight, 0.0), outside)
+        return Weights(torch.where(actions, weight.clamp(low, high), 0.0), outside)
     inside = torch.ones_like(weight) if correction == "sequence_mean_mis" else weight
     return Weights(torch.where(actions & ~outside, inside, 0.0), outside)
 

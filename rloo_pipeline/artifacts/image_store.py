@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -69,8 +70,6 @@ def decode(file: bytes, location: str) -> Image:
     Raises:
         UserError: PIL cannot read it, or it has more pixels than PIL takes for harmless.
     """
-    import warnings
-
     from PIL import Image, ImageOps
 
     try:

@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Callable, Mapping
@@ -160,8 +161,6 @@ def digest(folder: Path) -> str:
 
 
 def _digest(digests: Mapping[str, str]) -> str:
-    import hashlib
-
     names = sorted(name for name in digests if name.endswith(DECIDING) and "/" not in name)
     return hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in names).encode()).hexdigest()
 

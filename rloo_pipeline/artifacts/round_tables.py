@@ -26,25 +26,6 @@ class RoundFiles(NamedTuple):
     reference: Sequence[Path] = ()
 
 
-class UpdateOutputs(NamedTuple):
-    """Files and folders that an update writes."""
-
-    policy: Path
-    trainer: Path
-    metrics: Path
-    events: Path
-    table: Path
-
-
-class TrainingPolicies(NamedTuple):
-    """Folders of the policies of an update."""
-
-    start: Path
-    """Policy `round_ - 1`, from which the update starts."""
-    sampler: Path
-    """The policy that sampled, an older one with `rollout.lag`."""
-
-
 class RoundTables(NamedTuple):
     """The tables of a round; row i of each is about the same completion."""
 

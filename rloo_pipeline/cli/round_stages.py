@@ -61,8 +61,8 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed):
-        from rloo_pipeline.artifacts.round_tables import RoundFiles, TrainingPolicies, UpdateOutputs
-        from rloo_pipeline.stages.update import update
+        from rloo_pipeline.artifacts.round_tables import RoundFiles
+        from rloo_pipeline.stages.update import TrainingPolicies, UpdateOutputs, update
 
         inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
         outputs = UpdateOutputs(

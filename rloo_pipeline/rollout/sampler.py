@@ -8,6 +8,7 @@ the table. Nothing is tokenized here: token ids go in and come out.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -19,14 +20,7 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
-from rloo_pipeline.rollout.requests import (
-    Completion,
-    Request,
-    SingleTurns,
-    Turns,
-    completion_of,
-    params_of,
-)
+from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.workers import engine_cache
@@ -60,7 +54,6 @@ class Sampler:
         Raises:
             UserError: the policy is not complete, or prompt and completion do not fit the model's context.
         """
-        policy.check(folder)
         base = policy.base_of(folder)
         policy.check(base)
         self.folder = folder
@@ -95,25 +88,25 @@ class Sampler:
         hf_config = read_json(file)
         if vision.takes_images(hf_config):
             without_torchvision.register_in_vllm(hf_config["architectures"][0])
-        on_cpu: dict[str, Any] = {
-            "enforce_eager": True,
+        if _on_gpu():
+            return vllm.LLM(**self.settings)  # type: ignore[no-any-return]
+        cpu_limits.check(file, hf_config, self.settings["dtype"])
+        cpu_kernels.rotate_heads()
+        if vision.takes_images(hf_config):
+            cpu_kernels.attend_within_images()
+        if self.lora is not None:
+            cpu_kernels.leave_experts_to_cpus()
+        engine: LLM = vllm.LLM(
+            enforce_eager=True,
             # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
-            "enable_chunked_prefill": False,
+            enable_chunked_prefill=False,
             # Without chunks vLLM keeps no states of recurrent layers for prompts that begin alike.
             **({"enable_prefix_caching": False} if model_dims.is_recurrent(hf_config) else {}),
-            "max_num_seqs": engine_size.CPU_MAX_SEQS,
-            "kv_cache_memory_bytes": self.cache_bytes,
-        }
-        if not _on_gpu():
-            cpu_limits.check(file, hf_config, self.settings["dtype"])
-            cpu_kernels.rotate_heads()
-            if vision.takes_images(hf_config):
-                cpu_kernels.attend_within_images()
-            if self.lora is not None:
-                cpu_kernels.leave_experts_to_cpus()
-        engine: LLM = vllm.LLM(**({} if _on_gpu() else on_cpu), **self.settings)
-        if not _on_gpu():
-            cpu_limits.check_heads(file, engine.llm_engine.vllm_config.model_config)
+            max_num_seqs=engine_size.CPU_MAX_SEQS,
+            kv_cache_memory_bytes=self.cache_bytes,
+            **self.settings,
+        )
+        cpu_limits.check_heads(file, engine.llm_engine.vllm_config.model_config)
         logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         return engine
 
@@ -134,7 +127,6 @@ class Sampler:
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
         self._wake_up()
-        policy.check(folder)
         digest = digest or policy.digest(folder)
         self.folder, self.settings["model"] = folder, str(policy.base_of(folder))
         if self.llm is None:
@@ -148,7 +140,8 @@ class Sampler:
 
     def _load(self, llm: LLM, folder: Path) -> None:
         """Loads the policy in `folder` into the engine and checks that it did."""
-        prompts = swap_check.fixed_prompts(self.vocabulary, _block_size(llm), self.max_model_len, self.never)
+        block = int(llm.llm_engine.vllm_config.cache_config.block_size)
+        prompts = swap_check.fixed_prompts(self.vocabulary, block, self.max_model_len, self.never)
         swap_check.query(llm, prompts, self.lora, self.placeholder)
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
@@ -158,7 +151,8 @@ class Sampler:
             weight_reload.reload_weights(llm, folder)
         _reset_cache(llm)
         reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
-        swap_check.check_cache(reply)
+        if reply.cached:
+            raise IncompatibleEngine("a cache of another policy's prompts")
         if not self.swap_checked or swap_check.is_cheap(folder):
             settings = self.settings
             swap_check.check_weights(reply, folder, settings["dtype"], settings["trust_remote_code"])
@@ -166,8 +160,6 @@ class Sampler:
 
     def leave_gpu(self) -> None:
         """Puts the engine of a worker to sleep and shuts any other down; `sample` and `swap` bring it back."""
-        import gc
-
         if self.llm is None or self.sleeping:
             return
         if "enable_sleep_mode" in self.settings:
@@ -279,14 +271,7 @@ def _reset_cache(llm: LLM) -> None:
 
 
 def _on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _block_size(llm: LLM) -> int:
-    """Tokens per block of the KV cache."""
-    return int(llm.llm_engine.vllm_config.cache_config.block_size)
+    return devices.device_type() == "cuda"
 
 
 def _lora_request(folder: Path, number: int) -> Any:

@@ -174,16 +174,6 @@ def is_cheap(folder: Path) -> bool:
     return size <= ALWAYS_CHECKED_BYTES
 
 
-def check_cache(reply: EngineReply) -> None:
-    """Checks that an answer after a swap used no cache from before it.
-
-    Raises:
-        IncompatibleEngine: it did.
-    """
-    if reply.cached:
-        raise IncompatibleEngine("a cache of another policy's prompts")
-
-
 def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool) -> None:
     """Checks that an engine computes with the weights in `folder`, and tells the user where it does not.
 

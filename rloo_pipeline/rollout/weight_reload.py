@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ def _reset_packed_experts(model: Any) -> None:
     """Makes a reload pack the weights of all experts: on CPUs vLLM packs only the first ones again, and would compute
     with the others as if they were packed.
     """
-    import torch
-
-    if torch.cuda.is_available():
+    if devices.device_type() == "cuda":
         return
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rloo_pipeline.runtime import devices, ranks, scratch
+from rloo_pipeline.runtime import gpu_claims, ranks, scratch
 
 LOGGER = "rloo.time"
 """Logger of the cost, which goes to the log file and not to the terminal."""
@@ -42,7 +42,7 @@ def end() -> None:
 
     The threads of gloo now and then abort the process during interpreter shutdown, after all files are written.
     """
-    if os.environ.get("RANK") in (None, "0") and (used := devices.gpus_used()):
+    if os.environ.get("RANK") in (None, "0") and (used := gpu_claims.gpus_used()):
         logging.getLogger(LOGGER).info("used %s", used)
     if not ranks.is_rank():
         spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())

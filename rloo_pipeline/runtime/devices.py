@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
-
-from rloo_pipeline.runtime import ranks
 
 
 def has_gpu() -> bool:
@@ -65,42 +62,11 @@ def free_gpu() -> None:
         holder.leave_gpu()
 
 
-def note_subprocess_gpus(gpus: int) -> None:
-    """Records the GPUs that the stage has for its child processes (reward functions) and does not use itself."""
-    global _subprocess_gpus
-    _subprocess_gpus = gpus
-
-
-def note_set_aside(gpus: int) -> None:
-    """Records the GPUs that the stage has for environments beside those of its engine."""
-    global _set_aside
-    _set_aside = gpus
-
-
-_subprocess_gpus = 0
-_set_aside = 0
-
-
-def gpus_used() -> str | None:
-    """The GPUs of the stage as `2 x NAME`; None where it had none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return f"{_job_gpus(torch.cuda.device_count()) + _set_aside} x {torch.cuda.get_device_name(0)}"
-    name = _gpu_name() if _subprocess_gpus else None
-    return f"{_subprocess_gpus} x {name}" if name else None
-
-
-def _job_gpus(visible: int) -> int:
-    """GPUs of all ranks of a stage: those visible to one rank times the nodes, and at least one per rank."""
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if ranks.RENDEZVOUS in os.environ else 1
-    return max(visible * nodes, int(os.environ.get("WORLD_SIZE", 1)))
-
-
-def _gpu_name() -> str | None:
-    """The driver's name of the first GPU, without opening a CUDA context on it."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+def nvidia_smi(fact: str) -> list[str]:
+    """A fact about each GPU, such as its `name` or `index`, as the driver has it, without opening a CUDA context."""
+    command = ["nvidia-smi", f"--query-gpu={fact}", "--format=csv,noheader"]
     try:
-        names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-    return names.splitlines()[0] if names else None
+        return []
+    return output.strip().splitlines()

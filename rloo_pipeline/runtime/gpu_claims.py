@@ -1,4 +1,4 @@
-"""Which GPUs of a machine a stage takes, so that stages that run at once have different ones.
+"""Which GPUs of a machine a stage takes, so that stages that run at once have different ones; how many it has had.
 
 Snakemake counts the stages that run (`gpu_stages` in a profile), but does not say which GPUs are whose, and left alone
 each would take the first. So a stage takes a name for each GPU, that of an abstract Unix socket, and puts these GPUs in
@@ -11,17 +11,18 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import subprocess
+import sys
 import time
 
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, ranks
 
 _taken: list[str] = []
 """GPUs of this process: a worker whose CUDA has started cannot change them."""
 _sockets: list[socket.socket] = []
 _set_aside: tuple[str, ...] = ()
-"""GPUs of this process that its engine does not see."""
+"""GPUs of this process that its engine does not see: those of environments."""
+_subprocess_gpus = 0
 
 
 def claim(needed: int, from_the_end: bool = False) -> None:
@@ -71,7 +72,6 @@ def set_aside(count: int) -> None:
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:-count])
     _set_aside = tuple(visible[-count:])
-    devices.note_set_aside(count)
 
 
 def names_set_aside(count: int) -> tuple[str, ...]:
@@ -83,6 +83,27 @@ def release() -> None:
     """Gives the GPUs to other stages until the next `claim`, for workers; other processes end."""
     while _sockets:
         _sockets.pop().close()
+
+
+def note_subprocess_gpus(gpus: int) -> None:
+    """Records the GPUs that the stage has for its child processes (reward functions) and does not use itself."""
+    global _subprocess_gpus
+    _subprocess_gpus = gpus
+
+
+def gpus_used() -> str | None:
+    """The GPUs of the stage as `2 x NAME`; None where it had none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return f"{_job_gpus(torch.cuda.device_count()) + len(_set_aside)} x {torch.cuda.get_device_name(0)}"
+    names = devices.nvidia_smi("name") if _subprocess_gpus else []
+    return f"{_subprocess_gpus} x {names[0]}" if names else None
+
+
+def _job_gpus(visible: int) -> int:
+    """GPUs of all ranks of a stage: those visible to one rank times the nodes, and at least one per rank."""
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if ranks.RENDEZVOUS in os.environ else 1
+    return max(visible * nodes, int(os.environ.get("WORLD_SIZE", 1)))
 
 
 def _take(candidates: list[str], needed: int) -> list[str]:
@@ -109,10 +130,4 @@ def _visible() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in names.split(",") if name.strip()]
-    if not devices.has_gpu():
-        return []
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return []
+    return devices.nvidia_smi("index") if devices.has_gpu() else []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import assets as asset_files
@@ -31,7 +32,7 @@ from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import forward_only, round_data, row_images, self_check
+from rloo_pipeline.training import forward_only, round_data, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -61,8 +62,6 @@ def checks(
     Raises:
         UserError: a check fails and is not accepted.
     """
-    import torch
-
     torch.set_num_threads(config.deepspeed.threads)
     policy_folder = asset_files.policy_of(policy_folder)
     table = tables.read(probed, "probe", policy=policy.digest(policy_folder))
@@ -103,8 +102,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     model = forward_only.load_configured(folder, config)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(table, images)
+    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )

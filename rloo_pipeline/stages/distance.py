@@ -12,6 +12,7 @@ import gc
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import policy, tables
@@ -21,7 +22,7 @@ from rloo_pipeline.evaluation.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import forward_only, round_data, row_images
+from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -44,14 +45,11 @@ def distance(
         output: distance.json.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    import torch
-
     torch.set_num_threads(config.deepspeed.threads)
     digest = policy.digest(policy_folder)
     table = tables.read(completions, "completions", policy=digest)
     settings = config.evaluation
-    images = row_images.of_rollouts(table, prompts, policy_folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(table, images)
+    sequences = round_data.sequences_of(table, prompts, policy_folder, config.model.trust_remote_code)
     kl = _summed_logps(config, policy_folder, sequences, "policy")
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
     kl -= _summed_logps(config, reference, sequences, "policy 0")

@@ -20,7 +20,7 @@ from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import cpu_kernels
 from rloo_pipeline.rollout.engine_size import vllm_lora_rank
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import plain_model
 
@@ -164,9 +164,7 @@ def load_tasks(section: Harness) -> set[str]:
 
 def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
     """vLLM's options in the form of lm-eval's backend."""
-    import torch
-
-    base = policy.base_of(folder)
+    base, on_gpu = policy.base_of(folder), devices.device_type() == "cuda"
     arguments: dict[str, Any] = {
         "pretrained": str(base),
         "dtype": config.model.dtype,
@@ -176,8 +174,8 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         "max_model_len": section.max_model_len,
         "seed": config.seed & 0x7FFFFFFF,
         "batch_size": "auto",
-        "enforce_eager": not torch.cuda.is_available(),
-        "enable_chunked_prefill": torch.cuda.is_available(),
+        "enforce_eager": not on_gpu,
+        "enable_chunked_prefill": on_gpu,
         "generation_config": "vllm",
     }
     if policy.is_adapter(folder):

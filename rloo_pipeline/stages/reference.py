@@ -50,7 +50,6 @@ def _logps(
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
     import torch
 
-    from rloo_pipeline.training import row_images
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     torch.set_num_threads(config.deepspeed.threads)
@@ -61,8 +60,7 @@ def _logps(
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    images = row_images.of_rollouts(table, prompts, folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(table, images)
+    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
     logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps

@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts.files import check_facts
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.score_batch import FunctionScores
 from rloo_pipeline.scoring.score_table import as_table, join, score_columns
@@ -62,7 +62,7 @@ def score(
     if only is not None and not rewards:
         suggestion = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{suggestion}")
-    devices.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
+    gpu_claims.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
     with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
         shard = tables.read(rollouts, "rollouts")
         about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}

@@ -6,6 +6,7 @@ stages read it and run offline.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rloo_pipeline import import_string
@@ -72,8 +73,6 @@ def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | N
 
 def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:
     """Fetches a Hub repository. Returns its local folder and the commit, which is the name of the folder."""
-    import os
-
     # huggingface_hub reads the variable on import; this is the only stage that may use the network
     os.environ["HF_HUB_OFFLINE"] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     from huggingface_hub import snapshot_download

@@ -8,16 +8,19 @@ the groups of the round are shuffled by seed and split into steps_per_generation
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
+
+import torch
 
 from rloo_pipeline.artifacts import files, manifest, policy, round_tables, tables
-from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables, TrainingPolicies, UpdateOutputs
+from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import round_data, round_training, trainer_state
+from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.round_metrics import round_metrics
@@ -25,8 +28,24 @@ from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.workers import engine_cache
 
-if TYPE_CHECKING:
-    from rloo_pipeline.training.batch import AlgorithmState
+
+class TrainingPolicies(NamedTuple):
+    """Folders of the policies of an update."""
+
+    start: Path
+    """Policy `round_ - 1`, from which the update starts."""
+    sampler: Path
+    """The policy that sampled, an older one with `rollout.lag`."""
+
+
+class UpdateOutputs(NamedTuple):
+    """Files and folders that an update writes."""
+
+    policy: Path
+    trainer: Path
+    metrics: Path
+    events: Path
+    table: Path
 
 
 def update(
@@ -53,8 +72,6 @@ def update(
         UserError: an input is damaged, the tables are not of this round and policy, or the state is not of the policy
             before.
     """
-    import torch
-
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
@@ -86,8 +103,6 @@ def _engine(
     config: Config, round_: int, start: Path, digest: str, trainer: Path | None
 ) -> tuple[Engine, AlgorithmState]:
     """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
-    from rloo_pipeline.training.batch import AlgorithmState
-
     seed = derive(config.seed, "update", round_)
     if trainer is None:
         return Engine(start, TrainerSettings.from_config(config), seed), AlgorithmState()

@@ -39,8 +39,38 @@ class Packed:
     def micro_batches(
         self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
     ) -> list[list[int]]:
-        """Splits rows into micro-batches of at most `max_tokens`, in at least `shares` of them."""
-        return sequences.micro_batches(rows, max_tokens, shares)
+        """Splits rows into micro-batches of sequences of similar length, the longest first.
+
+        Completions of one prompt stay together. A sequence over the limit gets its own micro-batch.
+
+        Args:
+            sequences: prompts and completions.
+            rows: indices of sequences.
+            max_tokens: most tokens of a micro-batch.
+            shares: fewest micro-batches to make, such as the number of ranks.
+        """
+        completions, of_prompt = sequences.completions, dict[tuple[int, ...], list[int]]()
+        for row in rows:
+            of_prompt.setdefault(tuple(sequences.prompts[row]), []).append(row)
+        for group in of_prompt.values():
+            group.sort(key=lambda row: (-len(completions[row]), row))
+        tokens = sum(map(len, of_prompt)) + sum(len(completions[row]) for row in rows)
+        limit = min(max_tokens, -(-tokens // shares))
+        batches: list[list[int]] = []
+        room = 0
+        order = sorted(of_prompt, key=lambda ids: (-len(ids) - len(completions[of_prompt[ids][0]]), of_prompt[ids]))
+        for prompt in order:
+            shared = False
+            for row in of_prompt[prompt]:
+                needed = len(completions[row]) + (0 if shared else len(prompt))
+                if not batches or needed > room:
+                    batches.append([])
+                    room = limit
+                    needed = len(prompt) + len(completions[row])
+                batches[-1].append(row)
+                room -= needed
+                shared = True
+        return batches
 
     def inputs(self, pack: Pack) -> ModelInputs:
         """What the model is called with."""

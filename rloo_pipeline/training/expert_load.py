@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from math import log
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
+if TYPE_CHECKING:
     from rloo_pipeline.training.metrics import Metrics
 
 CHOSEN = {"top_k_index", "router_indices"}
@@ -39,8 +39,6 @@ class ExpertLoad:
                 self._watch(layer, names.pop())
 
     def _watch(self, layer: Any, name: str) -> None:
-        import torch
-
         layer_index, parameters = len(self.counts), inspect.signature(layer.forward)
         self.counts.append(torch.zeros(int(layer.num_experts), dtype=torch.float64))
 

@@ -13,12 +13,12 @@ class LearningRate(NamedTuple):
     """
 
     peak: float
-    kind: Literal["constant", "linear", "cosine"]
-    warmup: int
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
     """Optimizer steps of the warm-up."""
-    horizon: int
+    horizon: int = 0
     """Optimizer step at which the decay ends, after the warm-up."""
-    min_ratio: float
+    min_ratio: float = 0.0
 
     def at_step(self, step: int) -> float:
         """Learning rate of an optimizer step, counted from 0."""

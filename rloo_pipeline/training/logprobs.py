@@ -26,24 +26,20 @@ from rloo_pipeline.training.packing import Pack
 class TokenLogProbs(nn.Module):
     """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
 
-    def __init__(self, model: nn.Module, temperature: float, plain: bool = False) -> None:
-        """Wraps a model and installs the kernels in it.
-
-        Args:
-            model: causal language model, or a PEFT model around one.
-            temperature: sampling temperature T.
-            plain: computes all logits at once.
-        """
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        """Wraps a causal language model, or a PEFT model around one, and installs the kernels in it."""
         super().__init__()
         self.model = model
         self.temperature = temperature
+        """Sampling temperature T."""
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
         self.form = batch_forms.form_of(base)
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
-        self.split = None if plain else lm_head.attach(model)
+        self.split = lm_head.attach(model)
+        """The model before its vocabulary projection, and that; None computes all logits at once."""
 
     def forward(
         self, pack: Pack, loss_of: LossOf | None = None

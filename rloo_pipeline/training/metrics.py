@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from torch import Tensor
 
+from rloo_pipeline.algorithm import mismatch
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.round_tables import RoundTables
+from rloo_pipeline.config import Algorithm
+from rloo_pipeline.training.batch import Batch
 from rloo_pipeline.training.lengths import length_metrics
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rloo_pipeline.algorithm.mismatch import Gap
-    from rloo_pipeline.artifacts.round_tables import RoundTables
-    from rloo_pipeline.config import Algorithm
-    from rloo_pipeline.training.batch import Batch
-    from rloo_pipeline.training.objective import Record
+from rloo_pipeline.training.objective import Record
 
 Metrics = dict[str, float | int | None]
 
@@ -126,7 +122,7 @@ def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
 
     They cover all completions if there was a pass for π_old, else those of the first optimizer step, which has π_old.
     """
-    gap, counted = gap_of(batch, record)
+    gap, counted = _gap_of(batch, record)
     log_weights = gap.log_weight[counted]
     tokens = lengths[counted].sum()
     any_counted = len(log_weights) > 0
@@ -138,7 +134,7 @@ def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
         "sampling/importance_sampling_ratio/max": _value(log_weights.max().exp()) if any_counted else None,
         "sampling/kl": _ratio(gap.kl[counted].sum(), tokens),
         "sampling/outside_band": _ratio(gap.outside[counted].sum(), tokens),
-        "sampling/effective_sample_size": _effective(log_weights) if any_counted else None,
+        "sampling/effective_sample_size": _value(mismatch.effective_sample_size(log_weights)) if any_counted else None,
         "sampling/token_effective_sample_size": _ratio(
             gap.weight[counted].sum().square(), tokens * gap.weight_square[counted].sum()
         ),
@@ -164,21 +160,13 @@ def _weight_metrics(record: Record, tokens: Tensor, correction: str) -> Metrics:
     }
 
 
-def gap_of(batch: Batch, record: Record) -> tuple[Gap, Tensor]:
+def _gap_of(batch: Batch, record: Record) -> tuple[mismatch.Gap, Tensor]:
     """The gap of each completion, and [completions] bool: where it is measured."""
-    from rloo_pipeline.algorithm import mismatch
-
     completions = batch.completions
     old, sampling = completions.old_logps, completions.sampling_logps
     if old is not None and sampling is not None and old is not sampling:
         return mismatch.gap(old, sampling, completions.mask), completions.mask.any(-1)
     return mismatch.Gap(*record.gap.unbind(-1)), record.has_gap > 0
-
-
-def _effective(log_weights: Tensor) -> float | None:
-    from rloo_pipeline.algorithm.mismatch import effective_sample_size
-
-    return _value(effective_sample_size(log_weights))
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float | None:

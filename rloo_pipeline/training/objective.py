@@ -111,8 +111,9 @@ class StepLoss:
         result = losses(logps, old, advantages, in_loss, level, algorithm.clip, clip_bounds(algorithm))
         action_losses = result.loss * ~batch.excluded[chosen].unsqueeze(-1).to(mask.device)
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
-        if sampling is not None and algorithm.mismatch.correction != "none":
-            action_losses = action_losses * self._mismatch_weights(chosen, old, sampling, in_loss)
+        correction = algorithm.mismatch.correction
+        if sampling is not None and correction != "none":
+            action_losses = action_losses * self._mismatch_weights(correction, chosen, old, sampling, in_loss)
         loss = aggregate(action_losses, in_loss, algorithm.loss_agg_mode, self.totals)
         reference = self._rows_of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
@@ -126,11 +127,13 @@ class StepLoss:
             self.record.has_gap[chosen] = self.record.trained[chosen]
         return loss
 
-    def _mismatch_weights(self, rows: list[int], old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
+    def _mismatch_weights(
+        self, correction: mismatch.Correction, rows: list[int], old: Tensor, sampling: Tensor, in_loss: Tensor
+    ) -> Tensor:
         """Mismatch weight of each action; records the weights."""
         section = self.algorithm.mismatch
-        weight, outside = mismatch.weights(old, sampling, in_loss, section.correction, section.min, section.max)
-        actions = in_loss if section.correction.startswith("token") else torch.ones_like(outside)
+        weight, outside = mismatch.weights(old, sampling, in_loss, correction, section.min, section.max)
+        actions = in_loss if correction.startswith("token") else torch.ones_like(outside)
         count = actions.sum(-1).clamp(min=1)
         float_weight = weight.float()
         smallest = torch.where(actions, float_weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)

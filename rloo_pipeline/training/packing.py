@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rloo_pipeline.training.layout import Layout, lay_out
-from rloo_pipeline.training.row_images import OneRow, RowImages, Vision
+from rloo_pipeline.training.row_images import RowImages, Vision
 
 
 class Pack(NamedTuple):
@@ -89,49 +89,9 @@ class Sequences(NamedTuple):
             return pack(*sequences)
         return pack(*sequences, share=False)._replace(vision=self.images.pick(rows))
 
-    def cut(self, row: int, tokens: int) -> Sequences:
-        """One sequence with the first tokens of its completion."""
-        images = None if self.images is None else OneRow(self.images, row)
-        return Sequences([self.prompts[row]], [self.completions[row][:tokens]], images=images)
-
     def sampled(self) -> list[int]:
         """Number of tokens of each completion that the model sampled."""
         return [len(ids) for ids in self.completions] if self.loss_masks is None else list(map(sum, self.loss_masks))
-
-    def micro_batches(self, rows: Sequence[int], max_tokens: int, shares: int = 1) -> list[list[int]]:
-        """Splits rows into micro-batches of sequences of similar length, the longest first.
-
-        Completions of one prompt stay together. A sequence over the limit gets its own micro-batch.
-
-        Args:
-            rows: indices of sequences.
-            max_tokens: most tokens of a micro-batch.
-            shares: fewest micro-batches to make, such as the number of ranks.
-        """
-        of_prompt: dict[tuple[int, ...], list[int]] = {}
-        for row in rows:
-            of_prompt.setdefault(tuple(self.prompts[row]), []).append(row)
-        for group in of_prompt.values():
-            group.sort(key=lambda row: (-len(self.completions[row]), row))
-        tokens = sum(map(len, of_prompt)) + sum(len(self.completions[row]) for row in rows)
-        limit = min(max_tokens, -(-tokens // shares))
-        batches: list[list[int]] = []
-        room = 0
-        order = sorted(
-            of_prompt, key=lambda ids: (-len(ids) - len(self.completions[of_prompt[ids][0]]), of_prompt[ids])
-        )
-        for prompt in order:
-            shared = False
-            for row in of_prompt[prompt]:
-                needed = len(self.completions[row]) + (0 if shared else len(prompt))
-                if not batches or needed > room:
-                    batches.append([])
-                    room = limit
-                    needed = len(prompt) + len(self.completions[row])
-                batches[-1].append(row)
-                room -= needed
-                shared = True
-        return batches
 
 
 def pack(

@@ -27,21 +27,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BLOCK = 64
-"""Weights that share a scale; the default of bitsandbytes, which `options` does not change."""
+"""Weights that share a scale; the default of bitsandbytes, which `load` does not change."""
 RECORD = "nf4.json"
 """File of a policy that was made from a checkpoint in NF4: patterns of the layers that stay in 16 bits."""
 PARTS = ".weight."
 """Between a layer's name and those of its scales in such a checkpoint."""
 
 
-def options(base: Path, dtype: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that load the linear layers of a policy in NF4, except the output layer or those
-    that its record names.
+def load(base: Path, dtype: str, trust_remote_code: bool, **more: object) -> PreTrainedModel:
+    """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
+
+    Raises:
+        UserError: as `plain_model.load_plain`, or the model has no linear layer that can be quantized.
     """
     from transformers import BitsAndBytesConfig
 
     record = base / RECORD
-
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -49,16 +50,7 @@ def options(base: Path, dtype: str) -> dict[str, Any]:
         bnb_4bit_use_double_quant=False,
         llm_int8_skip_modules=read_json(record)["in_16_bits"] if record.exists() else None,
     )
-    return {"quantization_config": config}
-
-
-def load(base: Path, dtype: str, trust_remote_code: bool, **more: object) -> PreTrainedModel:
-    """Loads a full model in NF4.
-
-    Raises:
-        UserError: as `plain_model.load_plain`, or the model has no linear layer that can be quantized.
-    """
-    model = plain_model.load_plain(base, dtype, trust_remote_code, **options(base, dtype), **more)
+    model = plain_model.load_plain(base, dtype, trust_remote_code, quantization_config=config, **more)
     layers = [layer for _, layer in _quantized_layers(model)]
     if not layers:
         raise UserError(f"{base}: no layer of it can be held in 4 bits; remove model.quantization")

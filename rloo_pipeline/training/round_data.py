@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.batch import Batch, Completions
     from rloo_pipeline.training.objective import Record
     from rloo_pipeline.training.packing import Sequences
-    from rloo_pipeline.training.row_images import RowImages
 
 
-def sequences_of(rollouts: pa.Table, images: RowImages | None = None) -> Sequences:
-    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts."""
+def sequences_of(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_remote_code: bool) -> Sequences:
+    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts.
+
+    The arguments and errors are those of `row_images.of_rollouts`.
+    """
+    from rloo_pipeline.training import row_images
     from rloo_pipeline.training.packing import Sequences
 
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
+    images = row_images.of_rollouts(rollouts, prompts, folder, trust_remote_code)
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
 
 
@@ -37,26 +42,24 @@ def completions_of(config: Config, round_tables: RoundTables) -> Completions:
     from rloo_pipeline.training import selection
     from rloo_pipeline.training.batch import Completions
 
-    lengths = torch.tensor(tables.sampled_lengths(round_tables.rollouts))
-    sampling = None if config.rollout.cut_by else _padded(round_tables.rollouts["sampling_logps"])
+    rollouts, reference = round_tables.rollouts, round_tables.reference
+    lengths = torch.tensor(tables.sampled_lengths(rollouts))
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
+
+    def padded(logps: pa.ChunkedArray) -> Tensor:
+        """Pads the log-probs of the sampled tokens with 0 to [completions, longest] float32."""
+        return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(logps.combine_chunks().flatten().to_numpy()))
+
+    sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
     return Completions(
         scores=selection.scores(round_tables.scores),
-        mask=torch.arange(int(lengths.max())) < lengths.unsqueeze(-1),
-        truncated=selection.truncated(round_tables.rollouts),
+        mask=mask,
+        truncated=selection.truncated(rollouts),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
-        reference_logps=None if round_tables.reference is None else _padded(round_tables.reference["reference_logps"]),
+        reference_logps=None if reference is None else padded(reference["reference_logps"]),
         sampling_logps=sampling,
-        lengths=torch.tensor(tables.lengths(round_tables.rollouts["completion_ids"])),
+        lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
     )
-
-
-def _padded(column: pa.ChunkedArray) -> Tensor:
-    """Pads lists of different lengths with 0 to [rows, longest] float32."""
-    import torch
-
-    lengths = torch.tensor(tables.lengths(column))
-    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
-    return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(column.combine_chunks().flatten().to_numpy()))
 
 
 def train_table(rollouts: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:

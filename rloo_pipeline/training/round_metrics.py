@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Config
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics, group_metrics, sample_metrics, staleness, update_metrics
 from rloo_pipeline.training.round_training import TrainedRound, measures_ratio
-
-if TYPE_CHECKING:
-    from rloo_pipeline.artifacts.round_tables import RoundTables
-    from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.selection import teaching_groups
 
 
 def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTables, trained: TrainedRound) -> Metrics:
@@ -23,8 +20,6 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
         sampled: all completions of the round.
         trained: result of the training.
     """
-    from rloo_pipeline.training.selection import teaching_groups
-
     metrics = sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
     metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
     metrics |= group_metrics(teaching_groups(config, sampled), sampled, config.rollout.num_prompts)

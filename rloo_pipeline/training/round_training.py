@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pyarrow as pa
+import torch
+
+from rloo_pipeline.algorithm.kl import adapt_beta
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import round_data
+from rloo_pipeline.training.batch import AlgorithmState, Batch, make_batch
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics, kl_of_completion
+from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rloo_pipeline.training.batch import AlgorithmState, Batch
-    from rloo_pipeline.training.objective import Record
+from rloo_pipeline.training.selection import chosen_rows
 
 
 class TrainedRound(NamedTuple):
@@ -60,16 +61,9 @@ def train(
         sampled: tables of all completions sampled in this round.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    import torch
-
-    from rloo_pipeline.training import row_images
-    from rloo_pipeline.training.batch import make_batch
-    from rloo_pipeline.training.selection import chosen_rows
-
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    images = row_images.of_rollouts(rollouts, prompts, engine.folder, config.model.trust_remote_code)
-    sequences = round_data.sequences_of(rollouts, images)
+    sequences = round_data.sequences_of(rollouts, prompts, engine.folder, config.model.trust_remote_code)
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     torch.manual_seed(derive(config.seed, "update", round_))
     engine.experts.reset()
@@ -109,8 +103,6 @@ def _steps(
     Returns:
         Statistics per completion, (loss, gradient norm) of each step taken, and the number of skipped steps.
     """
-    from rloo_pipeline.training.objective import Record, StepLoss
-
     algorithm, samples = config.algorithm, config.rollout.num_generations
     groups = len(sequences.prompts) // samples
     size = groups // algorithm.steps_per_generation
@@ -140,8 +132,6 @@ def _next_state(
     config: Config, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table
 ) -> AlgorithmState:
     """The state with β adapted to this round's KL and this round's tokens counted."""
-    from rloo_pipeline.algorithm.kl import adapt_beta
-
     section, kl = config.algorithm.kl, kl_of_completion(batch, record)
     beta = state.beta
     if section.target is not None and kl is not None:

@@ -53,17 +53,6 @@ class RowImages(Protocol):
         """The images of these sequences; None if they have none."""
 
 
-class OneRow(NamedTuple):
-    """The images of one sequence alone."""
-
-    images: RowImages
-    row: int
-
-    def pick(self, rows: Sequence[int]) -> Vision | None:
-        """Its images, for each of the rows, which are all 0."""
-        return self.images.pick([self.row for _ in rows])
-
-
 class StoredImages:
     """The images of a table of rollouts."""
 

@@ -9,19 +9,22 @@ from rloo_pipeline.training.learning_rate import LearningRate
 
 
 class TrainerSettings(NamedTuple):
-    """Settings of one engine; two engines with equal settings are interchangeable."""
+    """Settings of one engine; two engines with equal settings are interchangeable.
+
+    The defaults train all weights with AdamW in one process, at temperature 1.
+    """
 
     dtype: Dtype
-    trust_remote_code: bool
-    temperature: float
     learning_rate: LearningRate
     adam_betas: tuple[float, float]
-    adam_epsilon: float
-    weight_decay: float
-    max_grad_norm: float
-    zero_stage: int
-    gradient_checkpointing: bool
-    lora: Lora | None
+    trust_remote_code: bool = False
+    temperature: float = 1.0
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    zero_stage: int = 0
+    gradient_checkpointing: bool = False
+    lora: Lora | None = None
     communication_data_type: str = "float32"
     disable_dropout: bool = True
     """Switches off the dropout of the model's own config.json; LoRA dropout stays."""
@@ -66,18 +69,15 @@ class TrainerSettings(NamedTuple):
         """
         return cls(
             dtype=config.model.dtype,
-            trust_remote_code=config.model.trust_remote_code,
-            temperature=1.0,
             learning_rate=LearningRate(
                 section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
             ),
             adam_betas=section.adam_betas,
-            adam_epsilon=1e-8,
+            trust_remote_code=config.model.trust_remote_code,
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
             zero_stage=config.deepspeed.zero_stage,
             gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
-            lora=None,
             communication_data_type=config.deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,

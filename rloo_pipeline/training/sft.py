@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.config import Config, Sft
@@ -17,9 +19,6 @@ from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path) -> None:
@@ -35,8 +34,6 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     Raises:
         UserError: no demonstration is left to train on, or a column is missing.
     """
-    import torch
-
     torch.set_num_threads(config.deepspeed.threads)
     staged = asset_files.read(assets, "demonstrations")
     start = Path(staged["model"]["path"])

@@ -6,6 +6,7 @@ together one module at a time to compute, and one tensor at a time to be written
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,8 +175,6 @@ def weights(model: nn.Module, trained_only: bool) -> Iterator[tuple[str, Tensor]
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
     """Writes tensors to safetensors files of at most `SHARD` bytes (or one tensor) each, with an index if several."""
-    import json
-
     from safetensors.torch import save_file
 
     shard: dict[str, Tensor] = {}

@@ -214,13 +214,6 @@ def test_a_policy_of_another_architecture_is_a_sentence(tmp_path, tiny_model) ->
     assert not run.policy(1).exists()
 
 
-def test_a_truncated_table_is_a_sentence(tmp_path, tiny_model) -> None:
-    run = Round(tmp_path / "run", tiny_model).write(1)
-    table = run._table(1, "scores", 1)
-    table.write_bytes(table.read_bytes()[:-50])
-    one_line(run.update().stderr, str(table), "truncated or damaged")
-
-
 REWARDS = {
     "raises": ("raise ValueError('boom')", ["raised ValueError: boom (mine.py, line 2) for row 0"]),
     "wrong length": ("return [1.0]", ["1 scores for 4 completions", "rows 0 to 3"]),

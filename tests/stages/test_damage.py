@@ -15,6 +15,7 @@ FAST = {
     ("rounds/00001/reference/000.parquet", "wrong shape"),
     ("rounds/00001/reference/000.parquet", "NaN"),
     ("rounds/00001/scores/000.parquet", "a sibling"),
+    ("trainer/00002/state/mp_rank_00_model_states.pt", "a bit flipped"),
     ("rounds/00001/metrics.json", "a sibling"),
     ("evaluation/final/completions.parquet", "a sibling"),
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import mini, rloo, write_prompts
+from helpers import done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
@@ -55,8 +55,7 @@ def sampled(folder: Path, stage: str, model: Path, shards: int, *arguments: obje
     files = [folder / f"{stage}-of-{shards}" / f"{shard:03d}.parquet" for shard in range(shards)]
     for shard, file in enumerate(files):
         inputs = ("--prompts", folder / "prompts", "--policy", model)
-        outcome = rloo(stage, *inputs, "--shard", shard, *arguments, "--output", file)
-        assert outcome.returncode == 0, outcome.stderr
+        done(stage, *inputs, "--shard", shard, *arguments, "--output", file)
     return files
 
 
@@ -96,8 +95,7 @@ def test_rollouts_by_the_scores_of_earlier_rounds(run, tiny_model) -> None:
             tables.write(scores[-1], rows, tables.scores_schema(["even"]), "scores", **facts)
         output = folder / f"{number}.parquet"
         arguments = ("--round", number, "--scores", *scores, "--earlier", *earlier, "--output", output)
-        outcome = rloo("pass-rates", *arguments)
-        assert outcome.returncode == 0, outcome.stderr
+        done("pass-rates", *arguments)
         earlier = [output]
     counts = prompt_counts.read(earlier, 2)
     assert counts == dict.fromkeys(NAMES[:8], Counts(1 / 2 + 2, 2 / 2 + 2)), "1 of 2, then 2 of 2 are right"

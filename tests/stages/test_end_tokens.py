@@ -6,7 +6,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from helpers import Round, mini, rloo_in_turn
+from helpers import Round, mini, succeeded
 
 from rloo_pipeline.runtime import devices
 
@@ -64,8 +64,8 @@ def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_
         "none": padding_with(None, tiny_model, tmp_path / "no-pad"),
     }
     runs = [Round(tmp_path / name, model).write(1) for name, model in models.items()]
-    outcome = rloo_in_turn(*(run.update_arguments() for run in runs))
-    assert outcome.returncode == 0, outcome.stderr
+    for run in runs:
+        succeeded(run.update())
     own, eos, none = ((run.policy(1) / "model.safetensors").read_bytes() for run in runs)
     assert own == eos == none
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from helpers import Round, rloo
+from helpers import Round, done, rloo
 
 from rloo_pipeline.artifacts.policy import digest
 
@@ -34,8 +34,7 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     output = run.run / "evaluation" / "final" / "harness.json"
     log = f"--log={run.run / 'logs' / 'harness.log'}"
     arguments = ("--policy", tiny_model, "--name", "final", "--output", output, log)
-    outcome = rloo("harness", *arguments)
-    assert outcome.returncode == 0, outcome.stderr
+    done("harness", *arguments)
     results = json.loads(output.read_text())
     assert results["policy"] == digest(tiny_model)
     assert results["n-samples"]["sums"]["effective"] == 5

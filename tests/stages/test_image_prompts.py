@@ -8,7 +8,7 @@ import forks
 import pyarrow as pa
 import pytest
 import yaml
-from helpers import mini, rloo
+from helpers import done, mini
 from PIL import Image
 
 from rloo_pipeline.artifacts import image_store, policy, tables
@@ -64,8 +64,7 @@ def run(kind, tmp_path_factory):
     del config["warmstart"]
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     for words in (("stage-assets",), ("prompts", "--assets", folder / "assets")):
-        outcome = rloo(*words, "--output", folder / words[0].replace("stage-", ""))
-        assert outcome.returncode == 0, outcome.stderr
+        done(*words, "--output", folder / words[0].replace("stage-", ""))
     return folder
 
 
@@ -140,8 +139,7 @@ def test_reference_log_probs_are_of_a_model_that_sees_the_images(run) -> None:
     shard, written = run / "rollouts.parquet", run / "reference.parquet"
     tables.write(shard, rollouts(run), tables.WITH_IMAGES, "rollouts", **facts)
     inputs = ("--config", run / "config.yaml", "--policy", folder, "--prompts", run / "prompts", "--rollouts", shard)
-    outcome = rloo("reference", *inputs, "--output", written)
-    assert outcome.returncode == 0, outcome.stderr
+    done("reference", *inputs, "--output", written)
     first, again, other, _ = tables.read(written, "reference")["reference_logps"].to_pylist()
     assert first == pytest.approx(again, abs=1e-6)
     assert abs(first[0] - other[0]) > 1e-5, "another image and the same ids"

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import Round, rloo
+from helpers import Round, done, rloo, succeeded
 
 from rloo_pipeline.artifacts import policy
 
@@ -19,8 +19,7 @@ def second_round(tmp_path, tiny_model):
     def first_update(**algorithm) -> tuple[Round, list[object]]:
         run = Round(tmp_path / "run", tiny_model, rollout={"lag": 1}, algorithm={**ONE_STEP, **algorithm})
         run.write(1, policy=policy.digest(tiny_model)).write(2, policy=policy.digest(tiny_model), policy_round=0)
-        first = run.update(1)
-        assert first.returncode == 0, first.stderr
+        succeeded(run.update(1))
         return run, [*run.update_arguments(2), "--sampler", tiny_model]
 
     return first_update
@@ -32,8 +31,7 @@ def metrics(run: Round) -> dict[str, float]:
 
 def test_the_ratio_is_to_the_policy_before_and_the_weights_are_for_the_older_one(second_round) -> None:
     run, arguments = second_round()
-    outcome = rloo(*arguments)
-    assert outcome.returncode == 0, outcome.stderr
+    done(*arguments)
     measured = metrics(run)
     assert measured["sampling/staleness"] == 1
     assert measured["ratio/mean"] == pytest.approx(1, abs=1e-5)
@@ -44,8 +42,7 @@ def test_the_ratio_is_to_the_policy_before_and_the_weights_are_for_the_older_one
 
 def test_with_the_samplers_log_probs_the_ratio_is_to_the_older_policy(second_round) -> None:
     run, arguments = second_round(old_logps="sampler")
-    outcome = rloo(*arguments)
-    assert outcome.returncode == 0, outcome.stderr
+    done(*arguments)
     assert abs(metrics(run)["ratio/mean"] - 1) > 0.1
     assert metrics(run)["sampling/outside_thresholds"] is None
 

@@ -4,13 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import helpers
 import pytest
-import yaml
-from helpers import mini
+from helpers import Round, write_prompts
 
 from rloo_pipeline.artifacts import model_dims, policy, tables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.planning import memory
 
 pytestmark = pytest.mark.slow
@@ -34,50 +32,33 @@ def make_model(folder: Path, size: str) -> Path:
     return folder
 
 
-def configure(run: Path) -> Config:
-    """A run whose prompts and completions all have their maximum length, in one step."""
-    config = Config(
-        **mini(
-            dataset={"max_prompt_length": PROMPT},
-            rollout={"generation_batch_size": GROUPS * 4, "max_completion_length": COMPLETION, "shards": 1},
-            algorithm={"steps_per_generation": 1},
-        )
-    )
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    return config
+CHANGES = {
+    "dataset": {"max_prompt_length": PROMPT},
+    "rollout": {"generation_batch_size": GROUPS * 4, "max_completion_length": COMPLETION, "shards": 1},
+    "algorithm": {"steps_per_generation": 1},
+}
 
 
-def write_round(folder: Path, number: int, start: Path) -> None:
-    """Writes the tables of a round."""
-    rows, scores, reference = [], [], []
-    for place in range(GROUPS * 4):
-        key = {"prompt_id": f"p{place // 4}", "sample": place % 4}
-        ids = [4 + (place * step + number) % 16 for step in range(COMPLETION)]
-        rows.append({**key, "prompt_ids": [4 + place // 4] * PROMPT, "completion_ids": ids, "completion": ""})
-        rows[-1] |= {"sampling_logps": [-7.0] * COMPLETION, "finish_reason": "stop", "seed": 0}
-        score = {"scores/answer": float(place % 2), "reward": float(place % 2), "seconds": 0.0, "error": None}
-        scores.append({**key, **score})
-        reference.append({**key, "reference_logps": [-7.0] * COMPLETION})
-    about = {
-        "run": "mini",
-        "round": number,
-        "shard": 0,
-        "seed": 1,
-        "policy": policy.digest(start),
-        "policy_round": number - 1,
-    }
-    tables.write(folder / "rollouts.parquet", rows, tables.ROLLOUTS, "rollouts", **about)
-    about = tables.facts_about(tables.read(folder / "rollouts.parquet", "rollouts"))
-    tables.write(folder / "scores.parquet", scores, tables.scores_schema(["answer"]), "scores", **about)
-    tables.write(folder / "reference.parquet", reference, tables.REFERENCE, "reference", **about)
+class FullRound(Round):
+    """Rounds in which all prompts and completions have their maximum length, in one shard and one step."""
 
+    shards = 1
 
-def write_prompts(folder: Path) -> Path:
-    """Writes prompts for a rollout."""
-    rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
-    helpers.write_prompts(folder, rows)
-    return folder
+    def write(self, number: int) -> Round:
+        """Writes the tables of a round."""
+        rows, scores, reference = [], [], []
+        for place in range(GROUPS * 4):
+            key = {"prompt_id": f"p{place // 4}", "sample": place % 4}
+            ids = [4 + (place * step + number) % 16 for step in range(COMPLETION)]
+            rows.append({**key, "prompt_ids": [4 + place // 4] * PROMPT, "completion_ids": ids, "completion": ""})
+            rows[-1] |= {"sampling_logps": [-7.0] * COMPLETION, "finish_reason": "stop", "seed": 0}
+            score = {"scores/answer": float(place % 2), "reward": float(place % 2), "seconds": 0.0, "error": None}
+            scores.append({**key, **score})
+            reference.append({**key, "reference_logps": [-7.0] * COMPLETION})
+        about = {"run": "mini", "round": number, "shard": 0, "seed": 1, "policy_round": number - 1}
+        about["policy"] = policy.digest(self.model)
+        self._save(number, 0, tables.build(rows, tables.ROLLOUTS, "rollouts", **about), scores, reference)
+        return self
 
 
 # Linux charges a child with the memory that its parent holds when it starts the child, so a small process starts it.
@@ -97,22 +78,6 @@ def peak_of(*arguments: object) -> float:
     return int(outcome.stdout) * 1024.0
 
 
-def update(run: Path, model: Path, number: int) -> float:
-    """The peak of an update."""
-    folder = run / "rounds" / f"{number:05d}"
-    start = model if number == 1 else run / "policies" / f"{number - 1:05d}"
-    write_round(folder, number, start)
-    before = [] if number == 1 else ["--trainer", run / "trainer" / f"{number - 1:05d}"]
-    shards = [
-        word for kind in ("rollouts", "scores", "reference") for word in (f"--{kind}", folder / f"{kind}.parquet")
-    ]
-    return peak_of(
-        *("update", "--round", number, "--policy", start, *before, *shards),
-        *("--output", run / "policies" / f"{number:05d}", "--output-trainer", run / "trainer" / f"{number:05d}"),
-        *("--metrics", folder / "metrics.json", "--events", folder / "1.tfevents", "--table", folder / "train.parquet"),
-    )
-
-
 def check(stage: str, measured: float, terms: memory.Terms) -> None:
     """Checks that the prediction is within `WITHIN` of the measurement."""
     predicted = memory.total(terms)
@@ -124,10 +89,13 @@ def check(stage: str, measured: float, terms: memory.Terms) -> None:
 @pytest.mark.parametrize("size", ["small", *(pytest.param(size, marks=pytest.mark.long) for size in list(SIZES)[1:])])
 def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     model = make_model(tmp_path / "model", size)
-    run = tmp_path / "run"
-    config, shape = configure(run), model_dims.read(model)
-    check(f"{size}: first update", update(run, model, 1), memory.update(config, shape, "cpu", first=True))
-    check(f"{size}: later update", update(run, model, 2), memory.update(config, shape, "cpu"))
-    prompts, output = write_prompts(tmp_path / "prompts"), run / "rounds" / "00001" / "rollouts" / "000.parquet"
-    arguments = ("--prompts", prompts, "--policy", model, "--round", 1, "--shard", 0, "--output", output)
+    run = FullRound(tmp_path / "run", model, **CHANGES)
+    config, shape = load(run.run / "config.yaml"), model_dims.read(model)
+    first, later = (peak_of(*run.write(number).update_arguments(number)) for number in (1, 2))
+    check(f"{size}: first update", first, memory.update(config, shape, "cpu", first=True))
+    check(f"{size}: later update", later, memory.update(config, shape, "cpu"))
+    rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
+    write_prompts(tmp_path / "prompts", rows)
+    inputs = ("--prompts", tmp_path / "prompts", "--policy", model, "--round", 3, "--shard", 0)
+    arguments = (*inputs, "--output", run._table(3, "rollouts", 0))
     check(f"{size}: rollout", peak_of("rollout", *arguments), memory.rollout(config, shape, "cpu"))

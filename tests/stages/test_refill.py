@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import Round, rloo, write_prompts
+from helpers import Round, done, rloo, succeeded, write_prompts
 
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.config import Rollout
@@ -74,14 +74,12 @@ class Refilled(Round):
         """Runs the stage, and that for its reference log-probs."""
         paths = [[self._table(1, kind, shard) for shard in range(shards)] for kind in ("rollouts", "scores")]
         log = f"--log={self.run / 'refill.log'}"
-        outcome = rloo(
+        done(
             *("refill", "--prompts", self.prompts, "--policy", self.model, "--round", 1, "--rollouts", *paths[0]),
             *("--scores", *paths[1], "--output", self.file("rollouts"), "--output-scores", self.file("scores"), log),
         )
-        assert outcome.returncode == 0, outcome.stderr
         files = ("--rollouts", self.file("rollouts"), "--output", self.file("reference"))
-        outcome = rloo("reference", "--policy", self.model, *files)
-        assert outcome.returncode == 0, outcome.stderr
+        done("reference", "--policy", self.model, *files)
         reference = tables.read(self.file("reference"), "reference")
         about = {key: value for key, value in tables.footer(reference).items() if key != "policy"}
         tables.save(self.file("reference"), reference.replace_schema_metadata(about))  # the made-up ones have none
@@ -94,8 +92,7 @@ class Refilled(Round):
         return tuple(arguments)
 
     def train(self) -> dict[str, float | None]:
-        outcome = self.update()
-        assert outcome.returncode == 0, outcome.stderr
+        succeeded(self.update())
         return json.loads((self.run / "rounds" / "00001" / "metrics.json").read_text())
 
     def sampled(self) -> list[str]:

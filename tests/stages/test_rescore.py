@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from helpers import MINI, Round, rloo, write_prompts
+from helpers import MINI, Round, done, rloo, write_prompts
 
 from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
@@ -60,8 +60,7 @@ def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path)
     before = {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()}
     rewards = [{"function": f"{reward_file}:length"}, {"function": f"{reward_file}:constant", "weight": 0}]
     (tmp_path / "new.yaml").write_text(yaml.safe_dump({"rewards": rewards}))
-    outcome = rloo("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out")
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out")
     refused = rloo("rescore", run.run, "--rewards", tmp_path / "new.yaml", "--out", tmp_path / "out", "--workers=-1")
     assert "scoring.workers: Input should be greater than or equal to 1, got -1" in refused.stderr
     assert {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()} == before
@@ -145,13 +144,11 @@ def test_all_rounds_weigh_each_scored_completion_equally(run, reward_file, tmp_p
 def test_a_reward_is_tried_on_rows_of_data(reward_file, tmp_path) -> None:
     data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("a", "none", "bbb")))
-    outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data)
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("reward-test", f"{reward_file}:odd", "--data", data)
     for word in ("33.3% (1 rows)", "slowest rows", "values", "rows/s"):
         assert word in outcome.stdout
     completions.write_text("".join(json.dumps({"completion": c}) + "\n" for c in ("x", "xx", "x", "x", "xx", "xxx")))
-    outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data, "--completions", completions, "--workers", 2)
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("reward-test", f"{reward_file}:odd", "--data", data, "--completions", completions, "--workers", 2)
     assert "66.7% of 3, with 2 each" in outcome.stdout
 
 
@@ -162,8 +159,7 @@ def test_a_trial_says_how_often_the_function_agrees_with_labels(tmp_path) -> Non
     rows = [{"completion": completion, "right": label} for completion, label in cases]
     completions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ("reward-test", "rloo_pipeline.rewards.math:math_reward", "--data", data, "--completions", completions)
-    outcome = rloo(*arguments, "--labels", "right")
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done(*arguments, "--labels", "right")
     assert "agreement 75.00% of 4 rows (95% 30.06% to 95.44%)" in outcome.stdout
     assert "rows on which they differ, 1 of 1" in outcome.stdout
     assert outcome.stdout.rstrip().splitlines()[-2].split()[1] == "2", "the third row"
@@ -183,8 +179,7 @@ def test_token_ids_of_a_trial_are_made_by_the_tokenizer_that_is_named(tmp_path, 
     outcome = rloo(*arguments)
     assert outcome.returncode == 1
     assert "takes token ids and there are none; give a --tokenizer" in outcome.stderr
-    outcome = rloo(*arguments, "--tokenizer", tiny_model)
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done(*arguments, "--tokenizer", tiny_model)
     assert "0.7" in outcome.stdout
     assert "-1" in outcome.stdout
 

@@ -5,7 +5,7 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from helpers import Round, mini, rloo, write_prompts
+from helpers import Round, done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.config.loading import load
@@ -65,8 +65,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
         else:
             places = ("--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", rollouts)
             arguments = ("--config", run.run / "config.yaml", *places)
-            outcome = rloo("score", *arguments, "--output", output)
-            assert outcome.returncode == 0, outcome.stderr
+            outcome = done("score", *arguments, "--output", output)
             assert "reward stuck: mean 0.5000 over 28 of 32; 4 failed" in outcome.stderr
         read.append(tables.read(output, "scores"))
     one, three = read
@@ -87,12 +86,10 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     for name in ("stuck", "length"):
         parts.append(tmp_path / name / "000.parquet")
         one_function = (*arguments, "--only", name, "--output", parts[-1], f"--log={tmp_path / name}.log")
-        outcome = rloo("score", *one_function, PATH=f"{driver}:{os.environ['PATH']}")
-        assert outcome.returncode == 0, outcome.stderr
+        done("score", *one_function, PATH=f"{driver}:{os.environ['PATH']}")
         used = "INFO rloo.time: used 1 x NVIDIA L4" in (tmp_path / f"{name}.log").read_text()
         assert used == (name == "length"), "the GPUs of a job are those of its function"
-    outcome = rloo("score", *arguments, "--parts", *parts, "--output", tmp_path / "joined.parquet")
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = done("score", *arguments, "--parts", *parts, "--output", tmp_path / "joined.parquet")
     assert "reward stuck" not in outcome.stderr, "it is not scored again"
     joined = tables.read(tmp_path / "joined.parquet", "scores")
     assert untimed(joined).equals(untimed(one), check_metadata=True)

@@ -1,6 +1,7 @@
 """Under ZeRO 3 on several ranks no rank holds all weights, and the policy is that of one rank."""
 
 import json
+import shutil
 from pathlib import Path
 
 import forks
@@ -9,32 +10,26 @@ import split_ranks
 import torch
 import yaml
 from helpers import mini
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rloo_pipeline.artifacts import files, policy
-from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import split_loading
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
-
-SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
-def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path) -> None:
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    split_ranks.run(tmp_path / "model", tmp_path / "one", 2).close()
-    for outcome in forks.run_ranks(
-        split_ranks.__file__, [str(tmp_path / "model"), str(tmp_path / "two"), "2", "20000"], 2
-    ):
+def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> None:
+    split_ranks.run(tiny_model, tmp_path / "one", 2).close()
+    for outcome in forks.run_ranks(split_ranks.__file__, [str(tiny_model), str(tmp_path / "two"), "2", "20000"], 2):
         assert outcome.returncode == 0, outcome.stderr[-2000:]
     policy.check(tmp_path / "two")
     assert len(list((tmp_path / "two").glob("*.safetensors"))) > 2
-    expected, start = tensors(tmp_path / "one"), tensors(tmp_path / "model")
+    expected, start = tensors(tmp_path / "one"), tensors(tiny_model)
     written = tensors(tmp_path / "two")
     assert written.keys() == expected.keys()
     for name, value in expected.items():
@@ -70,10 +65,8 @@ def test_checks_on_two_ranks_find_what_one_finds(finished, tmp_path, monkeypatch
     assert own == expected
 
 
-def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path) -> None:
-    from safetensors.torch import save_file
-
-    tiny_qwen3(tmp_path, 0, **SIZES)
+def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path, tiny_model) -> None:
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / policy.WEIGHTS)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
     save_file(weights, tmp_path / policy.WEIGHTS, metadata={"format": "pt"})

@@ -2,9 +2,9 @@
 
 import model_folders
 import pytest
+import torch
 from trainers import trainer_settings
 
-from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
@@ -13,7 +13,6 @@ from rloo_pipeline.training.settings import TrainerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
-SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 STEPS = [Sequences([[4, 5, 6 + number]] * 2, [[7, 8, 9, 2], [10, 11 + number]]) for number in range(3)]
 
 
@@ -32,14 +31,9 @@ def step(engine: Engine, number: int) -> None:
         *((1, "float32", None), (0, "float16", None), (0, "float32", "qwen3_moe")),
     ],
 )
-def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, zero_stage, dtype, kind) -> None:
-    import torch
-
-    if kind:
-        model_folders.build(tmp_path / "model", 0, kind)
-    else:
-        tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    uninterrupted = Engine(tmp_path / "model", settings(zero_stage, dtype), 0)
+def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, tiny_model, zero_stage, dtype, kind) -> None:
+    model = model_folders.build(tmp_path / "model", 0, kind) if kind else tiny_model
+    uninterrupted = Engine(model, settings(zero_stage, dtype), 0)
     step(uninterrupted, 0)
     uninterrupted.save_policy(tmp_path / "policy")
     trainer_state.save(uninterrupted, tmp_path / "state", {"number": 1})
@@ -63,12 +57,9 @@ def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, zero_stag
     ("zero_stage", "dtype"),
     [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
 )
-def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tmp_path, zero_stage, dtype) -> None:
+def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tiny_model, zero_stage, dtype) -> None:
     """On a CPU both places are host memory; storages are emptied and filled as on a GPU."""
-    import torch
-
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    unmoved, moved = (Engine(tmp_path / "model", settings(zero_stage, dtype), 0) for _ in range(2))
+    unmoved, moved = (Engine(tiny_model, settings(zero_stage, dtype), 0) for _ in range(2))
     if (zero_stage, dtype) == (0, "float32"):
         for weights in moved.model.parameters():
             weights.data = weights.data.clone()  # out of the file that they are mapped from
@@ -88,20 +79,16 @@ def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tmp_path,
         assert torch.equal(values, expected[name]), name
 
 
-def test_a_trainer_that_cannot_leave_says_so(tmp_path) -> None:
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    engine = Engine(tmp_path / "model", settings(3, "bfloat16"), 0)
+def test_a_trainer_that_cannot_leave_says_so(tiny_model) -> None:
+    engine = Engine(tiny_model, settings(3, "bfloat16"), 0)
     with pytest.raises(IncompatibleEngine):
         engine.offload()
     step(engine, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_state_of_zero_3_has_the_weights_too(tmp_path, dtype) -> None:
-    import torch
-
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    saved, loaded = (Engine(tmp_path / "model", settings(3, dtype), 0) for _ in range(2))
+def test_a_state_of_zero_3_has_the_weights_too(tmp_path, tiny_model, dtype) -> None:
+    saved, loaded = (Engine(tiny_model, settings(3, dtype), 0) for _ in range(2))
     step(saved, 0)
     trainer_state.save(saved, tmp_path / "state", {"number": 1})
     trainer_state.load(loaded, tmp_path / "state")
@@ -110,17 +97,14 @@ def test_a_state_of_zero_3_has_the_weights_too(tmp_path, dtype) -> None:
         assert torch.equal(values, expected[name]), name
 
 
-def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_path) -> None:
-    import torch
-
+def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_path, tiny_model) -> None:
     from rloo_pipeline.artifacts import files, manifest
 
     class Code:
         def __reduce__(self) -> tuple:
             return (tmp_path / "ran").write_text, ("code",)
 
-    tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    engine = Engine(tmp_path / "model", settings(0, "float32"), 0)
+    engine = Engine(tiny_model, settings(0, "float32"), 0)
     trainer_state.save(engine, tmp_path / "state", {"number": 1})
     for file in (tmp_path / "state").rglob("*.pt"):
         torch.save({"module": Code()}, file)

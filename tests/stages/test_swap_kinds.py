@@ -9,23 +9,15 @@ from typing import Any
 import forks
 import model_folders
 import pytest
+from test_swap import ENGINE, sampled
 
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import swap_check, weight_reload
-from rloo_pipeline.rollout.requests import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+from rloo_pipeline.rollout.sampler import Sampler
 
 pytestmark = pytest.mark.slow
 
-ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
-# longer than a block of the cache, and alike
-SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 12)
-REQUESTS = [Request([4 + (place * 7) % 12 for place in range(200)], seed, SAMPLING) for seed in range(4)]
-
-
-def samples(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
-    return [(completion.ids, completion.logps) for completion in sampler.sample(REQUESTS, "completions")]
 
 
 def policy(kind: str, folder: Path, seed: int) -> Path:
@@ -42,13 +34,13 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
     """The completions of two policies, each in a new engine and each after a swap."""
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
     sampler = Sampler(first, ENGINE, model_folders.CONTEXT, 0)
-    logps = {"fresh": [samples(sampler)], "swapped": []}
+    logps = {"fresh": [sampled(sampler)], "swapped": []}
     sampler.leave_gpu()  # ends this engine; the next completion starts another
     sampler.swap(second, model_folders.CONTEXT)
-    logps["fresh"].append(samples(sampler))
+    logps["fresh"].append(sampled(sampler))
     for policy_folder in (first, second):
         sampler.swap(policy_folder, model_folders.CONTEXT)
-        logps["swapped"].append(samples(sampler))
+        logps["swapped"].append(sampled(sampler))
     differences: list[float] = []
     mean_difference = swap_check.mean_difference
     swap_check.mean_difference = lambda *arguments: differences.append(mean_difference(*arguments)) or differences[-1]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from helpers import Round, mini, rloo, staged
+from helpers import Round, done, mini, rloo, staged
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -18,8 +18,7 @@ def test_without_demonstrations_policy_0_is_the_unchanged_model(tmp_path, tiny_m
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini() | {"warmstart": {}}))
     staged(run.run / "assets", tiny_model)
     arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
-    outcome = rloo("warmstart", *arguments)
-    assert outcome.returncode == 0, outcome.stderr
+    done("warmstart", *arguments)
     for file in tiny_model.iterdir():
         assert (run.policy(0) / file.name).read_bytes() == file.read_bytes()
 
@@ -32,8 +31,7 @@ def test_a_model_that_is_rounded_to_4_bits_has_a_manifest_too(tmp_path) -> None:
     (run.run / "config.yaml").write_text(yaml.safe_dump(changes | {"warmstart": {}}))
     staged(run.run / "assets", tmp_path / "model")
     arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
-    outcome = rloo("warmstart", *arguments)
-    assert outcome.returncode == 0, outcome.stderr
+    done("warmstart", *arguments)
     assert policy.digest(run.policy(0)) != policy.digest(tmp_path / "model")
 
 
@@ -49,8 +47,7 @@ def checked(run: Round, folder_of_policy: object, *more_arguments: object):
     folder = run.run / "warmstart"
     arguments = ("--prompts", run.run / "prompts", "--policy", folder_of_policy)
     if not (folder / "probe.parquet").exists():
-        outcome = rloo("probe", *arguments, "--output", folder / "probe.parquet")
-        assert outcome.returncode == 0, outcome.stderr
+        done("probe", *arguments, "--output", folder / "probe.parquet")
     outputs = ("--probe", folder / "probe.parquet", "--output", folder / "checks.json")
     log = f"--log={run.run / 'logs' / 'checks.log'}"
     return rloo("checks", "--assets", run.run / "assets", *arguments, *outputs, *more_arguments, log)
@@ -94,8 +91,7 @@ def test_auto_trains_only_where_the_trial_asks_for_it(tmp_path, tiny_model) -> N
     arguments = ("warmstart", "--assets", run.run / "assets", "--prompts", run.run / "prompts", "--trial", trial_checks)
     for name, changes in (("trained", {}), ("taken", {"asks_for_sft": []})):
         write_json(trial_checks, checks | changes)
-        outcome = rloo(*arguments, "--output", run.run / name)
-        assert outcome.returncode == 0, outcome.stderr
+        done(*arguments, "--output", run.run / name)
         assert ((run.run / name / "model.safetensors").read_bytes() == model) == (name == "taken")
     write_json(trial_checks, checks | {"asks_for_sft": [], "policy": "of another model"})
     outcome = rloo(*arguments, "--output", run.run / "refused")

@@ -13,17 +13,4 @@ def trainer_settings(rate: float = 0.0, **changes: Any) -> TrainerSettings:
         rate: the learning rate.
         changes: further fields.
     """
-    plain = TrainerSettings(
-        dtype="float32",
-        trust_remote_code=False,
-        temperature=1.0,
-        learning_rate=LearningRate(rate, "constant", 0, 0, 0.0),
-        adam_betas=(0.9, 0.99),
-        adam_epsilon=1e-8,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        zero_stage=0,
-        gradient_checkpointing=False,
-        lora=None,
-    )
-    return plain._replace(**changes)
+    return TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.99))._replace(**changes)

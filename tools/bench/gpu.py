@@ -157,7 +157,7 @@ def plain(task: Task, _: Path) -> list[float]:
     sequences, rows, most, loss_of = _ours(task)
 
     def step() -> None:
-        for chosen in sequences.micro_batches(rows, most):
+        for chosen in module.form.micro_batches(sequences, rows, most):
             pack = sequences.pick(chosen).to(torch.device(task.device))
             module(
                 pack, lambda places, *columns, of=chosen: loss_of([of[place] for place in places], *columns)

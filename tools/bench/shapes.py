@@ -73,20 +73,7 @@ def settings(rate: float, **changes: Any) -> TrainerSettings:
     from rloo_pipeline.training.learning_rate import LearningRate
     from rloo_pipeline.training.settings import TrainerSettings
 
-    plain = TrainerSettings(
-        dtype="float32",
-        trust_remote_code=False,
-        temperature=1.0,
-        learning_rate=LearningRate(rate, "constant", 0, 0, 0.0),
-        adam_betas=(0.9, 0.999),
-        adam_epsilon=1e-8,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        zero_stage=0,
-        gradient_checkpointing=False,
-        lora=None,
-    )
-    return plain._replace(**changes)
+    return TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.999))._replace(**changes)
 
 
 if __name__ == "__main__":  # shapes.py SHAPE FOLDER

@@ -98,7 +98,7 @@ class OurSide:
 
         logps = torch.zeros(self.mask.shape)
         with torch.inference_mode():
-            for some in self.sequences.micro_batches(self.rows, self.MOST):
+            for some in reference.form.micro_batches(self.sequences, self.rows, self.MOST):
                 pack = self.sequences.pick(some)
                 values, _ = pack.unpack(reference(pack))
                 logps[some, : values.shape[1]] = values

@@ -12,7 +12,7 @@ import hashlib
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
@@ -57,11 +57,6 @@ class SelfCheck(NamedTuple):
     images: bool = False
     """Whether the sequences of the check had images in their prompts."""
 
-    @classmethod
-    def from_json(cls, fields: JSON) -> Self:
-        """Reads what `write` wrote."""
-        return cls(**fields)
-
     @property
     def slow(self) -> str:
         """What a form that is slower than packed is, and why it is needed; empty for packed."""
@@ -100,7 +95,7 @@ def load_or_run(folder: Path, trust_remote_code: bool, images: bool | None = Non
     hf_config = config.to_dict()
     model_support.check_model(hf_config)
     record = folder / RECORD
-    result = SelfCheck.from_json(read_json(record)) if record.exists() else None
+    result = SelfCheck(**read_json(record)) if record.exists() else None
     if images is None:
         images = result is not None and result.images
     digest = _digest(hf_config, folder, images)

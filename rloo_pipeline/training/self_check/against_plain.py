@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training import dropout
 from rloo_pipeline.training.batch_forms import Packed
-from rloo_pipeline.training.kernels import attention, lm_head
+from rloo_pipeline.training.kernels import lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import probe_images, small
 
-LONGEST = attention.SHORT + 24
-"""Tokens of the longest sequence: it takes the code path of long sequences, the others that of short ones."""
+LONGEST = 152
+"""Tokens of the longest sequence, beside which the others are short: each is in a block of its own."""
 
 
 class Difference(NamedTuple):
@@ -88,22 +88,22 @@ def _weights(count: int) -> Tensor:
     return torch.linspace(-1, 2, count).cos()
 
 
-def _logps(model: Any, sequences: Sequences) -> Iterator[Tensor]:
-    """Log-probs of each completion, alone."""
-    never = vision.placeholder_ids(model.config.to_dict())
-    for number, (prompt, completion) in enumerate(zip(*sequences[:2], strict=True)):
-        row = torch.tensor([[*prompt, *completion]])
-        shown = sequences.images.pick([number]) if sequences.images else None
-        more = shown.inputs(row) if shown else {}
-        logits = model(input_ids=row, use_cache=False, **more).logits[0, len(prompt) - 1 : -1].float()
-        logits[:, never] = lm_head.NEVER
-        yield logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
+def _logps(model: Any, sequences: Sequences, row: int, tokens: int | None = None) -> Tensor:
+    """Log-probs of one completion, alone; with `tokens` of its first ones, after which it is cut off."""
+    prompt, completion = sequences.prompts[row], sequences.completions[row][:tokens]
+    ids = torch.tensor([[*prompt, *completion]])
+    shown = sequences.images.pick([row]) if sequences.images else None
+    more = shown.inputs(ids) if shown else {}
+    logits: Tensor = model(input_ids=ids, use_cache=False, **more).logits[0, len(prompt) - 1 : -1].float()
+    logits[:, vision.placeholder_ids(model.config.to_dict())] = lm_head.NEVER
+    return logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).squeeze(-1)
 
 
 def _one_by_one(model: Any, sequences: Sequences) -> list[Tensor]:
     """Log-probs of each completion; leaves the gradients in the model."""
     all_logps = []
-    for logps in _logps(model, sequences):
+    for row in range(len(sequences.prompts)):
+        logps = _logps(model, sequences, row)
         (logps * _weights(len(logps))).sum().backward()
         all_logps.append(logps.detach())
     return all_logps
@@ -116,8 +116,8 @@ def _difference_without_rest(model: Any, sequences: Sequences, all_logps: list[T
     for row, logps in enumerate(all_logps):
         half = len(sequences.completions[row]) // 2
         if half:
-            (alone,) = _logps(model, sequences.cut(row, half))
-            largest = max(largest, float((alone - logps[:half]).abs().max()))
+            difference = _logps(model, sequences, row, half) - logps[:half]
+            largest = max(largest, float(difference.abs().max()))
     return largest
 
 

@@ -158,7 +158,6 @@ TOKENS = torch.tensor([[True, True, False], [True, True, True]])
 @pytest.mark.parametrize(
     ("correction", "first", "second"),
     [
-        ("none", [1.0], [1.0]),
         ("token_tis", [1.2, torch.e**-1, 0.0], [1.0, 1.0, 1.0]),
         ("token_mis", [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
         ("sequence_tis", [torch.e**-0.5], [1.0]),
@@ -177,7 +176,6 @@ def test_what_is_truncated_or_dropped_is_counted() -> None:
     result = mismatch.weights(TRAINER, SAMPLER, TOKENS, "token_mis", 0.5, 1.2).outside
     assert result.tolist() == [[True, True, False], [False, False, False]]
     assert mismatch.weights(TRAINER, SAMPLER, TOKENS, "sequence_tis", 0.7, None).outside.tolist() == [[True], [False]]
-    assert not mismatch.weights(TRAINER, SAMPLER, TOKENS, "none", 0.7, 0.8).outside.any()
 
 
 def test_the_geometric_mean_judges_completions_of_all_lengths_alike() -> None:

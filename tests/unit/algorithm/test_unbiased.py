@@ -1,4 +1,4 @@
-"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased and has less variance than a lone sample.
+"""On a bandit whose gradient is known exactly, RLOO's estimate is unbiased, and its baseline lowers the variance.
 
 The same gradient follows from samples of an older policy (rollout.lag), weighted by `mismatch`.
 """
@@ -46,12 +46,6 @@ def test_a_baseline_that_contains_the_sample_itself_is_biased(samples) -> None:
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
-def test_its_variance_is_below_that_of_one_sample_without_a_baseline(samples) -> None:
-    single_sample = estimates(1, lambda rewards: rewards).var(0).sum()
-    assert estimates(samples, advantages.rloo).var(0).sum() < single_sample
-
-
-@pytest.mark.parametrize("samples", [2, 4, 8])
 def test_its_variance_is_below_that_of_as_many_samples_without_a_baseline(samples) -> None:
     plain = estimates(samples, lambda rewards: rewards).var(0).sum()
     assert estimates(samples, advantages.rloo).var(0).sum() < plain
@@ -74,7 +68,7 @@ def gradient_on_older_samples(correction, low=None, high=None) -> torch.Tensor:
     logits = LOGITS.clone().requires_grad_()
     arms = pairs.flatten().unsqueeze(-1)
     old, sampling, mask = LOGITS.log_softmax(0)[arms], older[arms], torch.ones_like(arms, dtype=torch.bool)
-    weight, _ = mismatch.weights(old, sampling, mask, correction, low, high)
+    weight = mismatch.weights(old, sampling, mask, correction, low, high).weight if correction != "none" else 1.0
     advantage = advantages.rloo(VALUES[pairs]).flatten()
     loss = losses(logits.log_softmax(0)[arms], old, advantage, mask, "sequence", "ppo", Bounds(0.2, 0.2)).loss * weight
     probability = older[pairs].sum(-1).exp().repeat_interleave(2).unsqueeze(-1)

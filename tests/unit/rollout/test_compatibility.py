@@ -6,15 +6,7 @@ import pytest
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import ADAPTER
-from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.rollout.compatibility import compatibility_key
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "first"
-    tiny_qwen3(folder, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    return folder
 
 
 def with_config(model, folder, drop=(), **changes):
@@ -25,29 +17,29 @@ def with_config(model, folder, drop=(), **changes):
     return folder
 
 
-def test_equivalent_configurations_have_the_same_key(model, tmp_path) -> None:
+def test_equivalent_configurations_have_the_same_key(tiny_model, tmp_path) -> None:
     """The configuration of the same model from another version, in another dtype, or without defaults."""
     other = with_config(
-        *(model, tmp_path / "other", ("attention_bias", "hidden_act")),
+        *(tiny_model, tmp_path / "other", ("attention_bias", "hidden_act")),
         dtype="bfloat16",
         transformers_version="4.0.0",
         _name_or_path="somewhere",
     )
-    assert (other / "config.json").read_text() != (model / "config.json").read_text()
-    assert compatibility_key(other, False) == compatibility_key(model, False)
+    assert (other / "config.json").read_text() != (tiny_model / "config.json").read_text()
+    assert compatibility_key(other, False) == compatibility_key(tiny_model, False)
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 16}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": False}])
-def test_keys_that_change_the_computation_change_the_key(model, tmp_path, changes) -> None:
-    other = with_config(model, tmp_path / "other", **changes)
-    assert compatibility_key(other, False) != compatibility_key(model, False)
+def test_keys_that_change_the_computation_change_the_key(tiny_model, tmp_path, changes) -> None:
+    other = with_config(tiny_model, tmp_path / "other", **changes)
+    assert compatibility_key(other, False) != compatibility_key(tiny_model, False)
 
 
-def test_the_key_of_an_adapter_ignores_the_order_of_modules_but_not_the_rank(model, tmp_path) -> None:
+def test_the_key_of_an_adapter_ignores_the_order_of_modules_but_not_the_rank(tiny_model, tmp_path) -> None:
     def adapter(name, **changes):
         folder = tmp_path / name
         folder.mkdir()
-        settings = {"base_model_name_or_path": str(model), "r": 4, "target_modules": ["q_proj", "v_proj"]}
+        settings = {"base_model_name_or_path": str(tiny_model), "r": 4, "target_modules": ["q_proj", "v_proj"]}
         (folder / ADAPTER).write_text(json.dumps(settings | changes))
         return compatibility_key(folder, False)
 

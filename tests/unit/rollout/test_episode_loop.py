@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,18 @@ def calculator(expression: str) -> str:
     time.sleep({seconds} * (len(expression) % 3))
     return str(eval(expression))
 """
+
+
+def written(file: Path, text: str) -> str:
+    """Writes a file with a calculator; returns what the configuration calls it by."""
+    file.write_text(text)
+    return f"{file}:calculator"
+
+
+@pytest.fixture
+def calculator(tmp_path) -> str:
+    """A tool that answers at once."""
+    return written(tmp_path / "tools.py", TOOLS.format(seconds=0))
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +99,15 @@ def sample_episodes(template, reader, model, count=12, observation="", **setting
 def test_neither_slow_tools_nor_workers_change_an_episode(template, reader, tmp_path) -> None:
     results = []
     for number, (seconds, workers) in enumerate([(0, 4), (0.02, 4), (0, 1)]):
-        file = tmp_path / f"tools_{number}.py"
-        file.write_text(TOOLS.format(seconds=seconds))
-        results.append(
-            sample_episodes(template, reader, write, tools=[f"{file}:calculator"], environment_workers=workers)
-        )
+        tools = [written(tmp_path / f"tools_{number}.py", TOOLS.format(seconds=seconds))]
+        results.append(sample_episodes(template, reader, write, tools=tools, environment_workers=workers))
     assert results[0] == results[1] == results[2]
     assert max(len(row["turns"]) for row in results[0]) >= 5, "with several calls"
 
 
-def test_ids_mask_turns_and_messages_say_the_same(template, reader, tmp_path) -> None:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
+def test_ids_mask_turns_and_messages_say_the_same(template, reader, calculator) -> None:
     decode = template.tokenizer.decode
-    for row in sample_episodes(template, reader, write, tools=[f"{file}:calculator"]):
+    for row in sample_episodes(template, reader, write, tools=[calculator]):
         messages = json.loads(row["messages"])
         assert [turn["role"] for turn in row["turns"]] == [message["role"] for message in messages]
         assert messages[-1]["role"] == "assistant"
@@ -116,13 +124,9 @@ def test_ids_mask_turns_and_messages_say_the_same(template, reader, tmp_path) ->
 @pytest.mark.parametrize(
     ("key", "turns"), [({"max_turns": 2}, 2), ({"max_tool_calling_iterations": 2}, 3), ({}, 3)], ids=str
 )
-def test_an_episode_ends_with_the_model_at_a_limit(template, reader, tmp_path, key, turns) -> None:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
+def test_an_episode_ends_with_the_model_at_a_limit(template, reader, calculator, key, turns) -> None:
     call = template.turn_text(call_message([("calculator", {"expression": "1+1" + "+10" * (0 if key else 7)})]))
-    [row] = sample_episodes(
-        template, reader, lambda template, _: turn(template, call), 1, tools=[f"{file}:calculator"], **key
-    )
+    [row] = sample_episodes(template, reader, lambda template, _: turn(template, call), 1, tools=[calculator], **key)
     roles = [turn["role"] for turn in row["turns"]]
     assert roles.count("assistant") == turns
     assert roles[-1] == "assistant"
@@ -130,14 +134,12 @@ def test_an_episode_ends_with_the_model_at_a_limit(template, reader, tmp_path, k
     assert len(row["completion_ids"]) <= SAMPLING.max_completion_length
 
 
-def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, tmp_path) -> None:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
+def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, calculator) -> None:
 
     def model(template, request):
         return turn(template, "<tool_call>{1+</tool_call>" if len(request.prompt_ids) == 3 else "2")
 
-    [row] = sample_episodes(template, reader, model, 1, tools=[f"{file}:calculator"])
+    [row] = sample_episodes(template, reader, model, 1, tools=[calculator])
     assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
 
 
@@ -146,9 +148,7 @@ def test_a_call_that_cannot_be_stored_cannot_be_read(reader) -> None:
     assert reader.read(call, []) == (call, (), True)
 
 
-def test_several_calls_at_once_may_be_too_many(template, reader, tmp_path, monkeypatch) -> None:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
+def test_several_calls_at_once_may_be_too_many(template, reader, calculator, monkeypatch) -> None:
     call = template.turn_text(call_message([("calculator", {"expression": "1+1"})]))
 
     def model(template, request):
@@ -156,15 +156,13 @@ def test_several_calls_at_once_may_be_too_many(template, reader, tmp_path, monke
 
     for several, answers in ((True, ["2", "2", "2"]), (False, [TOO_MANY, "2"])):
         monkeypatch.setitem(template.__dict__, "several_calls", several)
-        [row] = sample_episodes(template, reader, model, 1, tools=[f"{file}:calculator"])
+        [row] = sample_episodes(template, reader, model, 1, tools=[calculator])
         assert [message["content"] for message in json.loads(row["messages"])][1:] == answers
         assert (row["tool_calls"], row["tool_failures"]) == (2, 0 if several else 2)
 
 
-def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, tmp_path) -> None:
+def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, calculator) -> None:
     """Not a call that cannot be read, nor one that a limit prevents; an answer without room was a call."""
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
     right, wrong = (template.turn_text(call_message([("calculator", {"expression": text})])) for text in ("1+1", "1+"))
 
     def counts(*texts: str, **limits) -> tuple[int, int]:
@@ -174,7 +172,7 @@ def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, tmp_p
             reader,
             lambda template, _: turn(template, remaining.pop(0)),
             1,
-            tools=[f"{file}:calculator"],
+            tools=[calculator],
             **limits,
         )
         return row["tool_calls"], row["tool_failures"]
@@ -183,23 +181,19 @@ def test_calls_and_those_that_fail_are_counted_as_in_trl(template, reader, tmp_p
     assert counts("<tool_call>{1+</tool_call>", "2") == (0, 0)
     assert counts(right, wrong, "2") == (2, 1)
     assert counts(right, right, max_turns=2) == (1, 0)
-    [row] = sample_episodes(
-        template, reader, lambda template, _: turn(template, right), 1, tools=[f"{file}:calculator"]
-    )
+    [row] = sample_episodes(template, reader, lambda template, _: turn(template, right), 1, tools=[calculator])
     answers = sum(turn["role"] == "tool" for turn in row["turns"])
     assert row["tool_calls"] == answers + 1, "the last answer had no room"
 
 
-def test_each_turn_has_a_seed_of_its_own(template, reader, tmp_path) -> None:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
+def test_each_turn_has_a_seed_of_its_own(template, reader, calculator) -> None:
     seeds = []
 
     def model(template, request):
         seeds.append(request.seed)
         return write(template, request)
 
-    sample_episodes(template, reader, model, tools=[f"{file}:calculator"])
+    sample_episodes(template, reader, model, tools=[calculator])
     assert set(range(12)) < set(seeds)
     assert len(seeds) == len(set(seeds)) > 20
 
@@ -291,14 +285,11 @@ def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_pat
         replayed(rows_of(1, " from 3"), episodes[:1], environment=f"{tmp_path}/other.py:Counter")
 
 
-def test_a_replay_names_the_answer_that_differs(template, reader, tmp_path) -> None:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS.format(seconds=0))
-    episodes = sample_episodes(template, reader, write, tools=[f"{file}:calculator"])
-    assert replayed(rows_of(12), episodes, tools=[f"{file}:calculator"]).differences == []
-    other = tmp_path / "other.py"
-    other.write_text(TOOLS.format(seconds=0).replace("eval(expression)", "eval(expression) + (expression[0] == '1')"))
-    differences = replayed(rows_of(12), episodes, tools=[f"{other}:calculator"]).differences
+def test_a_replay_names_the_answer_that_differs(template, reader, tmp_path, calculator) -> None:
+    episodes = sample_episodes(template, reader, write, tools=[calculator])
+    assert replayed(rows_of(12), episodes, tools=[calculator]).differences == []
+    text = TOOLS.format(seconds=0).replace("eval(expression)", "eval(expression) + (expression[0] == '1')")
+    differences = replayed(rows_of(12), episodes, tools=[written(tmp_path / "other.py", text)]).differences
     assert differences
     for one in differences:
         assert one.name.startswith('calculator({"expression": "1')

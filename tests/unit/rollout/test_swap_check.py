@@ -1,8 +1,7 @@
-"""An engine's answers to the fixed prompts are compared with transformers, and a cache that was not emptied shows."""
+"""An engine's answers to the fixed prompts are compared with transformers."""
 
 import pytest
 
-from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import swap_check
 
@@ -10,16 +9,9 @@ PROMPTS = swap_check.fixed_prompts(24, 128, 256)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    policy = tmp_path_factory.mktemp("model") / "policy"
-    tiny_qwen3(policy, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    return policy
-
-
-@pytest.fixture(scope="module")
-def right(folder) -> swap_check.EngineReply:
+def right(tiny_model) -> swap_check.EngineReply:
     """The answer of an engine that computes with these weights."""
-    rows = swap_check.transformers_logps(folder, "float32", False, PROMPTS).tolist()
+    rows = swap_check.transformers_logps(tiny_model, "float32", False, PROMPTS).tolist()
     return swap_check.EngineReply([dict(enumerate(row)) for row in rows], 0, prompts=PROMPTS)
 
 
@@ -30,29 +22,23 @@ def test_the_prompts_differ_and_the_last_is_longer_than_a_block_of_the_cache() -
     assert max(map(len, swap_check.fixed_prompts(24, 128, 64))) == 63, "with a place for what comes after it"
 
 
-def test_the_log_probs_of_transformers_pass(folder, right) -> None:
-    swap_check.check_weights(right, folder, "float32", False)
-    swap_check.check_cache(right)
+def test_the_log_probs_of_transformers_pass(tiny_model, right) -> None:
+    swap_check.check_weights(right, tiny_model, "float32", False)
 
 
-def test_a_difference_of_a_thousandth_of_a_nat_is_refused_with_a_message(folder, right, caplog) -> None:
+def test_a_difference_of_a_thousandth_of_a_nat_is_refused_with_a_message(tiny_model, right, caplog) -> None:
     off = right._replace(logps=[{token: logp + 1e-3 for token, logp in row.items()} for row in right.logps])
-    with caplog.at_level("INFO"), pytest.raises(IncompatibleEngine, match="not all those of policy"):
-        swap_check.check_weights(off, folder, "float32", False)
+    with caplog.at_level("INFO"), pytest.raises(IncompatibleEngine, match="not all those of tiny"):
+        swap_check.check_weights(off, tiny_model, "float32", False)
     assert "Qwen3ForCausalLM 0.001 nats a token from the policy" in caplog.text
-    swap_check.check_weights(off, folder, "bfloat16", False)
+    swap_check.check_weights(off, tiny_model, "bfloat16", False)
 
 
-def test_not_a_number_is_refused(folder, right) -> None:
+def test_not_a_number_is_refused(tiny_model, right) -> None:
     with pytest.raises(IncompatibleEngine):
-        swap_check.check_weights(right._replace(logps=[{0: float("nan")}] * 3), folder, "float32", False)
+        swap_check.check_weights(right._replace(logps=[{0: float("nan")}] * 3), tiny_model, "float32", False)
 
 
 def test_without_transformers_the_swap_is_refused(tmp_path, right) -> None:
     with pytest.raises(IncompatibleEngine, match="could not check"):
         swap_check.check_weights(right, tmp_path, "float32", False)
-
-
-def test_tokens_from_the_cache_are_refused(right) -> None:
-    with pytest.raises(IncompatibleEngine, match="cache"):
-        swap_check.check_cache(right._replace(cached=128))

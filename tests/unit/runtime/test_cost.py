@@ -11,11 +11,11 @@ from synthetic_runs import Reader, configuration, make_run, page_words
 from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.runtime.ranks import RENDEZVOUS
 
 STAGE = (
-    "from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment; "
+    "from pathlib import Path; from rloo_pipeline.runtime import cost, environment, gpu_claims; "
     "environment.prepare(Path({log!r})); {statement}; cost.end()"
 )
 
@@ -47,7 +47,7 @@ def test_the_cost_of_a_stage_on_a_worker_is_that_of_the_worker(tmp_path) -> None
     log = str(run / "logs" / "update" / "00001.log")
     burn = "until = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
     code = (
-        "import time; from pathlib import Path; from rloo_pipeline.runtime import cost, devices, environment\n"
+        "import time; from pathlib import Path; from rloo_pipeline.runtime import cost, environment\n"
         f"{burn.format(0.6)}"
         f"held = bytearray(200_000_000); del held; environment.prepare(Path({log!r}))\n"
         f"cost.begin(time.time()); held = bytearray(90_000_000)\n{burn.format(0.2)}cost.end()"
@@ -74,9 +74,9 @@ def driver(folder: Path, output: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("statement", "driver_output", "gpus", "gpu"),
     [
-        ("devices.note_subprocess_gpus(3)", "NVIDIA L4", 3, "NVIDIA L4"),
-        ("devices.note_subprocess_gpus(3)", "", 0, None),  # requested, but the machine has none
-        ("devices.note_subprocess_gpus(0)", "NVIDIA L4", 0, None),
+        ("gpu_claims.note_subprocess_gpus(3)", "NVIDIA L4", 3, "NVIDIA L4"),
+        ("gpu_claims.note_subprocess_gpus(3)", "", 0, None),  # requested, but the machine has none
+        ("gpu_claims.note_subprocess_gpus(0)", "NVIDIA L4", 0, None),
     ],
 )
 def test_a_stage_whose_reward_function_has_the_gpus_counts_them(statement, driver_output, gpus, gpu, tmp_path) -> None:
@@ -105,4 +105,4 @@ def test_an_update_on_several_nodes_counts_all_of_them(visible_gpus, nodes, rank
         monkeypatch.setenv(RENDEZVOUS, "file")
     else:
         monkeypatch.delenv(RENDEZVOUS, raising=False)
-    assert devices._job_gpus(visible_gpus) == granted
+    assert gpu_claims._job_gpus(visible_gpus) == granted

@@ -54,12 +54,6 @@ def test_what_vllm_does_not_serve_is_an_error(config, lora, message, tmp_path) -
         lora_support.check_lora(tmp_path, lora)
 
 
-def test_no_engine_is_imported_for_that() -> None:
-    code = "import sys; from rloo_pipeline.training import lora_support; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "vllm", "transformers", "deepspeed", "peft"} & set(loaded)
-
-
 @pytest.mark.slow
 def test_the_list_is_that_of_the_installed_vllm() -> None:
     """Of architectures whose modules can be imported here."""

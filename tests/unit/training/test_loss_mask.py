@@ -2,6 +2,7 @@
 over them in float64, and answers of tools are context and nothing else."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -255,7 +256,7 @@ def loop(algorithm: Algorithm, batch: Batch, logps: dict[str, list[list[float]]]
 
 
 def sequences() -> Sequences:
-    return round_data.sequences_of(pa.Table.from_pylist(ROWS, schema=tables.EPISODES))
+    return round_data.sequences_of(pa.Table.from_pylist(ROWS, schema=tables.EPISODES), None, Path(), False)
 
 
 def trained(algorithm: Algorithm, batch: Batch, module: TokenLogProbs, parts: int = 2) -> tuple[float, Tensor, Record]:

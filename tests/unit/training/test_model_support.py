@@ -104,6 +104,7 @@ def test_every_stage_before_the_first_engine_refuses(run, tmp_path) -> None:
         assert not out.exists(), name
 
 
-def test_no_torch_is_needed() -> None:
-    code = "import sys, rloo_pipeline.training.model_support; assert not {'torch', 'transformers'} & {*sys.modules}"
+def test_no_engine_is_imported_for_that_nor_for_adapters() -> None:
+    engines = {"torch", "vllm", "transformers", "deepspeed", "peft"}
+    code = f"import sys, rloo_pipeline.training.model_support; assert not {engines} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from models import VOCABULARY, gradient, qwen3
 
 from rloo_pipeline.training import packing
+from rloo_pipeline.training.batch_forms import FORMS
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
+
+FORM = FORMS["packed"]
 
 
 def ids(length: int, seed: int) -> list[int]:
@@ -41,18 +44,6 @@ def test_a_shared_prompt_gives_the_log_probs_and_gradient_of_prompts_of_ones_own
     assert (together - alone).norm() < 1e-6 * alone.norm()
 
 
-def test_the_row_is_what_transformers_attention_sees_sequence_by_sequence() -> None:
-    """The packed attention against eager attention over each sequence alone."""
-    model = qwen3()
-    packed = TokenLogProbs(model, 1.0)(packing.pack(PROMPTS, COMPLETIONS))
-    model.set_attn_implementation("eager")
-    plain = []
-    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        plain.append(logits.log_softmax(-1).gather(-1, torch.tensor(completion).unsqueeze(-1)).flatten())
-    torch.testing.assert_close(packed, torch.cat(plain), rtol=1e-6, atol=1e-6)
-
-
 @given(
     prompts=st.lists(st.sampled_from([(1,), (2, 3), (4, 5, 6, 7)]), min_size=1, max_size=20),
     limit=st.integers(3, 60),
@@ -62,7 +53,7 @@ def test_the_row_is_what_transformers_attention_sees_sequence_by_sequence() -> N
 def test_micro_batches_hold_every_row_once_within_the_limit(prompts, limit, shares, data) -> None:
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=len(prompts), max_size=len(prompts)))
     sequences = Sequences(prompts, [[1] * length for length in lengths])
-    batches = sequences.micro_batches(range(len(prompts)), limit, shares)
+    batches = FORM.micro_batches(sequences, range(len(prompts)), limit, shares)
     assert sorted(row for batch in batches for row in batch) == list(range(len(prompts)))
     for batch in batches:
         tokens = sequences.pick(batch).input_ids.shape[1]
@@ -73,7 +64,7 @@ def test_micro_batches_hold_every_row_once_within_the_limit(prompts, limit, shar
 
 @pytest.mark.parametrize("limit", [20, 10**6])
 def test_samples_of_a_prompt_stay_together(limit) -> None:
-    batches = Sequences(PROMPTS, COMPLETIONS).micro_batches([5, 0, 3, 1, 4, 2], limit)
+    batches = FORM.micro_batches(Sequences(PROMPTS, COMPLETIONS), [5, 0, 3, 1, 4, 2], limit)
     order = [tuple(PROMPTS[row]) for batch in batches for row in batch]
     changes = sum(before != after for before, after in pairwise(order))
     assert changes == 2

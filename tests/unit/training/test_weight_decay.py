@@ -18,9 +18,8 @@ MODELS = {
 
 
 def groups_of(model: torch.nn.Module, name: str, decay: float) -> list[dict]:
-    rate = LearningRate(1e-3, "constant", 0, 0, 0.0)
-    options = ("float32", False, 1.0, rate, (0.9, 0.99), 1e-8, decay, 1.0, 0, False, None)
-    return optimizers.build(model, TrainerSettings(*options, optimizer=name)).param_groups
+    settings = TrainerSettings("float32", LearningRate(1e-3), (0.9, 0.99), weight_decay=decay, optimizer=name)
+    return optimizers.build(model, settings).param_groups
 
 
 @pytest.mark.parametrize("kind", MODELS)
