@@ -1,12 +1,16 @@
 """`rloo` itself: users' commands come before stages, and a wrong argument is one sentence with a suggestion."""
 
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from rloo_pipeline.cli import main
+from rloo_pipeline.cli.stage_options import OUTPUT
 
 
 def outcome(argv: list[str], capsys) -> tuple[int, str, str]:
@@ -59,3 +63,27 @@ def test_help_needs_no_torch_and_no_tracker() -> None:
     code = "import sys; from rloo_pipeline.cli import main as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
     code += f"sys.exit(bool({{*{heavy}}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def called_by_name() -> list[tuple[str, int, list[str]]]:
+    """Functions that are called with the options of a command: reference, arguments before these, names."""
+    calls = []
+    for command in [command for commands in main.GROUPS.values() for command in commands]:
+        if isinstance(command.run, partial):
+            reference, options = command.run.args
+            calls.append((reference, 0, [option.name for option in options]))
+        elif (stage := inspect.getclosurevars(command.run).nonlocals).get("run", 0) is None:
+            options = (*stage["options"], OUTPUT)
+            calls.append(
+                (f"rloo_pipeline.stages.{stage['function']}:{stage['function']}", 1, [o.name for o in options])
+            )
+    return calls
+
+
+def test_functions_that_are_called_with_the_options_of_a_command_take_them() -> None:
+    calls = called_by_name()
+    assert len(calls) > 10
+    for reference, before, names in calls:
+        module, _, name = reference.partition(":")
+        signature = inspect.signature(getattr(importlib.import_module(module), name))
+        signature.bind(*[None] * before, **dict.fromkeys(names))
