@@ -26,6 +26,7 @@ def begin(start: float) -> None:
     """
     global _began, _cpu_before
     _began, _cpu_before = start, _cpu()
+    gpu_claims.note_subprocess_gpus(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): resets the peak of the resident set
 

@@ -77,6 +77,7 @@ def driver(folder: Path, output: str) -> dict[str, str]:
         ("gpu_claims.note_subprocess_gpus(3)", "NVIDIA L4", 3, "NVIDIA L4"),
         ("gpu_claims.note_subprocess_gpus(3)", "", 0, None),  # requested, but the machine has none
         ("gpu_claims.note_subprocess_gpus(0)", "NVIDIA L4", 0, None),
+        ("gpu_claims.note_subprocess_gpus(3); cost.begin(0.0)", "NVIDIA L4", 0, None),  # another stage of the worker
     ],
 )
 def test_a_stage_whose_reward_function_has_the_gpus_counts_them(statement, driver_output, gpus, gpu, tmp_path) -> None:
