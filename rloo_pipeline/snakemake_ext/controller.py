@@ -8,6 +8,7 @@ gate ended is finished by a call with `rounds` at the round reached.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -111,6 +112,7 @@ class Controller:
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
         gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
+        atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
         ancient_inputs.find_all_jobs()
         if self._workflow.output_settings.dryrun and self._only_logger():
             planning_speed.report_briefly()
