@@ -8,6 +8,7 @@ gate ended is finished by a call with `rounds` at the round reached.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -36,10 +37,10 @@ from rloo_pipeline.snakemake_ext import (
     early_stop,
     failures,
     frozen_config,
-    input_functions,
     locks,
     longer_run,
     lost_metadata,
+    planning_speed,
     run_folders,
     run_sources,
     steps,
@@ -110,8 +111,11 @@ class Controller:
                 display.add_experiment(self.folder / "experiment.html", self.runs.users)
         # an input function names the round before, which Snakemake resolves recursively: a few frames a round
         sys.setrecursionlimit(1_000_000)
-        gc.set_threshold(100_000)  # the DAG of many rounds has millions of objects that stay; 15% of a plan's time
+        gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
+        atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
         ancient_inputs.find_all_jobs()
+        if self._workflow.output_settings.dryrun and self._only_logger():
+            planning_speed.report_briefly()
         prepare_jobs()
         if self._in_image:
             containers.require(self.image)
@@ -133,6 +137,10 @@ class Controller:
         """That of the logger plugin, where it is used, shows anything itself, and this is no job."""
         handlers = self._workflow.logger_manager.get_log_handlers()
         return [handler.display for handler in handlers if isinstance(handler, LogHandler) and handler.display]
+
+    def _only_logger(self) -> bool:
+        """Whether nothing but such a display gets what Snakemake reports."""
+        return 0 < len(self._displays()) == len(self._workflow.logger_manager.get_log_handlers())
 
     def _require_inputs(self) -> None:
         """Checks the inputs of each run, once where they are the same."""
@@ -169,7 +177,7 @@ class Controller:
                 "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
                 "revision of each dataset as commits of 40 digits, or leave --cache out"
             )
-        input_functions.note_parameters(self._workflow.rules)
+        planning_speed.note_parameters(self._workflow.rules)
         if self.several_nodes:
             steps.spread(self._workflow.rules, self._workflow.global_resources)
 

@@ -58,7 +58,7 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
     return {role: count for role, count in roles.items() if role in needed}
 
 
-def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 1) -> bool:
+def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 1) -> None:
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
     Args:
@@ -67,13 +67,10 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 
         logs: folder for the workers' logs.
         stages: that will run.
         runs: number of runs that are worked on.
-
-    Returns:
-        Whether any worker was started.
     """
     roles = worker_counts(config, cores, stages, runs)
     if not roles:
-        return False
+        return
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -96,7 +93,6 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 
     _wait(processes)
     os.environ[FOLDER] = str(folder)
     atexit.register(os.environ.pop, FOLDER, None)
-    return True
 
 
 def _wait(processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:

@@ -51,13 +51,11 @@ def source(stage):
         raise WorkflowError(str(error)) from None
 
 
-# Reward functions that need a GPU have jobs of their own. Their results depend neither on weights nor on other functions.
-ALONE = by_run(lambda config: {reward.column: reward for reward in config.rewards if reward.gpus})
-
-
 def alone(wildcards):
-    """The reward functions of a job's run that have jobs of their own."""
-    return ALONE(wildcards) if callable(ALONE) else ALONE
+    """The reward functions of a job's run that need a GPU and so have jobs of their own. Their results depend neither on
+    weights nor on other functions.
+    """
+    return {reward.column: reward for reward in RUNS.of(wildcards).rewards if reward.gpus}
 
 
 def decides_alone(wildcards):

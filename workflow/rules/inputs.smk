@@ -165,9 +165,7 @@ def scored_alone(wildcards):
 
 
 def trial(name):
-    """An input of the warm start from the trial of the untrained model, where there is one."""
-    if not RUNS.experiment:
-        return f"{RUN}/warmstart/trial/{name}" if CONFIG.tries_model else []
+    """An input function for a file of the warm start from the trial of the untrained model, where there is one."""
     return lambda wildcards: (RUNS.path(wildcards, f"warmstart/trial/{name}") if RUNS.of(wildcards).tries_model else [])
 
 
