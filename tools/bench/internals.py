@@ -102,6 +102,7 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     import torch
 
     from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.kernels import attention
     from rloo_pipeline.training.packing import Sequences
 
     torch.set_num_threads(1)
@@ -118,13 +119,14 @@ def step(shape: shapes.Shape, repeats: int) -> None:
 
     without: dict[str, Callable[[], Any]] = {
         "": lambda: None,
+        "short attention": lambda: setattr(attention, "SHORT", 0),
         "lm_head": lambda: setattr(wrapped, "split", None),
         "clip": own_clip,
         "no all-reduce": lambda: setattr(deepspeed, "enable_backward_allreduce", True),
     }
 
     def measure(name: str) -> float:
-        wrapped.split, deepspeed.enable_backward_allreduce = split, False
+        attention.SHORT, wrapped.split, deepspeed.enable_backward_allreduce = short, split, False
         if clip is not None:
             deepspeed.clip_fp32_gradients = clip
         without[name]()
@@ -133,6 +135,7 @@ def step(shape: shapes.Shape, repeats: int) -> None:
             engine.step(sequences, rows, 16384, lambda _, logps, mask, __: -(logps * mask).sum() * 1e-4, lambda _: None)
         return time.process_time() - began
 
+    short = attention.SHORT
     seconds: dict[str, list[float]] = {name: [] for name in without}
     for number in range(repeats + 1):
         for name in without if number % 2 else reversed(without):

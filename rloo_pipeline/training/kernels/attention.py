@@ -5,8 +5,9 @@ token attends to the padding, so no further mask is needed and each sequence get
 Gradients of a shared prompt's keys and values add up over the sequences that attend to them, as they would if each
 sequence had its own copy.
 
-The kernel depends on device and format: FlashAttention over variable lengths on a GPU in half precision, and
-scaled_dot_product_attention otherwise. Soft caps and sinks, which neither has, take `_eager`.
+The kernel depends on device and format: FlashAttention over variable lengths on a GPU in half precision, two matrix
+products and a softmax for short sequences in float32 on a CPU (`short_attention.py`), and
+scaled_dot_product_attention otherwise. Soft caps and sinks, which none of these has, take `_eager`.
 
 Windows come from transformers' own masks: instead of a mask, `_describe_mask` returns what the mask of one sequence is,
 so a layer has the window that it has in plain transformers, whatever key of config.json says so.
@@ -20,16 +21,19 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.kernels.layout_copy import Gather, Scatter
+from rloo_pipeline.training.kernels.short_attention import Local, ShortAttention, mask_of
 from rloo_pipeline.training.layout import Layout
 
 NAME = "rloo_packed"
 """Name of the attention implementation in transformers."""
+SHORT = 128
+"""Longest sequence in tokens whose scores are kept for the gradient; they are fewer numbers than its activations."""
 UNSUPPORTED = {
     "position_bias": "a position bias",
     "indices": "sparse attention",
@@ -42,15 +46,6 @@ DESCRIPTION = "rloo_local"
 
 _CALLS: ContextVar[list[str] | None] = ContextVar("calls of attention", default=None)
 """Class names of the layers that have attended in the current forward pass of a pack; None outside of one."""
-
-
-class Local(NamedTuple):
-    """Attention to fewer than all earlier tokens."""
-
-    size: int
-    """Tokens that a token attends to at most, itself included."""
-    chunked: bool
-    """A sequence falls into chunks of `size`, and a token attends within its own (Llama 4); else to the last `size`."""
 
 
 class Scores(NamedTuple):
@@ -199,7 +194,7 @@ def _check_supported(
 def _of_equal_lengths(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """Attention of sequences of one length, [sequences, heads, tokens, head_dim]."""
     tokens, group = query.shape[-2], query.shape[1] // key.shape[1]
-    mask = None if scores.local is None or tokens <= scores.local.size else _mask_of(tokens, scores.local, query.device)
+    mask = None if scores.local is None or tokens <= scores.local.size else mask_of(tokens, scores.local, query.device)
     if query.is_cuda or not scores.plain:  # torch's memory-efficient CUDA kernels need as many key-value heads
         key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
     if not scores.plain:
@@ -211,23 +206,12 @@ def _of_equal_lengths(query: Tensor, key: Tensor, value: Tensor, scores: Scores)
     return out
 
 
-def _mask_of(tokens: int, local: Local | None, device: torch.device) -> Bool[Tensor, "tokens tokens"]:
-    """Where a query (row) attends to a key (column) of its sequence."""
-    query, key = torch.arange(tokens, device=device).unsqueeze(-1), torch.arange(tokens, device=device)
-    causal = key <= query
-    if local is None or tokens <= local.size:
-        return causal
-    if local.chunked:
-        return causal & (key // local.size == query // local.size)
-    return causal & (key > query - local.size)
-
-
 def _eager(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """The formula itself, with soft cap and sinks; all weights are held."""
     products = query @ key.transpose(-1, -2) * scores.scale
     if scores.softcap is not None:
         products = (products / scores.softcap).tanh() * scores.softcap
-    products = products.masked_fill(~_mask_of(query.shape[-2], scores.local, query.device), -torch.inf)
+    products = products.masked_fill(~mask_of(query.shape[-2], scores.local, query.device), -torch.inf)
     if scores.sinks is not None:
         sinks = scores.sinks.to(products.dtype).view(1, -1, 1, 1).expand(*products.shape[:-1], 1)
         products = torch.cat([products, sinks], -1)
@@ -263,20 +247,30 @@ def _variable_lengths(heads: Sequence[Tensor], layout: Layout, scores: Scores) -
 
 
 def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor:
-    """Attention block by block; [tokens, heads, head_dim] in and out."""
+    """Attention block by block; [tokens, heads, head_dim] in and out. The blocks of short sequences come last."""
     (tokens, query_heads, _), (_, kv_heads, value_dim) = heads[0].shape, heads[2].shape
     query_index, kv_index = layout.head_index(query_heads), layout.head_index(kv_heads)
     query, key, value = (
         Gather.apply(tensor.reshape(-1, tensor.shape[-1]), index)  # type: ignore[no-untyped-call]
         for tensor, index in zip(heads, (query_index, kv_index, kv_index), strict=True)
     )
-    lengths = [block.sequences * block.tokens for block in layout.blocks]
+    on_cpu = query.device.type == "cpu" and query.dtype == torch.float32
+    use_short = on_cpu and not scores.dropout and scores.plain
+    blocks = [block for block in layout.blocks if not use_short or block.tokens > SHORT]
+    lengths = [block.sequences * block.tokens for block in blocks]
+    short_tokens = len(layout.sources) - sum(lengths)
     counts = query_heads, kv_heads, kv_heads
-    parts = [_split(tensor, count, lengths) for tensor, count in zip((query, key, value), counts, strict=True)]
+    parts = [
+        _split(tensor, count, [*lengths, short_tokens])
+        for tensor, count in zip((query, key, value), counts, strict=True)
+    ]
     outputs = list[Tensor]()
-    for (sequences, length), *of_block in zip(layout.blocks, *parts, strict=True):
+    for (sequences, length), *of_block in zip(blocks, *parts, strict=False):
         q, k, v = (tensor.view(sequences, -1, length, tensor.shape[-1]) for tensor in of_block)
         outputs.append(_of_equal_lengths(q, k, v, scores).reshape(-1, value_dim))
+    if short_tokens:
+        short, short_blocks = [part[-1] for part in parts], layout.blocks[len(blocks) :]
+        outputs.append(ShortAttention.apply(*short, short_blocks, kv_heads, scores.scale, scores.local))  # type: ignore[no-untyped-call]
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
     in_row: Tensor = Scatter.apply(out, query_index)  # type: ignore[no-untyped-call]
     return in_row.view(tokens, query_heads, value_dim)
@@ -284,4 +278,5 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor
 
 def _split(laid_out: Tensor, heads: int, lengths: Sequence[int]) -> Sequence[Tensor]:
     """Parts of these lengths in tokens. A single part is not split: that would copy its gradient."""
-    return laid_out.split([heads * length for length in lengths]) if len(lengths) > 1 else [laid_out]
+    sizes = [heads * length for length in lengths if length]
+    return laid_out.split(sizes) if len(sizes) > 1 else [laid_out]

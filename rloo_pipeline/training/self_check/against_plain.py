@@ -11,13 +11,13 @@ from torch import Tensor
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training import dropout
 from rloo_pipeline.training.batch_forms import Packed
-from rloo_pipeline.training.kernels import lm_head
+from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.self_check import probe_images, small
 
-LONGEST = 152
-"""Tokens of the longest sequence, beside which the others are short: each is in a block of its own."""
+LONGEST = attention.SHORT + 24
+"""Tokens of the longest sequence: it takes the code path of long sequences, the others that of short ones."""
 
 
 class Difference(NamedTuple):

@@ -17,7 +17,7 @@ from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.kernels import attention
+from rloo_pipeline.training.kernels import attention, short_attention
 from rloo_pipeline.training.layout import Block, lay_out
 
 PROMPTS = [4, 4, 4, 9, 1]
@@ -82,10 +82,18 @@ def test_sequences_of_similar_length_share_a_block_the_longest_first() -> None:
     assert index.sources[:34].tolist() == [*range(0, 16 * 2, 2), *range(1, 16 * 2, 2), 0, 2], "head by head"
 
 
-@pytest.mark.parametrize("of_values", [8, 12])
-def test_each_sequence_alone_gives_the_same(of_values) -> None:
-    """Also where values have heads of another size."""
-    assert equal(packed(*heads(of_values)), one_by_one(*heads(of_values)))
+@pytest.mark.parametrize(("short", "scores"), [(128, 2**18), (128, 1), (10, 2**18), (0, 2**18)])
+def test_each_sequence_alone_gives_the_same(short, scores, monkeypatch) -> None:
+    """All by ShortAttention, one sequence at a time, the long ones by SDPA, all by SDPA."""
+    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(short_attention, "SCORES", scores)
+    assert equal(packed(*heads()), one_by_one(*heads()))
+
+
+@pytest.mark.parametrize("short", [128, 0])
+def test_values_may_have_heads_of_another_size(short, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "SHORT", short)
+    assert equal(packed(*heads(12)), one_by_one(*heads(12)))
 
 
 def described(size: int, chunked: bool = False, length: int = 60) -> torch.Tensor | None:
@@ -120,9 +128,11 @@ def eager_with(size: int | None = None, chunked: bool = False, softcap: float | 
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
 
+@pytest.mark.parametrize("short", [128, 10, 0])
 @pytest.mark.parametrize("size", [2, 5, 38])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_window_or_chunk_is_that_of_each_sequence_alone(chunked, size) -> None:
+def test_a_window_or_chunk_is_that_of_each_sequence_alone(chunked, size, short, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "SHORT", short)
     expected = one_by_one(*heads(), eager_with(size, chunked))
     assert not equal(packed(*heads()), expected)
     assert equal(packed(*heads(), attention_mask=described(size, chunked)), expected)
