@@ -30,8 +30,9 @@ class Rollout(Section):
     generation_batch_size: int = Field(256, ge=2)
     """Completions that a round trains on; a multiple of `num_generations`."""
     shards: int = Field(1, ge=1, le=1000)
-    """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Changes no result,
-    but a new value samples again.
+    """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Changes no
+    completion, and log-probs of the reference only by rounding, as they are computed shard by shard; a new value
+    samples again.
     """
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature, from 0.01 to 2. The trainer's log-probs use the same temperature."""
