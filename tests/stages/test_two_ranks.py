@@ -1,4 +1,4 @@
-"""In bfloat16 two ranks take the same steps as one: gradients are reduced in float32."""
+"""In bfloat16 two ranks take the same steps as one, to the last bit: gradients are reduced in float32."""
 
 import forks
 import pytest
@@ -26,20 +26,12 @@ def results(model, tmp_path_factory):
     return torch.load(output)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_two_processes_take_the_steps_of_one_to_the_last_bit(model, results, stage) -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_processes_take_the_steps_of_one(model, results, stage) -> None:
     norms, weights = two_ranks.steps(model, stage, "float32")
     assert results[stage, "float32"][0] == norms
     for name, values in results[stage, "float32"][1].items():
         assert torch.equal(values, weights[name]), name
-
-
-def test_zero_3_sums_the_norm_of_the_gradient_in_another_order(model, results) -> None:
-    """A norm that differs in its last digits may round a weight of 8 bits to its neighbour."""
-    norms, weights = two_ranks.steps(model, 3, "float32")
-    assert results[3, "float32"][0] == pytest.approx(norms, rel=1e-6)
-    for name, values in results[3, "float32"][1].items():
-        torch.testing.assert_close(values, weights[name], rtol=2**-7, atol=1e-6)
 
 
 def test_sums_in_the_models_format_are_different(results) -> None:
