@@ -1,5 +1,7 @@
 """Keys of `algorithm` in the update stage, which runs as a command on synthetic rounds."""
 
+import json
+
 import pyarrow.parquet as pq
 import pytest
 from helpers import Round, mini, succeeded
@@ -71,6 +73,30 @@ def test_beta_is_steered_from_round_to_round(tmp_path, tiny_model) -> None:
     assert betas[1] != betas[0]
 
 
+def test_running_moments_are_carried_to_the_next_round(tmp_path, tiny_model) -> None:
+    run = updated(tmp_path, tiny_model, rounds=2, algorithm={"reward_normalization": "running", "beta": 0})
+    states = [json.loads((run.run / "trainer" / f"{n:05d}" / "carried.json").read_text()) for n in (1, 2)]
+    scored = [
+        [row["reward"] for shard in range(2) for row in pq.read_table(run._table(n, "scores", shard)).to_pylist()]
+        for n in (1, 2)
+    ]
+    rewards_given = [reward for rewards in scored for reward in rewards if reward is not None]
+    assert states[1]["moments"]["number"] == len(rewards_given) > states[0]["moments"]["number"]
+    assert states[1]["moments"]["mean"] == pytest.approx(sum(rewards_given) / len(rewards_given))
+
+
+def test_an_over_sampled_round_trains_on_the_first_groups_whose_rewards_differ(tmp_path, tiny_model) -> None:
+    changes = {"rollout": {"generation_batch_size": 40, "oversample": 1.6}}
+    run = updated(tmp_path, tiny_model, algorithm={"filter_zero_variance": True, "steps_per_generation": 1}, **changes)
+    scored = [row for shard in range(2) for row in pq.read_table(run._table(1, "scores", shard)).to_pylist()]
+    groups = [scored[first : first + 4] for first in range(0, 64, 4)]
+    differ = [len({row["reward"] for row in group} - {None}) > 1 for group in groups]
+    assert sum(differ) > 10, "else nothing is chosen"
+    expected = [group[0]["prompt_id"] for group, good in zip(groups, differ, strict=True) if good][:10]
+    assert [row["prompt_id"] for row in table(run)[::4]] == expected
+    assert metrics(run)["num_completion_tokens"] > 0
+
+
 def test_sampler_and_trainer_are_compared_also_where_no_pass_is_spent_on_it(tmp_path, tiny_model) -> None:
     """The synthetic sampler's log-probs differ much from the trainer's; both ways of measuring must show it."""
     one_step = {"steps_per_generation": 1, "beta": 0.0}
@@ -115,25 +141,52 @@ def test_a_ratio_that_no_step_measured_is_null(tmp_path, tiny_model) -> None:
     assert {row["ratio"] for row in table(run)} == {None}
 
 
-CORRECTIONS = {
-    "defaults": {},
+VARIANTS = {
+    "grpo": {"preset": "grpo", "steps_per_generation": 2},
+    "dr_grpo": {"preset": "dr_grpo", "steps_per_generation": 2},
+    "reinforce_pp": {"preset": "reinforce_pp", "steps_per_generation": 2},
+    "token_reward": {"kl": {"placement": "token_reward"}, "importance_sampling_level": "token"},
+    "cispo": {"clip": "cispo", "importance_sampling_level": "token", "loss_agg_mode": "token_mean"},
+    "dual clip": {"delta": 1.5, "importance_sampling_level": "token"},
+    "gspo": {"importance_sampling_level": "sequence_mean", "advantage": "grpo", "beta": 0},
     "sequence_tis": {"mismatch": {"correction": "sequence_tis"}},
     "token_mis": {"mismatch": {"correction": "token_mis", "max": 2, "min": 0.5}, "importance_sampling_level": "token"},
     "sequence_mean_mis": {"mismatch": {"correction": "sequence_mean_mis", "min": 0.7, "max": 1.4}},
+    "trl's mask": {"mask_truncated_completions": True, "keep_truncated_in_baseline": True},
+    "length": {"response_length": {"overlong_cache": 8, "target": 10}, "reward_normalization": "batch"},
 }
 
 
-def test_the_weights_of_the_mismatch_are_in_the_metrics_under_trls_names(tmp_path, tiny_model) -> None:
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory, tiny_model) -> dict[str, Round]:
+    """A round with each of these settings, and one with the defaults."""
+    folder = tmp_path_factory.mktemp("variants")
+    runs = {
+        name: Round(folder / name, tiny_model, algorithm=algorithm).write(1)
+        for name, algorithm in {"defaults": {}, **VARIANTS}.items()
+    }
+    for run in runs.values():
+        succeeded(run.update())
+    return runs
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_variant_makes_another_policy_and_finite_metrics(name, variants) -> None:
+    run = variants[name]
+    weights, plain = run.weights(), variants["defaults"].weights()
+    assert any((weights[key] != plain[key]).any() for key in weights)
+    assert all(value is None or abs(value) < 1e9 for value in metrics(run).values())
+    assert run.policy(1).joinpath("model.safetensors").exists()
+
+
+def test_the_weights_of_the_mismatch_are_in_the_metrics_under_trls_names(variants) -> None:
     """The factors by which losses were multiplied: of completions or of tokens, truncated or dropped."""
     ratio = "sampling/importance_sampling_ratio"
-    runs = {name: updated(tmp_path / name, tiny_model, algorithm=keys) for name, keys in CORRECTIONS.items()}
-    plain = runs["defaults"].weights()
     for name, longest in (("sequence_tis", 2), ("token_mis", 2), ("sequence_mean_mis", 1)):
-        values, weights = metrics(runs[name]), runs[name].weights()
-        assert any((weights[key] != plain[key]).any() for key in weights), name
+        values = metrics(variants[name])
         assert 0 <= values[f"{ratio}/min"] < values[f"{ratio}/mean"] < values[f"{ratio}/max"] <= longest, name
         assert 0 < values["sampling/outside_thresholds"] < 1, name
-    assert metrics(runs["defaults"])["sampling/outside_thresholds"] is None
+    assert metrics(variants["defaults"])["sampling/outside_thresholds"] is None
 
 
 FILTERED = {"algorithm": {"filter_zero_variance": True, "beta": 0}, "update": {"weight_decay": 0.1}}

@@ -89,6 +89,13 @@ def same_but_for_rounding(one: Round, other: Round, start: Path) -> None:
         assert read[1][name] == (value if value is None else pytest.approx(value, rel=1e-4)), name
 
 
+def test_the_same_update_twice_gives_the_same_bytes(tmp_path, tiny_model, plain) -> None:
+    again = Round(tmp_path / "again", tiny_model, **CHANGES).write(1)
+    succeeded(again.update())
+    for file in ("policies/00001/model.safetensors", "policies/00001/config.json", "rounds/00001/train.parquet"):
+        assert (plain.run / file).read_bytes() == (again.run / file).read_bytes()
+
+
 def test_episodes_without_an_answer_of_a_tool_are_completions(tmp_path, tiny_model, plain) -> None:
     run = Round(tmp_path / "episodes", tiny_model, **CHANGES).write(1, answer=0)
     assert run.update().returncode == 0

@@ -61,6 +61,15 @@ def test_reinforce_pp_standardizes_over_the_batch_and_its_baseline_is_the_group(
     torch.testing.assert_close(advantages.reinforce_pp_baseline(rewards), centred / (centred.std() + E))
 
 
+def test_rloo_std_does_not_divide_by_siblings_that_are_all_equal() -> None:
+    assert advantages.rloo_std(double([[1, 0, 0, 0]]))[0, 0] == 1
+
+
+def test_dr_grpo_is_rloo_times_the_share_of_the_others() -> None:
+    rewards = torch.rand(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(advantages.dr_grpo(rewards), advantages.rloo(rewards) * 3 / 4)
+
+
 @every
 def test_unscorable_samples_are_as_if_they_were_not_there(name) -> None:
     with_hole, without = double([[1.0, NAN, 0.0, 3.0]]), double([[1.0, 0.0, 3.0]])
@@ -113,6 +122,12 @@ def test_the_advantages_of_a_group_sum_to_0(name, rewards) -> None:
 def test_one_scorable_sample_alone_teaches_nothing(name, rewards) -> None:
     rewards[:, 1:] = NAN
     assert (IN_GROUPS[name](rewards) == 0).all()
+
+
+@in_groups
+@given(st.integers(1, 9), st.integers(2, 6))
+def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
+    assert IN_GROUPS[name](torch.full((2, samples), float(reward), dtype=torch.float64)).abs().max() < 1e-9
 
 
 def leave_one_out(row: list[float]) -> dict[str, list[float]]:

@@ -46,6 +46,12 @@ def test_a_baseline_that_contains_the_sample_itself_is_biased(samples) -> None:
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])
+def test_its_variance_is_below_that_of_one_sample_without_a_baseline(samples) -> None:
+    single_sample = estimates(1, lambda rewards: rewards).var(0).sum()
+    assert estimates(samples, advantages.rloo).var(0).sum() < single_sample
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8])
 def test_its_variance_is_below_that_of_as_many_samples_without_a_baseline(samples) -> None:
     plain = estimates(samples, lambda rewards: rewards).var(0).sum()
     assert estimates(samples, advantages.rloo).var(0).sum() < plain
