@@ -71,6 +71,15 @@ def test_log_probs_are_the_same_numbers_with_and_without_a_loss(monkeypatch, tok
         assert torch.equal(torch.cat(from_loss), module(pack()))
 
 
+@pytest.mark.parametrize("tokens", [3, 10**6])
+def test_log_probs_are_those_of_all_logits(monkeypatch, tokens) -> None:
+    monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
+    split, whole = TokenLogProbs(qwen3(), 0.7), TokenLogProbs(qwen3(), 0.7)
+    whole.split = None
+    with torch.no_grad():
+        torch.testing.assert_close(split(pack()), whole(pack()), rtol=1e-6, atol=1e-6)
+
+
 def test_bfloat16_is_as_near_to_float32_as_all_logits_are() -> None:
     """The gradient of the projection is summed in float32, so it may be nearer."""
     exact = run(qwen3(tied=False), plain=True)[2]
