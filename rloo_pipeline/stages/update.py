@@ -23,19 +23,17 @@ from rloo_pipeline.training import round_data, round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
-from rloo_pipeline.training.round_metrics import round_metrics
+from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.workers import engine_cache
 
 
 class TrainingPolicies(NamedTuple):
-    """Folders of the policies of an update."""
+    """Folders of policy `round_ - 1`, where the update starts, and of the policy that sampled (older with a lag)."""
 
     start: Path
-    """Policy `round_ - 1`, from which the update starts."""
     sampler: Path
-    """The policy that sampled, an older one with `rollout.lag`."""
 
 
 class UpdateOutputs(NamedTuple):
@@ -83,10 +81,7 @@ def update(
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
         _write(config, round_, trained, metrics, outputs, policy_digest)
-        say(
-            f"round {round_}: reward {_shown(metrics['reward'])}, grad norm {_shown(metrics['grad_norm'])}, "
-            f"{metrics['step']} optimizer steps so far, trained in {trained.seconds:.2f} s"
-        )
+        say(summary(metrics, trained.seconds))
     if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
 
@@ -118,10 +113,6 @@ def _engine(
 def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
     """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
     return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def _write(

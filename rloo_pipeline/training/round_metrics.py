@@ -28,6 +28,15 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
     return metrics | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}
 
 
+def summary(metrics: Metrics, seconds: float) -> str:
+    """What the log says of a round that was trained in `seconds`."""
+    reward, norm = ("–" if metrics[key] is None else f"{metrics[key]:.3g}" for key in ("reward", "grad_norm"))
+    return (
+        f"round {metrics['round']}: reward {reward}, grad norm {norm}, {metrics['step']} optimizer steps so far, "
+        f"trained in {seconds:.2f} s"
+    )
+
+
 def _step_metrics(engine: Engine, trained: TrainedRound) -> Metrics:
     """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
     steps = trained.steps

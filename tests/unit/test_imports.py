@@ -93,3 +93,16 @@ def test_no_two_modules_or_classes_share_a_name() -> None:
     for file in MODULES.values():
         names += [node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_no_package_holds_more_than_a_sixth_of_the_code() -> None:
+    lines = Counter[str]()
+    for name, file in MODULES.items():
+        lines[".".join(name.split(".")[:2])] += len(file.read_text().splitlines())
+    [(largest, size)] = lines.most_common(1)
+    assert size < lines.total() / 6, largest
+
+
+@pytest.mark.parametrize("stage", ["rollout", "score", "reference", "update"])
+def test_a_stage_of_a_round_fits_in_one_look(stage: str) -> None:
+    assert len(MODULES[f"rloo_pipeline.stages.{stage}"].read_text().splitlines()) < 130
