@@ -10,6 +10,7 @@ import base64
 import gzip
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,6 +29,14 @@ def fill(template: str, **context: Any) -> str:
     figures = {f"plot-{number}": figure for number, (_, figure) in enumerate(context["charts"], 1)}
     context["figures"] = figures | {key: figure for key, figure in context.get("figures", {}).items() if figure}
     return environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
+
+
+def folder_name(folder: Path, name: str) -> str:
+    """The folder of a run or an experiment as a command names it where Snakemake works; of one elsewhere, the folder
+    that one of this name would have.
+    """
+    here = Path.cwd()
+    return str(folder.absolute().relative_to(here)) if folder.absolute().is_relative_to(here) else f"results/{name}"
 
 
 @cache
