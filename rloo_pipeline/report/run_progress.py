@@ -40,8 +40,8 @@ class LiveJob(NamedTuple):
     output: str
     """Relative to the run's folder."""
     log: str
-    policy: int = 0
-    """Number of the policy that the output is made from."""
+    policy: int | None = None
+    """Number of the policy that the output is made from, if it is."""
 
 
 class Working(NamedTuple):
@@ -108,7 +108,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     running = Counter(working.job.stage for working in jobs if not working.failed)
     stages = [Stage(name, done[name], running[name], total[name]) for name in ORDER if name in total]
     pace = seconds_per_round(run)
-    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), is_finished(run.folder, config))
+    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), not jobs and is_finished(run.folder, config))
 
 
 def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
@@ -118,10 +118,10 @@ def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
         yield LiveJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
         yield LiveJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
     yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
-    yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
-    yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
+    yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log", 0)
+    yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log", 0)
     for shard in range(config.rollout.shards) if config.measures_difficulty else ():
-        yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log")
+        yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log", 0)
 
 
 def _jobs_of_round(config: Config, number: int) -> Iterator[LiveJob]:
