@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isclose
 from pathlib import Path
 
 from rloo_pipeline.config import JSON
@@ -95,10 +96,10 @@ def headline(summary: JSON) -> str:
     elif any(row["reason"] for row in summary["comparisons"]):
         begin += "none can be called best, since not all were evaluated in the same way."
     else:
-        best = max(rows, key=lambda row: row["mean"]["value"])
+        best = max(row["mean"]["value"] for row in rows)
+        names = [row["arm"] for row in rows if isclose(row["mean"]["value"], best)]
         begin += (
-            f"{best['arm']} ends best on average: {frame.percent(best['mean']['value'])} of its answers to held-out "
-            "problems are right."
+            f"{frame.end_best(names)} on average: {frame.percent(best)} of the answers to held-out problems are right."
         )
     if missing := without_baseline(summary):
         begin += f" {missing}"

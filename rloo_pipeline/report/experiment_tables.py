@@ -71,7 +71,8 @@ def _caption(summary: JSON) -> str:
     rows = "Dev" if summary["rows"] == "dev" else "Held-out"
     baseline = _tex(summary["baseline"])
     seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))
-    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts"
+    shown = any(row["mean"]["ci95"] for row in summary["arms"])
+    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts" if shown else ""
     tests = sum(row["p"] is not None for row in summary["comparisons"])
     corrected = rf", with $p$ corrected by Holm over {tests} comparison{'' if tests == 1 else 's'}" if tests else ""
     difference = (
@@ -84,7 +85,7 @@ def _caption(summary: JSON) -> str:
     ended = rf" Of the runs, {stopped} ended before the last planned round." if stopped else ""
     return (
         rf"{rows} pass@1 (\%) in {_tex(summary['experiment'])}: mean and interquartile mean over {seeds} "
-        rf"seed{'' if seeds == '1' else 's'}{intervals if summary['enough_seeds'] else ''}; "
+        rf"seed{'' if seeds == '1' else 's'}{intervals}; "
         rf"{difference}.{few}{ended}"
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,16 @@ def signed(value: float | None) -> str:
 def _three_digits(value: float) -> str:
     """Three significant digits; of a number that rounds to 1,000 or more all digits before the point, not 1e+03."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def end_best(names: Sequence[str]) -> str:
+    """`a ends best`; of several that are equally good, `a and b end best`."""
+    return f"{listed(names)} {'end' if names[1:] else 'ends'} best"
 
 
 def chance(p: float | None) -> str:

@@ -169,6 +169,24 @@ def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> Non
     assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
 
+def test_an_arm_with_too_few_seeds_takes_no_interval_from_the_others(changed) -> None:
+    for seed in (1, 2, 3):
+        (changed / "same_50%" / str(seed) / "summary.json").unlink(missing_ok=True)
+    text = page_of(changed)
+    low, high = read_json(changed / "experiment.json")["arms"][0]["mean"]["ci95"]
+    assert f"{low:.1%} to {high:.1%}" in text
+    assert "Of an arm with fewer than 3 seeds nothing can be said about training: it has no interval" in text
+    latex = (changed / "experiment.tex").read_text(encoding="utf-8")
+    assert r"with 95\% intervals" in latex
+    assert "With fewer than 3 seeds there are no intervals" in latex
+
+
+def test_arms_that_are_equally_good_end_best_together(changed) -> None:
+    shutil.rmtree(changed / "same_50%")
+    shutil.copytree(changed / "better", changed / "same_50%")
+    assert "better and same_50% end best on average: " in page_of(changed)
+
+
 def test_one_arm_alone_is_not_called_best(changed) -> None:
     for seed in range(4):
         for arm in ("plain", "same_50%"):
