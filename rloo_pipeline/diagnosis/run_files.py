@@ -154,8 +154,11 @@ def _before_rounds(folder: Path) -> list[Path]:
 
 def _rounds_of_training(run: Path, last: int) -> int:
     """The last round of this training, from 1 to `last`; 0 where what the first is made from is newer than it."""
-    made_from = [*_before_rounds(run), *metrics_of(run, 1).parent.glob("*/*.parquet")]
-    return in_order_of_time(run, 1, last) if _not_older(metrics_of(run, 1), made_from) else 0
+    first = metrics_of(run, 1)
+    tables = (
+        file for table in ("rollouts", "scores", "reference") for file in (first.parent / table).glob("*.parquet")
+    )
+    return in_order_of_time(run, 1, last) if _not_older(first, [*_before_rounds(run), *tables]) else 0
 
 
 def in_order_of_time(run: Path, first: int, last: int) -> int:
