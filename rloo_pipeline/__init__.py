@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.version import __version__
+
 if TYPE_CHECKING:
     from rloo_pipeline.commands.launch import run
     from rloo_pipeline.report.runs import Run, open_run
 
-__version__ = "0.1.0"
 __all__ = ["Run", "__version__", "open_run", "run"]
 
 _MODULES = {"Run": "report.runs", "open_run": "report.runs", "run": "commands.launch"}

@@ -184,10 +184,10 @@ def write_log(run: Path, name: str, text: str, time: float | None = None) -> Pat
 
 def make_run(run: Path, config: Config, learned: float = 0.6) -> Path:
     """Writes the files that the report reads."""
-    for number in range(1, config.rounds + 1):
-        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number, config.run, learned))
     for number in {1, (config.rounds + 1) // 2, config.rounds}:
         write_round(run, number)
+    for number in range(1, config.rounds + 1):
+        write_json(run / "rounds" / f"{number:05d}" / "metrics.json", metrics_of(number, config.run, learned))
     write_completions(config, run, "warmstart", 0.5, 0.3)
     for name in list(config.evaluated)[1:-1]:
         write_completions(config, run, name, 0.7, 0.15 + learned / 2)

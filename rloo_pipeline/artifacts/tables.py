@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rloo_pipeline import __version__
 from rloo_pipeline.artifacts import episodes, image_store
 from rloo_pipeline.artifacts.files import REMEDY, atomic_write, check_facts
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.version import __version__
 
 import_shims.prepare_arrow()
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from rloo_pipeline import __version__
 from rloo_pipeline.cli.command import Command
 from rloo_pipeline.errors import did_you_mean
+from rloo_pipeline.version import __version__
 
 
 class Parser(argparse.ArgumentParser):

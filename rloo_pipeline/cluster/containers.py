@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from rloo_pipeline import __version__
 from rloo_pipeline.artifacts.files import OUTPUT_CACHE
 from rloo_pipeline.config import Config, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches
+from rloo_pipeline.version import __version__
 
 KINDS = ("cuda", "cpu")
 PACKAGE = "/opt/rloo/src/rloo_pipeline"

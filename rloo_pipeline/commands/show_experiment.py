@@ -31,10 +31,12 @@ def experiment(folder: Path) -> None:
         csv.writer(text, lineterminator="\n").writerows(table)
         write_text(folder / name, text.getvalue())
     write_text(folder / "experiment.tex", experiment_tables.latex_table(summary))
-    write_text(folder / "experiment.html", experiment_page.render(summary, finished))
+    write_text(folder / "experiment.html", experiment_page.render(summary, finished, folder))
     for row in summary["arms"]:
         interval = row["mean"]["ci95"]
         shown = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
         say(f"{row['arm']}: held-out pass@1 {row['mean']['value']:.1%}{shown} over {len(row['seeds'])} seeds")
+    if missing_baseline := experiment_summary.without_baseline(summary):
+        say(missing_baseline)
     missing = sum(not run["finished"] for run in summary["runs"])
     say(f"{f'{missing} runs are not finished; ' if missing else ''}see {folder / 'experiment.html'}")

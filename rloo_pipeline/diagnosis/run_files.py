@@ -6,6 +6,7 @@ more rounds, files of the training before are still there. They are older than w
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
@@ -43,10 +44,13 @@ class RunFiles(NamedTuple):
     rounds: list[Metrics]
     """metrics.json of the finished rounds of this training, from the first without a gap."""
 
-    def is_current(self, file: Path, policy: int) -> bool:
-        """Whether a file is there and was made from the policy of this number, not from that of an earlier training."""
-        made_from = [metrics_of(self.folder, policy)] if policy else []
-        return policy <= len(self.rounds) and _not_older(file, made_from)
+    def is_current(self, file: Path, policy: int | None) -> bool:
+        """Whether a file is there and was made from the policy of this number, not from that of an earlier training;
+        None stands for what is made from no policy.
+        """
+        if not policy:
+            return _not_older(file, _before_rounds(self.folder) if policy == 0 else ())
+        return policy <= len(self.rounds) and _not_older(file, [metrics_of(self.folder, policy)])
 
     def evaluations(self) -> dict[int, JSON]:
         """The evaluations by the policy's number."""
@@ -84,7 +88,7 @@ class RunFiles(NamedTuple):
             name = file.relative_to(logs).with_suffix("").as_posix()
             of_round = round_of(file)
             if of_round is None:
-                number = policy = self.config.rounds if file.stem == "final" else 0
+                number, policy = (self.config.rounds, self.config.rounds) if file.stem == "final" else (0, None)
             else:
                 number, policy = of_round, max(of_round - 1 - self.config.rollout.lag, 0)
                 name = f"{file.parent.name} of round {number}"
@@ -124,7 +128,7 @@ def read(folder: Path, config: Config | None = None) -> RunFiles:
         UserError: the folder has no run, or a file of it is damaged.
     """
     config = config or read_config(folder)
-    return RunFiles(folder, config, metrics_until(folder, in_order_of_time(folder, 1, config.rounds)))
+    return RunFiles(folder, config, metrics_until(folder, _rounds_of_training(folder, config.rounds)))
 
 
 def is_finished(folder: Path, config: Config) -> bool:
@@ -132,8 +136,29 @@ def is_finished(folder: Path, config: Config) -> bool:
     evaluations = (folder / "evaluation" / name / "summary.json" for name in config.evaluated)
     made_from = [metrics_of(folder, config.rounds), *evaluations]
     return _not_older(folder / "summary.json", made_from) and (
-        in_order_of_time(folder, 1, config.rounds) == config.rounds
+        _rounds_of_training(folder, config.rounds) == config.rounds
     )
+
+
+def mark_unfinished(folder: Path) -> None:
+    """Makes the summary older than all else, where there is one: jobs that will run change what it is made from."""
+    if (file := folder / "summary.json").exists():
+        os.utime(file, (0, 0))
+
+
+def _before_rounds(folder: Path) -> list[Path]:
+    """What the first round is made from, as far as it is there: a copy of a run may lack weights."""
+    files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
+    return [file for file in files if file.exists()]
+
+
+def _rounds_of_training(run: Path, last: int) -> int:
+    """The last round of this training, from 1 to `last`; 0 where what the first is made from is newer than it."""
+    first = metrics_of(run, 1)
+    tables = (
+        file for table in ("rollouts", "scores", "reference") for file in (first.parent / table).glob("*.parquet")
+    )
+    return in_order_of_time(run, 1, last) if _not_older(first, [*_before_rounds(run), *tables]) else 0
 
 
 def in_order_of_time(run: Path, first: int, last: int) -> int:

@@ -17,16 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import rloo_pipeline
 from rloo_pipeline import import_string
 from rloo_pipeline.config import provenance
 from rloo_pipeline.environments import fork_server
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.installation import PACKAGE
 from rloo_pipeline.sandbox import command_line, sandbox
 from rloo_pipeline.sandbox.command_line import SandboxLimits
 from rloo_pipeline.scoring.worker_process import BOOT, ENVIRONMENT, MARK, THREADS
 
-PACKAGE = Path(rloo_pipeline.__file__).parent
 BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
 """Keeps the path of the image's Python, whose packages come first."""
 CPU_SECONDS = float(1 << 31)

@@ -51,8 +51,8 @@ def headline(comparison: JSON) -> str:
             f"{len(rows)} runs, whose final accuracies cannot all be compared with that of {first['run']}, the first: "
             f"some have {' or '.join(reasons)}."
         )
-    best = max(rows, key=lambda row: row["final"]["accuracy"])["final"]
-    name = next(row["run"] for row in rows if row["final"] is best)
+    best = max((row["final"] for row in rows), key=lambda final: final["accuracy"])
+    names = [row["run"] for row in rows if row["final"]["accuracy"] == best["accuracy"]]
     accuracy, problems = frame.percent(best["accuracy"]), frame.format_number(best["prompts"])
     beyond = [row for row in others if row["difference"]["p_holm"] <= ALPHA]
     within = [row for row in others if row not in beyond]
@@ -70,15 +70,15 @@ def headline(comparison: JSON) -> str:
         else "Each run is one training with a seed of its own"
     )
     return (
-        f"Of {len(rows)} runs, {name} ends best: {accuracy} of its answers to {problems} held-out problems are right. "
+        f"Of {len(rows)} runs, {frame.end_best(names)}: {accuracy} of the answers to {problems} held-out problems are "
+        "right. "
         f"{result} {seeds}, and another seed could order them differently."
     )
 
 
 def _listed(rows: Sequence[JSON]) -> str:
     """The runs with their differences from the first in percentage points, as in `a (+1.0), b (-2.0) and c (+0.5)`."""
-    named = [f"{row['run']} ({frame.points(row['difference']['value'])})" for row in rows]
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    return frame.listed([f"{row['run']} ({frame.points(row['difference']['value'])})" for row in rows])
 
 
 def span(estimates: Sequence[JSON]) -> tuple[float, float]:

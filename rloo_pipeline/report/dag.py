@@ -8,36 +8,59 @@ from typing import NamedTuple
 from rloo_pipeline.report.jobs import Cost
 
 WIDTH, HEIGHT = 126, 48
+STEP = 152
+"""From one column to the next."""
+MARGIN = 12
 PLACES = {
-    "stage_assets": (70, 90),
-    "prompts": (214, 90),
-    "trial_probe": (70, 215),
-    "trial_checks": (214, 215),
-    "warmstart": (358, 90),
-    "probe": (358, 215),
-    "checks": (502, 215),
-    "difficulty": (545, -12),
-    "rollout": (520, 90),
-    "score": (672, 55),
-    "reference": (672, 125),
-    "update": (824, 90),
-    "gate": (824, 215),
-    "evaluate": (990, 90),
-    "distance": (990, 165),
-    "harness": (990, 240),
-    "report": (1136, 90),
+    "stage_assets": (0, 90),
+    "prompts": (1, 90),
+    "trial_probe": (0, 215),
+    "trial_checks": (1, 215),
+    "warmstart": (2, 90),
+    "probe": (2, 215),
+    "checks": (3, 215),
+    "difficulty": (2, 10),
+    "rollout": (3, 90),
+    "score": (4, 55),
+    "reference": (4, 125),
+    "held_out": (4, -15),
+    "refill": (5, -15),
+    "refill_reference": (5, 55),
+    "update": (6, 90),
+    "pass_rates": (6, -15),
+    "gate": (6, 215),
+    "track": (7, -50),
+    "select": (7, 20),
+    "evaluate": (7, 90),
+    "distance": (7, 165),
+    "harness": (7, 240),
+    "stage_harness": (7, 315),
+    "evaluate_chosen": (8, 20),
+    "report": (8, 90),
 }
-"""Centre of each stage's box."""
+"""Column and height of each stage's box; a column without a box takes no room."""
+IN_ROUNDS = {
+    *("rollout", "score", "reference", "held_out", "refill", "refill_reference", "update", "pass_rates"),
+}
+ALWAYS = {
+    *("stage_assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "update"),
+    *("evaluate", "distance", "report"),
+}
+"""Stages that every run has; others are left out if the run had no job of them."""
 ARROWS = (
     *(("stage_assets", "prompts"), ("prompts", "warmstart"), ("warmstart", "probe"), ("probe", "checks")),
     *(("stage_assets", "trial_probe"), ("trial_probe", "trial_checks"), ("trial_checks", "warmstart")),
     *(("warmstart", "difficulty"), ("difficulty", "rollout")),
     *(("warmstart", "rollout"), ("rollout", "score"), ("rollout", "reference"), ("score", "update")),
     *(("reference", "update"), ("checks", "update"), ("update", "gate"), ("update", "evaluate")),
-    *(("evaluate", "distance"), ("evaluate", "report"), ("distance", "report"), ("harness", "report")),
+    *(("score", "held_out"), ("score", "pass_rates"), ("update", "track")),
+    *(("score", "refill"), ("refill", "refill_reference"), ("refill", "update"), ("refill", "pass_rates")),
+    *(("refill_reference", "update"), ("update", "harness"), ("stage_harness", "harness"), ("harness", "report")),
+    *(("evaluate", "distance"), ("evaluate", "report"), ("distance", "report")),
+    *(("evaluate", "select"), ("select", "evaluate_chosen"), ("evaluate_chosen", "report")),
 )
-OPTIONAL = {"difficulty", "trial_probe", "trial_checks", "reference", "gate", "harness"}
-"""Stages left out if the run had no job of them."""
+BY_REFILL = {("score", "update"), ("score", "pass_rates")}
+"""Arrows that a refill, which comes between, takes the place of."""
 
 
 class Box(NamedTuple):
@@ -45,6 +68,7 @@ class Box(NamedTuple):
 
     stage: str
     x: float
+    """Of its centre, as `y`."""
     y: float
     cost: Cost | None
     """None if the result came from a cache."""
@@ -52,27 +76,46 @@ class Box(NamedTuple):
     """Share of the seconds of all jobs."""
 
 
+class Area(NamedTuple):
+    """A rectangle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
 class Picture(NamedTuple):
     """Boxes and arrows, the latter as SVG paths."""
 
     boxes: list[Box]
     arrows: list[str]
-    top: int
-    """Upper edge of the picture."""
+    rounds: Area
+    """Around what each round has."""
+    whole: Area
 
 
 def picture(costs: Sequence[Cost]) -> Picture:
     """The DAG of a run in which these stages had jobs."""
     by_stage = {cost.stage: cost for cost in costs}
     total = sum(cost.seconds for cost in costs) or 1.0
+    shown = {stage: place for stage, place in PLACES.items() if stage in by_stage or stage in ALWAYS}
+    columns = sorted({column for column, _ in shown.values()})
+    at = {stage: (70 + STEP * columns.index(column), y) for stage, (column, y) in shown.items()}
     boxes = [
         Box(stage, x, y, by_stage.get(stage), by_stage[stage].seconds / total if stage in by_stage else 0.0)
-        for stage, (x, y) in PLACES.items()
-        if stage in by_stage or stage not in OPTIONAL
+        for stage, (x, y) in at.items()
     ]
-    shown = {box.stage for box in boxes}
-    arrows = [_arrow(*PLACES[a], *PLACES[b]) for a, b in ARROWS if {a, b} <= shown]
-    return Picture(boxes, arrows, -40 if "difficulty" in shown else 0)
+    replaced = BY_REFILL if "refill" in at else set()
+    arrows = [_arrow(*at[a], *at[b]) for a, b in ARROWS if {a, b} <= at.keys() and (a, b) not in replaced]
+    rounds = _around([box for box in boxes if box.stage in IN_ROUNDS], MARGIN)
+    return Picture(boxes, arrows, rounds, _around(boxes, 2 * MARGIN))
+
+
+def _around(boxes: Sequence[Box], margin: float) -> Area:
+    left, right = min(box.x for box in boxes) - WIDTH / 2, max(box.x for box in boxes) + WIDTH / 2
+    top, bottom = min(box.y for box in boxes) - HEIGHT / 2, max(box.y for box in boxes) + HEIGHT / 2
+    return Area(left - margin, top - margin, right - left + 2 * margin, bottom - top + 2 * margin)
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:

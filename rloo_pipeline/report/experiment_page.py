@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isclose
+from pathlib import Path
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.evaluation.across_seeds import FEWEST
 from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
-from rloo_pipeline.report.experiment_summary import FinishedExperiment
+from rloo_pipeline.report.experiment_summary import FinishedExperiment, without_baseline
 from rloo_pipeline.report.figures import Rounds, figure_of_arms, marks
 from rloo_pipeline.report.finished import FinishedRun
 
@@ -30,12 +32,13 @@ REWARD_OF_ARMS = REWARD_OF_RUNS._replace(
 )
 
 
-def render(summary: JSON, experiment: FinishedExperiment) -> str:
+def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
     """The page as HTML.
 
     Args:
         summary: the result of `experiment_summary.summary_of`.
         experiment: the same experiment.
+        folder: of the experiment.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
@@ -48,6 +51,7 @@ def render(summary: JSON, experiment: FinishedExperiment) -> str:
     return frame.fill(
         "experiment_page.html.j2",
         summary=summary,
+        folder=frame.folder_name(folder, experiment.name),
         headline=headline(summary),
         by_pair={(row["arm"], row["less"]): row for row in summary["comparisons"]},
         marks=marks(arms),
@@ -92,11 +96,13 @@ def headline(summary: JSON) -> str:
     elif any(row["reason"] for row in summary["comparisons"]):
         begin += "none can be called best, since not all were evaluated in the same way."
     else:
-        best = max(rows, key=lambda row: row["mean"]["value"])
+        best = max(row["mean"]["value"] for row in rows)
+        names = [row["arm"] for row in rows if isclose(row["mean"]["value"], best)]
         begin += (
-            f"{best['arm']} ends best on average: {frame.percent(best['mean']['value'])} of its answers to held-out "
-            "problems are right."
+            f"{frame.end_best(names)} on average: {frame.percent(best)} of the answers to held-out problems are right."
         )
+    if missing := without_baseline(summary):
+        begin += f" {missing}"
     if not summary["enough_seeds"]:
         return (
             f"{begin} With fewer than {FEWEST} seeds, nothing can be said about training: another seed could order the "

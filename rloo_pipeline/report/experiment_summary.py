@@ -92,7 +92,7 @@ def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tupl
         return None, ()
     selection, tests = read_artifact(file), []
     for chosen in selection["chosen"]:
-        run = runs[selection["arm"]].get(chosen["seed"])
+        run = runs.get(selection["arm"], {}).get(chosen["seed"])
         run_folder = folder / "test" / str(chosen["seed"])
         if run is None or not (run_folder / "summary.json").exists():
             return None, ()
@@ -116,7 +116,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
     rows = [_arm(arm, runs, experiment, resamples, seed) for arm, runs in arms.items()]
     return {
         "experiment": experiment.name,
-        "baseline": rows[0]["arm"],
+        "baseline": next(iter(experiment.arms)),
         "seeds": list(experiment.seeds),
         "enough_seeds": min(len(runs) for runs in arms.values()) >= FEWEST,
         "arms": rows,
@@ -126,6 +126,14 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
         "rows": "dev" if first.config.select else "eval",
         "selection": _selection(experiment, resamples, seed),
     }
+
+
+def without_baseline(summary: JSON) -> str:
+    """A sentence where the baseline has no finished run; nothing where it has one."""
+    baseline = summary["baseline"]
+    if any(row["arm"] == baseline for row in summary["arms"]):
+        return ""
+    return f"{baseline}, the baseline, has no finished run, so no arm is compared with it."
 
 
 def _selection(experiment: FinishedExperiment, resamples: int, seed: int) -> JSON | None:

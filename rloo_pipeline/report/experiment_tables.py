@@ -7,6 +7,7 @@ from typing import Any
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.evaluation.across_seeds import FEWEST
+from rloo_pipeline.report.experiment_summary import without_baseline
 
 SMALLEST_P = 0.001
 """Smallest p-value that the LaTeX table writes out."""
@@ -68,18 +69,24 @@ def latex_table(summary: JSON) -> str:
 def _caption(summary: JSON) -> str:
     """What the LaTeX table shows; without intervals where there are too few seeds for them."""
     rows = "Dev" if summary["rows"] == "dev" else "Held-out"
+    baseline = _tex(summary["baseline"])
     seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))
-    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts"
+    shown = any(row["mean"]["ci95"] for row in summary["arms"])
+    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts" if shown else ""
     tests = sum(row["p"] is not None for row in summary["comparisons"])
     corrected = rf", with $p$ corrected by Holm over {tests} comparison{'' if tests == 1 else 's'}" if tests else ""
+    difference = (
+        f"no difference, since {baseline}, the baseline, has no finished run"
+        if without_baseline(summary)
+        else f"difference from {baseline} in points, paired by seed and prompt{corrected}"
+    )
     few = "" if summary["enough_seeds"] else rf" With fewer than {FEWEST} seeds there are no intervals."
     stopped = sum(run["finished"] and run["stopped"] for run in summary["runs"])
     ended = rf" Of the runs, {stopped} ended before the last planned round." if stopped else ""
     return (
         rf"{rows} pass@1 (\%) in {_tex(summary['experiment'])}: mean and interquartile mean over {seeds} "
-        rf"seed{'' if seeds == '1' else 's'}{intervals if summary['enough_seeds'] else ''}; difference from "
-        rf"{_tex(summary['baseline'])} in points, paired by seed and prompt"
-        rf"{corrected}.{few}{ended}"
+        rf"seed{'' if seeds == '1' else 's'}{intervals}; "
+        rf"{difference}.{few}{ended}"
     )
 
 

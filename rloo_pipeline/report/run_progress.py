@@ -25,7 +25,7 @@ SILENT = 300.0
 ORDER = (
     *("assets", "prompts", "trial_probe", "trial_checks", "warmstart", "probe", "checks", "difficulty"),
     *("rollout", "score_alone", "score", "refill", "reference", "refill_reference", "update"),
-    *("evaluate", "distance", "harness", "report"),
+    *("evaluate", "distance", "harness", "evaluate_chosen", "report"),
 )
 LAST_LINES = 65536
 """Bytes at a log's end that are searched for the stage's last line; engines print there too."""
@@ -40,8 +40,8 @@ class LiveJob(NamedTuple):
     output: str
     """Relative to the run's folder."""
     log: str
-    policy: int = 0
-    """Number of the policy that the output is made from."""
+    policy: int | None = None
+    """Number of the policy that the output is made from, if it is."""
 
 
 class Working(NamedTuple):
@@ -93,7 +93,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     """
     now = time.time() if now is None else now
     past, config = len(run.rounds), run.config
-    before, after = list(_jobs_before_rounds(config)), list(_jobs_after_rounds(config))
+    before, after = list(_jobs_before_rounds(config)), list(_jobs_after_rounds(run))
     in_round = Counter(job.stage for job in _jobs_of_round(config, 1))
     once = Counter(job.stage for job in [*before, *after])
     total = {**once, **{stage: config.rounds * count for stage, count in in_round.items()}}
@@ -108,7 +108,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     running = Counter(working.job.stage for working in jobs if not working.failed)
     stages = [Stage(name, done[name], running[name], total[name]) for name in ORDER if name in total]
     pace = seconds_per_round(run)
-    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), is_finished(run.folder, config))
+    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), not jobs and is_finished(run.folder, config))
 
 
 def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
@@ -118,10 +118,10 @@ def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
         yield LiveJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
         yield LiveJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
     yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
-    yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log")
-    yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log")
+    yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log", 0)
+    yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log", 0)
     for shard in range(config.rollout.shards) if config.measures_difficulty else ():
-        yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log")
+        yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log", 0)
 
 
 def _jobs_of_round(config: Config, number: int) -> Iterator[LiveJob]:
@@ -143,13 +143,17 @@ def _jobs_of_round(config: Config, number: int) -> Iterator[LiveJob]:
     yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log", number - 1)
 
 
-def _jobs_after_rounds(config: Config) -> Iterator[LiveJob]:
+def _jobs_after_rounds(run: RunFiles) -> Iterator[LiveJob]:
+    config = run.config
     for name, policy in config.evaluated.items():
         yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log", policy)
         if name != "warmstart":
             yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log", policy)
         if config.evaluation.harness:
             yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log", policy)
+    if (run.folder / "selection.json").exists():  # that of an experiment is in its own folder
+        test, log = f"test/{config.seed}/summary.json", f"logs/evaluate_chosen/{config.seed}.log"
+        yield LiveJob("evaluate_chosen", test, log, config.rounds)
     yield LiveJob("report", "summary.json", "logs/report.log", config.rounds)
 
 

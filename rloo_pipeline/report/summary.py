@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.evaluation.completions import is_correct, score_names, scores_of
 from rloo_pipeline.evaluation.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
@@ -29,7 +30,7 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
             file = run / "evaluation" / name / "distance.json"
             check_facts(file, distance, {"reference": evaluations["warmstart"]["policy"]})
     rounds = [run_files.read_metrics(run, number) for number in range(1, config.rounds + 1)]
-    gains = gains_of(config, run)
+    gains, choice = gains_of(config, run), _choice(config, run)
     return {
         "run": config.run,
         "rounds": config.rounds,
@@ -45,12 +46,18 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
         "tokens": {
             "rollouts": sum(metrics["num_completion_tokens"] for metrics in rounds),
-            "evaluation": sum(evaluation["num_completion_tokens"] for evaluation in evaluations.values()),
+            "evaluation": _tokens([*evaluations.values(), *([choice["test"]] if choice else [])]),
         },
         "versions": versions(),
-        **_choice(config, run),
+        **choice,
         **({"training_prompts": chosen} if (chosen := training_prompts(config, run)) else {}),
     }
+
+
+def _tokens(evaluations: Iterable[JSON]) -> int:
+    """Completion tokens of these evaluations, with the greedy ones."""
+    parts = (part for evaluation in evaluations for part in (evaluation, evaluation["greedy"]) if part)
+    return sum(part["num_completion_tokens"] for part in parts)
 
 
 def _choice(config: Config, run: Path) -> dict[str, Any]:
@@ -78,7 +85,7 @@ def so_far(config: Config, run: Path) -> dict[str, Any]:
         "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
         "tokens": {
             "rollouts": sum(int(metrics["num_completion_tokens"] or 0) for metrics in files.rounds),
-            "evaluation": sum(evaluation["num_completion_tokens"] for evaluation in evaluations.values()),
+            "evaluation": _tokens(evaluations.values()),
         },
         "versions": versions(),
     }

@@ -12,9 +12,16 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis.run_files import held_out_of, is_finished, metrics_of
 
 
-def held_out_rounds(config: Config, run: Path) -> list[int]:
-    """Rounds with held-out accuracy: where it is there, or where the round's held-out completions are or will be."""
-    finished = is_finished(run, config)
+def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:
+    """Rounds with held-out accuracy: where it is there, or where the round's held-out completions are or will be.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        in_job: whether this is a job's process on another machine, before which all that was planned for it is there.
+            The summary says no more whether the run was finished when that was planned.
+    """
+    finished = in_job or is_finished(run, config)
     return [
         number
         for number in range(1, config.rounds + 1)

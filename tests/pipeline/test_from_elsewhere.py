@@ -75,6 +75,15 @@ def test_a_module_of_another_workflow(tmp_path, prefix, rules) -> None:
     assert yaml.safe_load((tmp_path / prefix / "results" / "mini" / "config.yaml").read_text())["run"] == "mini"
 
 
+def test_the_page_of_an_experiment_is_made_below_the_prefix(tmp_path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(mini()))
+    arms = {"plain": {}, "free": {"algorithm.beta": 0}}
+    content = {"experiment": "beta", "base": "base.yaml", "arms": arms, "seeds": [0]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "Snakefile").write_text(MODULE.format(prefix='prefix: "study"'))
+    assert "rloo experiment study/results/beta --log=study/results/beta/" in snakemake(tmp_path, "-n", "-p")
+
+
 def test_what_a_new_project_lacks_is_one_sentence(tmp_path, tiny_model, monkeypatch) -> None:
     """Its Snakefile calls the hooks of the module, since Snakemake does not."""
     monkeypatch.chdir(tmp_path)

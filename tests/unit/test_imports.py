@@ -18,7 +18,7 @@ MODULES = {
 
 
 def imports(text: str) -> set[str]:
-    """Modules of the package that a source text imports, also inside functions. The package itself is not counted."""
+    """Modules of the package that a source text imports, also inside functions."""
     named = set[str]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -26,7 +26,7 @@ def imports(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             named |= inside & MODULES.keys() or {node.module}
-    return (named & MODULES.keys()) - {rloo_pipeline.__name__}
+    return named & MODULES.keys()
 
 
 def order(graph: dict[str, set[str]]) -> list[str]:
@@ -41,6 +41,10 @@ def test_the_modules_of_the_package_import_without_a_cycle() -> None:
     assert modules.index("rloo_pipeline.config.run") < modules.index("rloo_pipeline.cli.main")
 
 
+def test_no_module_imports_the_package_itself_which_is_above_all() -> None:
+    assert [name for name, file in MODULES.items() if rloo_pipeline.__name__ in imports(file.read_text())] == []
+
+
 def test_a_cycle_would_be_found() -> None:
     def import_line() -> str:
         return "def late():\n    from rloo_pipeline.artifacts import files\n"
@@ -53,7 +57,7 @@ def test_a_cycle_would_be_found() -> None:
 
 
 LAYERS = [
-    *("errors", "import_string", "seeds", "runtime", "config", "artifacts", "data"),
+    *("version", "errors", "import_string", "seeds", "runtime", "config", "artifacts", "data"),
     *("algorithm", "sandbox", "scoring", "environments", "rewards", "demo"),
     *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
     *("cluster", "preflight", "snakemake_ext", "stages", "commands", "cli", "__main__"),

@@ -9,5 +9,7 @@ rule experiment:
         f"results/{RUNS.name}/logs/experiment.log",
     retries: 0
     localrule: True
+    params:
+        experiment=subpath(output[0], parent=True),
     shell:
-        f"rloo experiment results/{RUNS.name} --log={{log}}"
+        "rloo experiment {params.experiment} --log={log}"

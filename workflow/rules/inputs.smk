@@ -75,7 +75,10 @@ def of_round_before(wildcards, pattern):
 
 
 # By run: for which rounds held-out accuracy is measured, and after which a page is written.
-HELD_OUT = {run: in_flight.held_out_rounds(config, CONTROLLER.run_folder(run)) for run, config in RUNS.configs.items()}
+HELD_OUT = {
+    run: in_flight.held_out_rounds(config, CONTROLLER.run_folder(run), in_job=not workflow.is_main_process)
+    for run, config in RUNS.configs.items()
+}
 PAGES = {run: in_flight.page_rounds(config, CONTROLLER.run_folder(run)) for run, config in RUNS.configs.items()}
 
 

@@ -88,12 +88,19 @@ def test_the_headline_names_differences_beyond_sampling_and_claims_nothing_about
     page, content = page_of(folders, tmp_path)
     best = max(content["runs"], key=lambda row: row["final"]["accuracy"])
     text = Reader(page).words
-    assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of its answers to 60" in text
+    assert f"Of 3 runs, {best['run']} ends best: {best['final']['accuracy']:.1%} of the answers to 60" in text
     assert f"{THIRD} (−" in text
     assert "by more than the sampling of these problems and answers explains; demo-grpo (" in text
     assert "Training seeds were not varied: each run is one training, and another seed could order them" in text
     assert "2 comparisons with demo-rloo, and their p-values are corrected for that many (Holm)" in text
     assert "more than chance" not in text
+
+
+def test_runs_that_are_equally_good_end_best_together(folders, tmp_path) -> None:
+    _, content = page_of(folders, tmp_path)
+    for row in content["runs"][:2]:
+        row["final"] = row["final"] | {"accuracy": 0.9}
+    assert "Of 3 runs, demo-rloo and demo-grpo end best: 90.0% of the answers" in comparison_page.headline(content)
 
 
 EXPLAINED = "by more than the sampling of these problems and answers explains"

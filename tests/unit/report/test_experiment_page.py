@@ -169,6 +169,24 @@ def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> Non
     assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
 
+def test_an_arm_with_too_few_seeds_takes_no_interval_from_the_others(changed) -> None:
+    for seed in (1, 2, 3):
+        (changed / "same_50%" / str(seed) / "summary.json").unlink(missing_ok=True)
+    text = page_of(changed)
+    low, high = read_json(changed / "experiment.json")["arms"][0]["mean"]["ci95"]
+    assert f"{low:.1%} to {high:.1%}" in text
+    assert "Of an arm with fewer than 3 seeds nothing can be said about training: it has no interval" in text
+    latex = (changed / "experiment.tex").read_text(encoding="utf-8")
+    assert r"with 95\% intervals" in latex
+    assert "With fewer than 3 seeds there are no intervals" in latex
+
+
+def test_arms_that_are_equally_good_end_best_together(changed) -> None:
+    shutil.rmtree(changed / "same_50%")
+    shutil.copytree(changed / "better", changed / "same_50%")
+    assert "better and same_50% end best on average: " in page_of(changed)
+
+
 def test_one_arm_alone_is_not_called_best(changed) -> None:
     for seed in range(4):
         for arm in ("plain", "same_50%"):
@@ -176,6 +194,42 @@ def test_one_arm_alone_is_not_called_best(changed) -> None:
     text = page_of(changed)
     assert "Only better has finished runs, 4 seeds: " in text
     assert "best" not in text
+
+
+def test_without_a_finished_run_of_the_first_arm_no_other_arm_is_called_the_baseline(changed, caplog) -> None:
+    for seed in range(4):
+        (changed / "plain" / str(seed) / "summary.json").unlink()
+    caplog.set_level("INFO")
+    text = page_of(changed)
+    sentence = "plain, the baseline, has no finished run, so no arm is compared with it."
+    assert sentence in text
+    assert sentence in caplog.text
+    assert "Less plain" in text
+    assert text.count("baseline") == 1
+    assert "differ" not in text.split("Every arm less every other")[0].split("Final held-out accuracy")[0]
+    assert "difference from" not in (changed / "experiment.tex").read_text(encoding="utf-8")
+    head, *rows = csv.reader((changed / "experiment.csv").open(encoding="utf-8"))
+    assert [row[head.index("difference")] for row in rows] == ["", ""]
+    assert read_json(changed / "experiment.json")["comparisons"][0]["less"] == "better", "pairs are still compared"
+
+
+def test_a_choice_of_an_arm_that_is_no_longer_there_counts_as_none(changed) -> None:
+    for file in changed.glob("*/*/config.yaml"):
+        content = yaml.safe_load(file.read_text())
+        content["dataset"]["dev"] = {"path": "dev.jsonl"}
+        file.write_text(yaml.safe_dump(content | {"select": {"by": "dev.pass@1"}}))
+    select([changed / "better" / str(seed) for seed in range(4)], changed / "selection.json")
+    about = yaml.safe_load((changed / "experiment.yaml").read_text())
+    del about["arms"]["better"]
+    (changed / "experiment.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
+    assert "Nothing is chosen yet" in page_of(changed)
+
+
+def test_the_page_names_the_folder_where_snakemake_works_with_a_modules_prefix(study, tmp_path, monkeypatch) -> None:
+    folder = Path("prefix", "results", "study")
+    shutil.copytree(study, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    assert f"from the files of {folder}." in page_of(folder)
 
 
 @pytest.mark.parametrize(

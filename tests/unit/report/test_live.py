@@ -68,6 +68,14 @@ def test_jobs_that_only_some_runs_have_are_shown(tmp_path) -> None:
     assert "no job is running" not in shown(run)
 
 
+def test_the_evaluation_of_what_a_run_chose_is_a_job_of_it(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 8)
+    write_json(run / "selection.json", {})
+    write_log(run, "evaluate_chosen/1.log", "2026-01-01 00:00:00,000 INFO rloo: sampling")
+    assert "evaluate_chosen/1: sampling" in shown(run)
+    assert "no job is running" not in shown(run)
+
+
 @pytest.mark.parametrize(
     ("values", "width", "line"),
     [
@@ -174,18 +182,39 @@ def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp
     assert [row.held_out for row in measured.rows] == [0.125, None, 0.25, *[None] * 5, 0.5]
 
 
+def watched(run: Path) -> str:
+    """What `rloo watch` shows of a run."""
+    console = Terminal(width=150, file=io.StringIO())
+    watch(run, once=True, every=1.0, console=console)
+    return str(console.file.getvalue())
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json", "rounds/00001/scores/000.parquet"],
+)
+def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(tmp_path, file) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    assert "round 2 of 2  finished" in watched(run)
+    write_json(run / file, {})
+    os.utime(run / file, (time.time() + 1,) * 2)
+    assert "round 0 of 2" in watched(run)
+    assert "finished" not in watched(run)
+
+
+def test_a_run_with_a_job_at_work_is_not_finished(tmp_path) -> None:
+    """Snakemake has deleted the prompts, and their job has begun."""
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    write_log(run, "prompts.log", "2026-01-01 00:00:00,000 INFO rloo: tokenizing\n")
+    assert "finished" not in watched(run)
+
+
 def test_a_run_that_is_trained_again_is_shown_as_far_as_it_has_come(tmp_path) -> None:
     run = finish_run(tmp_path / "run", configuration())
-
-    def watched() -> str:
-        console = Terminal(width=150, file=io.StringIO())
-        watch(run, once=True, every=1.0, console=console)
-        return str(console.file.getvalue())
-
-    assert "round 40 of 40  finished" in watched()
+    assert "round 40 of 40  finished" in watched(run)
     train_again(run, 3)
-    assert "round 3 of 40" in watched()
-    assert "finished" not in watched()
+    assert "round 3 of 40" in watched(run)
+    assert "finished" not in watched(run)
     measured = terminal_table.Measurements(run_files.read(run).config, run)
     assert [row.round for row in measured.rows] == [0, 1, 2, 3]
 
@@ -225,6 +254,8 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
         tables.write(folder / "rollouts" / "000.parquet", [row], tables.ROLLOUTS, "rollouts")
         score = {**keys, "scores/answer": 1.0, "reward": 0.25, "seconds": 0.0, "error": None}
         tables.write(folder / "scores" / "000.parquet", [score], tables.scores_schema(["answer"]), "scores")
+    for file in (run / "rounds" / "00001").glob("*/*.parquet"):
+        os.utime(file, (STARTED, STARTED))
     output = shown(run)
     assert "a completion of round 2, reward 0.25" in output
     assert "[bold]second[/]" in output, "as plain text, not as markup"

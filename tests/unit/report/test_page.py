@@ -361,6 +361,14 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     assert all(symptom.title in text and symptom.cure in text for symptom in symptoms)
 
 
+def test_the_page_says_how_rounds_draw_prompts_where_policy_0_was_not_sampled_for_it(tmp_path: Path) -> None:
+    source = {"path": "rows.jsonl"}
+    dataset = {"train": source, "eval": source, "select": {"weights": "online"}}
+    config = configuration(rounds=1, dataset=dataset, correct={"reward": "answer"})
+    text = page_words(make_run(tmp_path / "run", config), config.only("report"))
+    assert "where p is the pass rate in earlier rounds: prompts that are solved half of the time" in text
+
+
 def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp_path) -> None:
     source = {"path": "rows.jsonl"}
     evaluation = {"num_generations": 2, "bootstrap_samples": 200, "every": 20}
@@ -375,6 +383,10 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     text = page_words(run, only)
     assert "Of 2 policies, that of round 20 has the best pass@1 on dataset.dev: 71.2%" in text
     assert f"It alone was evaluated on dataset.eval: {final['accuracy']:.1%} of its answers" in text
+    evaluations = [read_json(file) for file in run.glob("evaluation/*/summary.json")]
+    parts = [part for evaluation in (*evaluations, final) for part in (evaluation, evaluation["greedy"])]
+    sampled = sum(part["num_completion_tokens"] for part in parts)
+    assert f"{sampled:,} in evaluations" in text, "with greedy decoding and the test"
     write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})
     with pytest.raises(UserError, match="its policy is"):
         summarize_run(only, run)

@@ -97,6 +97,20 @@ def test_rounds_of_another_configuration_are_refused_before_anything_is_written(
     assert not Path("results").exists()
 
 
+def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(starting) -> None:
+    """Also while its first job waits in the queue, when nothing of it is newer than the summary."""
+    run, config = Path("results/mini"), starting.runs.first
+    run_files = [f"rounds/{number:05d}/metrics.json" for number in range(1, config.rounds + 1)]
+    for file in (*run_files, *(f"evaluation/{name}/summary.json" for name in config.evaluated), "summary.json"):
+        write_json(run / file, {})
+    starting.start()
+    assert module.is_finished(run, config), "no job of this call makes the summary"
+    summary = SimpleNamespace(output=[str(run / "summary.json")])
+    starting._workflow.dag.needrun_jobs = lambda: [summary]
+    starting.start()
+    assert not module.is_finished(run, config)
+
+
 def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:
     """No controller to end with, no folder for temporary files, no workers."""
     monkeypatch.setattr(module.manager, "start", lambda *_: pytest.fail("workers were started"))

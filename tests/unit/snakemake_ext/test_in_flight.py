@@ -52,6 +52,9 @@ def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: 
     assert in_flight.held_out_rounds(config, tmp_path) == []
     touch(held_out_of(tmp_path, 1), in_flight.page_of(tmp_path, 2))
     assert (in_flight.held_out_rounds(config, tmp_path), in_flight.page_rounds(config, tmp_path)) == ([1], [2])
+    (tmp_path / "summary.json").unlink()
+    assert in_flight.held_out_rounds(config, tmp_path) == [1, 3]
+    assert in_flight.held_out_rounds(config, tmp_path, in_job=True) == [1], "as planned before the report began again"
     longer = Config(**mini(rounds=5))
     assert in_flight.held_out_rounds(longer, tmp_path) == [1, 3, 4, 5]
     assert in_flight.page_rounds(longer, tmp_path) == [2, 4]
