@@ -20,8 +20,8 @@ from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.scoring.completion_text import as_completion, text_of
 from rloo_pipeline.scoring.dispatch import score_all
-from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.scoring.score_table import OF_PROMPTS
 
 EXAMPLES = 5
 """Rows of each kind that are printed."""
@@ -106,7 +106,7 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
     texts = [_text(row["completion"], f"{file}: row {number}") for number, row in enumerate(scored_rows)]
     prompts = [row.get("prompt") or [{"role": "user", "content": str(row.get("question", ""))}] for row in rows]
     completions = list(map(as_completion, texts, prompts))
-    reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
+    reserved = {*OF_PROMPTS, "completion"}
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
     columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in scored_rows])
     have_ids = all(row.get("completion_ids") is not None for row in scored_rows)

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import mini
 
+from rloo_pipeline.commands import reward_trial
 from rloo_pipeline.commands.reward_test import _batch, _own_completions
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 
 DATA = Path("data.jsonl")
@@ -24,3 +27,10 @@ def test_an_answer_of_any_type_is_a_completion() -> None:
 def test_a_row_without_an_answer_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; give it a text"):
         completions_of("2", None)
+
+
+def test_a_function_gets_the_columns_that_it_gets_in_a_run() -> None:
+    row = {"prompt": "1+1", "prompt_ids": [1], "environment_observation": "", "answer": "2", "level": 3}
+    tested = _batch([row], [{"completion": "2"}], DATA)
+    checked = reward_trial._inputs(Config(**mini()), reward_trial.DatasetSample([row], ["1+1"], []), None).batch
+    assert set(tested.columns) == set(checked.columns) == {"answer", "level", "finish_reason"}
