@@ -46,6 +46,40 @@ def test_exceptions_in_async_functions_and_imports_name_the_users_line(tmp_path)
         score(Reward(function=f"{file}:mine"), batch)
 
 
+GROUPED = """
+import asyncio
+from rloo_pipeline.errors import UserError
+
+async def one():
+    return {}["key"]
+
+async def bad():
+    raise UserError("no such key")
+
+async def in_a_group(task):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(task)
+
+async def mine(completions):
+    BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("await in_a_group(one())", r"raised KeyError: 'key' \(mine\.py, line 6\)"),
+        ("await in_a_group(bad())", r"cannot continue with row 0: no such key"),
+        ("raise asyncio.CancelledError", r"raised CancelledError: \(mine\.py, line 16\)"),
+    ],
+)
+def test_an_async_function_whose_task_fails_or_that_is_cancelled_says_why(tmp_path, body, message) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(GROUPED.replace("BODY", body))
+    with pytest.raises(UserError, match=rf"'mine' .* {message}"):
+        score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, {}))
+
+
 def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def mine(solution):\n    return [1.0]\n")
