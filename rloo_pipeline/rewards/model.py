@@ -145,6 +145,8 @@ def _load(
 def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
     """The index of the output that is the score."""
     count = int(model.config.num_labels or 1)
+    if not isinstance(output, int | None):
+        raise UserError(f"{REWARD}: the dataset has a column 'output'; set the option output to the index of the score")
     if output is None and count != 1:
         raise UserError(
             f"{REWARD}: '{path}' has {count} outputs; set the option output to the index of the score, from 0"

@@ -145,6 +145,8 @@ def test_the_option_output_selects_one_of_several_outputs(tmp_path: Path) -> Non
     assert reward_model(prompts, completions, path, output=0, probability=True) == pytest.approx(shares, abs=1e-5)
     with pytest.raises(UserError, match="has 2 outputs; set the option output to the index of the score"):
         reward_model(prompts, completions, path)
+    with pytest.raises(UserError, match="the dataset has a column 'output'; set the option output to the index"):
+        reward_model(prompts, completions, path, output=["a"] * 4)
     with pytest.raises(UserError, match="output 2 is none of the 2 outputs"):
         reward_model(prompts, completions, path, output=2)
 
