@@ -205,7 +205,7 @@ class _Caller:
                     returned = self.function(**call.arguments)
                     if type(returned) is not list and inspect.isawaitable(returned):
                         returned = self.loop.run(_await(returned), context=copy_context())  # with this call's notes
-                scores = reward_call.checked_scores(returned, call.rows)
+                scores = reward_call.checked_scores(returned, call.rows, notes)
                 _add(results, call, time.monotonic() - began, scores, notes)
             except Exception as error:
                 results.append(self._failed(call, began, error))
@@ -234,7 +234,7 @@ class _Caller:
             async with limit:
                 with only_in(self.pid):
                     returned = await self.function(**call.arguments)
-            scores = reward_call.checked_scores(returned, call.rows)
+            scores = reward_call.checked_scores(returned, call.rows, notes)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed(call.number, time.monotonic() - began, late=True)
@@ -275,8 +275,7 @@ def _add(results: list[Message], call: Call, seconds: float, scores: reward_call
     done.numbers.append(call.number)
     done.seconds.append(seconds)
     done.scores.append(scores)
-    for index, note in notes.items():
-        done.notes[call.rows[index]] = note
+    done.notes.update((call.rows[index], note) for index, note in notes.items())
     return done
 
 
