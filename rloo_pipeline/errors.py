@@ -37,8 +37,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """A text, or the message of an error, on one line of at most `longest` characters."""
-    return " ".join(str(text).split())[:longest]
+    """A text, or the message of an error, on one line of at most `longest` characters that UTF-8 has."""
+    return " ".join(str(text).encode(errors="replace").decode().split())[:longest]
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

@@ -101,7 +101,7 @@ def load(reference: str) -> Callable[..., Any]:
 
 def error_location(error: BaseException, reference: str) -> str:
     """Where in the user's files an exception was raised, such as ` (mine.py, line 12)`: the innermost frame in the
-    function's own file or in a file below its folder. Empty if there is none.
+    function's own file or in a file below its folder. Empty if there is none, or if the file is no longer found.
 
     Args:
         error: raised by the function or by its import.
@@ -109,7 +109,10 @@ def error_location(error: BaseException, reference: str) -> str:
     """
     import traceback
 
-    source = source_of(reference)
+    try:
+        source = source_of(reference)
+    except UserError:  # the function has changed the working folder
+        return ""
     if source is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
         return ""
     own, folder, package = source.resolve(), source.resolve().parent, Path(__file__).resolve().parent

@@ -114,13 +114,19 @@ def _started() -> subprocess.Popen[str]:
     if _server is None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         environment = os.environ | ENVIRONMENT
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, "serve", str(os.getpid())]
         _server = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
     return _server
 
 
-def _serve() -> None:
-    """Runs the commands of each request, a line of JSON, until standard input is closed."""
+def _serve(parent: int) -> None:
+    """Runs the commands of each request, a line of JSON, until standard input is closed or the parent has ended, also
+    where a process that was forked by a test keeps that input open.
+    """
+    from rloo_pipeline.scoring.worker import die_with
+
+    die_with(parent)
+    server = os.getpid()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "r+") as null:
         for number in (0, 1):
@@ -131,6 +137,7 @@ def _serve() -> None:
         for command in json.loads(line):
             children.append(os.fork())
             if not children[-1]:
+                die_with(server)
                 requests.close()
                 answers.close()
                 _become(*command)
@@ -198,4 +205,4 @@ def _answer(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    _answer(Path(sys.argv[1])) if sys.argv[1:] else _serve()
+    _serve(int(sys.argv[2])) if sys.argv[1] == "serve" else _answer(Path(sys.argv[1]))

@@ -1,7 +1,8 @@
 #!/bin/sh
 # `make setup`: makes .venv from the pinned lists of requirements/ for ACCELERATOR, cpu or cuda.
 # A second call compares one key and returns. A changed list installs what changed. An environment whose installation
-# was cut short, or that belongs to another Python, place or accelerator, is made anew.
+# was cut short, or that belongs to another Python, place or accelerator, is made anew; where .venv is a link to that of
+# another folder, which would lose it, nothing is.
 set -eu
 cd "$(dirname "$0")/.."
 unset PYTHONPATH # pip would take what lies there for installed
@@ -65,9 +66,15 @@ step() { # WORDS COMMAND ...: says what happens and how long it took; what the c
     fi
 }
 
+refuse_link() { # A link to an empty folder or to an environment of this folder is fine: on another disk, say.
+    case "$found " in " " | *" $PWD "*) return ;; esac
+    [ ! -L .venv ] || fail ".venv is a link to the environment of another folder: remove the link, or link to a new folder"
+}
+
 case $accelerator in cpu | cuda) ;; *) fail "ACCELERATOR=$accelerator: say cpu or cuda" ;; esac
 compare
 if [ "$found" = "$key" ]; then exit; fi
+refuse_link
 
 if command -v flock >/dev/null; then # another make may be at it
     exec 9>.setup.lock
@@ -88,7 +95,7 @@ esac
 if [ "$python" != .venv/bin/python ]; then
     check_python
     mkdir -p .venv
-    echo "unfinished $accelerator" >$stamp
+    echo "unfinished $accelerator $PWD" >$stamp
     find .venv -mindepth 1 -maxdepth 1 ! -path $stamp -exec rm -rf {} +
     step "environment .venv with Python $(version "$python")" "$python" -m venv .venv
 fi
@@ -97,7 +104,7 @@ pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; 
 compile() { # On all cores; pip has but one. Some packages have templates with the name of a source file.
     .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 }
-echo "unfinished $accelerator" >$stamp
+echo "unfinished $accelerator $PWD" >$stamp
 : >$log
 step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
     pip install --no-deps --no-compile -r "requirements/$accelerator.txt" -r requirements/dev.txt

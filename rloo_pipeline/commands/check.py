@@ -108,8 +108,7 @@ def _model_findings(config: Config, scratch: Path) -> Generator[Finding, None, M
     try:
         folder = _model(config, scratch)
         yield _model_finding(config, folder)
-        if config.model.dtype != "float32":
-            finding = places.number_format(config.model.dtype)
+        for finding in places.machine(config):
             yield finding._replace(ok=True, note=not finding.ok)  # stages may run on another machine
         if folder is None:
             return ModelParts()

@@ -41,9 +41,9 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
     # as the run will fetch: in the image or not, else `stage-assets` runs again
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
     yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")
-    if profile is None and config.model.dtype != "float32":
-        yield places.number_format(config.model.dtype)
-    if profile is not None:
+    if profile is None:
+        yield from places.machine(config)
+    else:
         yield from slurm_checks.findings(profile, project / "workflow" / "rules", config)
 
 

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
+from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.scoring.completion_text import as_completion, text_of
 from rloo_pipeline.scoring.dispatch import score_all
-from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.scoring.score_table import OF_PROMPTS
 
 EXAMPLES = 5
 """Rows of each kind that are printed."""
@@ -103,10 +104,12 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
         if "completion" not in row:
             suggestion = did_you_mean("completion", row)
             raise UserError(f"{file}: row {number} has no column 'completion'{suggestion}")
-    texts = [_text(row["completion"], f"{file}: row {number}") for number, row in enumerate(scored_rows)]
     prompts = [row.get("prompt") or [{"role": "user", "content": str(row.get("question", ""))}] for row in rows]
-    completions = list(map(as_completion, texts, prompts))
-    reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "completion", "completion_ids"}
+    completions = [
+        _completion(row["completion"], prompt, f"{file}: row {number}")
+        for number, (row, prompt) in enumerate(zip(scored_rows, prompts, strict=True))
+    ]
+    reserved = {*OF_PROMPTS, "completion"}
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
     columns.setdefault("finish_reason", [row.get("finish_reason", "stop") for row in scored_rows])
     have_ids = all(row.get("completion_ids") is not None for row in scored_rows)
@@ -114,12 +117,15 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
     return RewardBatch(prompts, completions, ids, columns)
 
 
-def _text(completion: Any, location: str) -> str:
-    """The text of a completion: a string, the last of several messages, or another value as Python writes it."""
-    if completion is None:
+def _completion(value: Any, prompt: Any, location: str) -> Any:
+    """A completion as in a run: the messages of an episode, or the text of a single message or of another value."""
+    if value is None:
         raise UserError(f"{location} has null where the completion should be; give it a text, or drop the row")
-    messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
-    return text_of(completion) if messages else str(completion)
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        if len(value) > 1 and not isinstance(prompt, str):
+            return value
+        value = content_text(value[-1]["content"])
+    return as_completion(str(value), prompt)
 
 
 def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:

@@ -85,9 +85,8 @@ def _not_called(reward: Reward, reason: str) -> Finding:
 
 def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
     from rloo_pipeline.scoring.completion_text import as_completion
-    from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
     from rloo_pipeline.scoring.score_batch import RewardBatch
-    from rloo_pipeline.scoring.score_table import environment_columns
+    from rloo_pipeline.scoring.score_table import OF_PROMPTS, environment_columns
 
     rows = [row for row in dataset.rows[:PROMPTS] for _ in range(SAMPLES)]
     prompts = [prompt for prompt in dataset.prompts[:PROMPTS] for _ in range(SAMPLES)]
@@ -100,8 +99,7 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
     ids = [[*range(len(text.split()))] for text in texts]  # as many as words, if there is no tokenizer
     if tokenizer is not None:
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
-    reserved = {*OWN_ARGUMENTS, "prompt", "prompt_ids"}
-    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in reserved}
+    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in OF_PROMPTS}
     columns["finish_reason"] = ["stop"] * len(rows)
     if dataset.episodes:
         episodes = [episode for episode in dataset.episodes[: len(dataset.rows[:PROMPTS])] for _ in range(SAMPLES)]

@@ -163,8 +163,8 @@ class Deepspeed(Section):
     """What is kept in the memory of the node, or on its disk."""
     nvme_path: str | None = None
     """Folder on a fast disk of the node for `offload: nvme`; it may name variables, such as `$SLURM_TMPDIR`. By default
-    the folder for temporary files (`$TMPDIR`), which on some clusters is in memory (tmpfs) and then saves none. Files
-    there are removed when the update ends.
+    the folder for temporary files (`$TMPDIR`), which is refused where it is in memory (tmpfs), as on some clusters.
+    Files there are removed when the update ends.
     """
     config: str | JSON | None = None
     """A JSON file with further keys of DeepSpeed's configuration, or these keys. They are merged with the rest. Values

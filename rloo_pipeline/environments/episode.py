@@ -260,12 +260,16 @@ def _cut(text: str) -> str:
 def state_of(environment: Any) -> str | None:
     """The public attributes of an environment as JSON: rewards read them, as TRL's read those of `environments`.
 
-    What JSON lacks, such as a client or NaN, is left out, as are attributes that are longer than STATE_CHARACTERS.
+    What JSON lacks, such as a client or NaN, is left out, as are attributes that are longer than STATE_CHARACTERS. What
+    an episode has not set is as the class has it, if that is a text, a number or None: `guesses = 0`.
     """
     if environment is None:
         return None
+    own = getattr(environment, "__dict__", {})
+    of_class = dict(item for kind in reversed(type(environment).__mro__) for item in vars(kind).items())
+    defaults = {name: value for name, value in of_class.items() if isinstance(value, str | int | float | None)}
     parts = dict[str, str]()
-    for name, value in sorted(getattr(environment, "__dict__", {}).items()):
+    for name, value in sorted((defaults | own).items()):
         if not name.startswith("_"):
             try:
                 text = json.dumps(value, allow_nan=False)

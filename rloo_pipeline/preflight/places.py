@@ -90,8 +90,23 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
             yield Finding("model", True, f"{folder} is complete")
 
 
-def number_format(dtype: Dtype) -> Finding:
-    """This node can train in a 16-bit format. Stages on other nodes check it there."""
+def machine(config: Config) -> Iterator[Finding]:
+    """What updates on this node need of it. Stages on other nodes check it there."""
+    from rloo_pipeline.training import nvme
+
+    if config.model.dtype != "float32":
+        yield _number_format(config.model.dtype)
+    if config.deepspeed.offload.on_disk:
+        try:
+            folder = nvme.disk(config.deepspeed.nvme_path)
+        except UserError as error:
+            yield Finding("offload", False, str(error))
+        else:
+            yield Finding("offload", True, f"to {folder}")
+
+
+def _number_format(dtype: Dtype) -> Finding:
+    """This node can train in a 16-bit format."""
     from rloo_pipeline.training import formats
 
     try:

@@ -9,10 +9,10 @@ and name that node in the configuration (the nodes that score must be able to re
     - function: rloo_pipeline.rewards.judge:judge_reward
       options: {base_url: "http://node17:8000/v1", model: judge}
 
-The judge gets the prompt and the answer after the thinking, at temperature 0. A reply without a score, with a score out
-of range, or cut at `max_tokens`, gives None and an entry in the column `error`, and so does a request that the endpoint
-refuses for its content, such as a completion that is longer than the judge's context. The `timeout` of the reward in
-the configuration must cover all attempts together.
+The judge gets the prompt, with `[image]` for an image, and the answer after the thinking, at temperature 0. A reply
+without a score, with a score out of range, or cut at `max_tokens`, gives None and an entry in the column `error`, and
+so does a request that the endpoint refuses for its content, such as a completion that is longer than the judge's
+context. The `timeout` of the reward in the configuration must cover all attempts together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.scoring import http_service
 from rloo_pipeline.scoring.completion_text import THINK_START, after_thinking, text_of
@@ -209,8 +210,8 @@ def _conversation(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
-        return str(prompt[0]["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+        return content_text(prompt[0]["content"])
+    return "\n\n".join(f"{message['role']}: {content_text(message['content'])}" for message in prompt)
 
 
 def _shown(completion: Any, with_thinking: bool) -> str:

@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.scoring.reward_call import unscored
@@ -144,6 +145,8 @@ def _load(
 def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
     """The index of the output that is the score."""
     count = int(model.config.num_labels or 1)
+    if not isinstance(output, int | None):
+        raise UserError(f"{REWARD}: the dataset has a column 'output'; set the option output to the index of the score")
     if output is None and count != 1:
         raise UserError(
             f"{REWARD}: '{path}' has {count} outputs; set the option output to the index of the score, from 0"
@@ -156,14 +159,15 @@ def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
 
 
 def _shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
-    """Prompt and completion as the model reads them: a text, or messages."""
+    """Prompt and completion as the model reads them: a text, or messages, with `[image]` for an image of the prompt."""
     text = text_of(completion)
     if strip_thinking:
         text = after_thinking(text).strip()
     if isinstance(prompt, str):
         return prompt + text
     *earlier, last = as_completion(completion, prompt) if isinstance(completion, str) else completion
-    return [*prompt, *earlier, {**last, "content": text}]
+    asked = [{**one, "content": one["content"] and content_text(one["content"])} for one in prompt]
+    return [*asked, *earlier, {**last, "content": text}]
 
 
 def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, Any]) -> list[int]:

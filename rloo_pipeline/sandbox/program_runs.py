@@ -64,6 +64,9 @@ def run_program(
         stdin_text: its standard input.
         most: most bytes that it may print.
         with_errors: what it writes to its standard error belongs to what it prints.
+
+    Raises:
+        UnusableTestsError: the sandbox does not start.
     """
     deadline = time.monotonic() + settings.limits.seconds
     code = text.encode(errors="replace")
@@ -79,8 +82,7 @@ def run_program(
         ) as process:
             to_program.reader.close()
             output.writer.close()
-            if not _ready(output.reader, deadline):
-                return ProgramRun("", None)
+            _wait_for_start(output.reader, deadline)
             feeder = _feed(to_program.writer, stdin)
             printed, complete = _read(output.reader, deadline, most)
             status = _exit_status(process, deadline) if complete else None
@@ -95,7 +97,7 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
     program's process. So both processes use only descriptors 0 to 2, which every sandbox passes on.
 
     Raises:
-        UnusableTestsError: the tests need something that the sandbox lacks.
+        UnusableTestsError: a sandbox does not start, or the tests need something that it lacks.
     """
     deadline = time.monotonic() + settings.limits.seconds
     job = {"program": text, "units": tests.units, "builtin": tests.builtin, "all": settings.partial}
@@ -109,8 +111,7 @@ def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
         ):
             for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
                 end.close()
-            if not _ready(report.reader, deadline):
-                return 0
+            _wait_for_start(report.reader, deadline)
             feeder = _feed(to_examiner.writer, json.dumps(job).encode() + b"\n")
             lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
         feeder.join()
@@ -140,11 +141,16 @@ class Pipe:
         self.writer.close()
 
 
-def _ready(reader: IO[bytes], deadline: float) -> bool:
-    """Whether the other process reports READY before the deadline."""
+def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
+    """Waits until the other process reports READY, before which it has no code of the program.
+
+    Raises:
+        UnusableTestsError: it does not before the deadline.
+    """
     poll = select.poll()
     poll.register(reader, select.POLLIN)
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000)) and os.read(reader.fileno(), 1) == READY
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or os.read(reader.fileno(), 1) != READY:
+        raise UnusableTestsError("the sandbox did not start")
 
 
 def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:

@@ -7,7 +7,7 @@ import importlib
 from contextlib import suppress
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.sandbox.code_tests import Asserts, ScriptCase
+from rloo_pipeline.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
 from rloo_pipeline.sandbox.command_line import Sandbox, SandboxLimits
 from rloo_pipeline.sandbox.program_runs import RunSettings, passed_asserts, passed_scripts, run_program
 
@@ -40,15 +40,18 @@ def self_test(sandbox: Sandbox, limits: SandboxLimits) -> None:
         UserError: programs cannot use what they may use, a right program fails, or a wrong one passes.
     """
     settings = RunSettings(sandbox, limits._replace(seconds=max(limits.seconds, LEAST_SECONDS)), False)
-    run = run_program(settings, USES.format(modules=_importable(), paths=sandbox.read_only))
-    if run.printed:
-        raise UserError(
-            f"the sandbox ({sandbox.kind}) {run.printed.splitlines()[0]}: make the libraries of Python and the system, "
-            "and the paths in 'read_only', readable for everybody, or raise 'memory_mb'"
-        )
-    right = passed_asserts(settings, RIGHT, TESTS) == 1 and passed_scripts(settings, RIGHT, CASES) == 1
-    wrong = passed_asserts(settings, WRONG, TESTS) == 1 or passed_scripts(settings, WRONG, CASES) == 1
-    if not (run.status == 0 and right) or wrong:
+    right = wrong = False
+    with suppress(UnusableTestsError):  # it does not start
+        run = run_program(settings, USES.format(modules=_importable(), paths=sandbox.read_only))
+        if run.printed:
+            raise UserError(
+                f"the sandbox ({sandbox.kind}) {run.printed.splitlines()[0]}: make the libraries of Python and the "
+                "system, and the paths in 'read_only', readable for everybody, or raise 'memory_mb'"
+            )
+        wrong = passed_asserts(settings, WRONG, TESTS) == 1 or passed_scripts(settings, WRONG, CASES) == 1
+        right = passed_asserts(settings, RIGHT, TESTS) == 1 and passed_scripts(settings, RIGHT, CASES) == 1
+        right = right and run.status == 0
+    if wrong or not right:
         raise UserError(
             f"the sandbox ({sandbox.kind}) {'passes a wrong' if wrong else 'fails a right'} program, so scores would "
             f"be wrong: raise the options 'memory_mb' ({limits.memory_mb}), 'file_mb' ({limits.file_mb}) or "

@@ -6,7 +6,7 @@ Worker processes import this module, so it imports almost nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from math import inf, isfinite
 from typing import Any, NamedTuple
@@ -75,14 +75,21 @@ def collect_notes() -> dict[int, str]:
     return notes
 
 
-def checked_scores(returned: Any, rows: Sequence[int]) -> Scores:
+def checked_scores(returned: Any, rows: Sequence[int], notes: Iterable[Any] = ()) -> Scores:
     """Checks what a function returned for `rows` of the table: one finite number or None per row.
 
-    As in TRL, everything that `float` converts is a number, True and False included. Strings are not, even "0.5".
+    As in TRL, everything that `float` converts is a number, True and False included. Strings are not, even "0.5". The
+    places of its `notes` must be places in the call.
 
     Raises:
         BadOutputError: the check fails.
     """
+    for place in notes:
+        if place not in range(len(rows)):
+            raise BadOutputError(
+                f"called unscored with {place!r:.50} for {rows_text(rows)}; a place is from 0 to {len(rows) - 1}, the "
+                "index of the completion in the call"
+            )
     if type(returned) is list and len(returned) == len(rows) and all(map(_is_score, returned)):  # nearly always
         return returned.copy()  # the function may keep its list and write into it
     if not isinstance(returned, Sequence) and hasattr(returned, "tolist"):

@@ -26,6 +26,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,8 +204,8 @@ class _Caller:
                 with only_in(self.pid):
                     returned = self.function(**call.arguments)
                     if type(returned) is not list and inspect.isawaitable(returned):
-                        returned = self.loop.run(_await(returned))
-                scores = reward_call.checked_scores(returned, call.rows)
+                        returned = self.loop.run(_await(returned), context=copy_context())  # with this call's notes
+                scores = reward_call.checked_scores(returned, call.rows, notes)
                 _add(results, call, time.monotonic() - began, scores, notes)
             except Exception as error:
                 results.append(self._failed(call, began, error))
@@ -233,8 +234,8 @@ class _Caller:
             async with limit:
                 with only_in(self.pid):
                     returned = await self.function(**call.arguments)
-            scores = reward_call.checked_scores(returned, call.rows)
-        except Exception as error:
+            scores = reward_call.checked_scores(returned, call.rows, notes)
+        except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return Failed(call.number, time.monotonic() - began, late=True)
             return self._failed(call, began, error)
@@ -248,10 +249,12 @@ class _Caller:
                 self.board.write(0, 0.0)
             raise
 
-    def _failed(self, call: Call, began: float, error: Exception) -> Failed:
+    def _failed(self, call: Call, began: float, error: BaseException) -> Failed:
         import traceback
 
         seconds = time.monotonic() - began
+        while isinstance(error, ExceptionGroup):  # of an asyncio.TaskGroup, whose first failure cancels the rest
+            error = error.exceptions[0]
         if isinstance(error, reward_call.BadOutputError):
             return Failed(call.number, seconds, bad=str(error))
         if isinstance(error, UserError):
@@ -272,8 +275,7 @@ def _add(results: list[Message], call: Call, seconds: float, scores: reward_call
     done.numbers.append(call.number)
     done.seconds.append(seconds)
     done.scores.append(scores)
-    for index, note in notes.items():
-        done.notes[call.rows[index]] = note
+    done.notes.update((call.rows[index], note) for index, note in notes.items())
     return done
 
 

@@ -224,8 +224,12 @@ class Controller:
             manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
 
     def _kept(self) -> str | None:
-        """A sentence if a file stays that the configuration does not describe."""
-        return lost_metadata.kept(self._workflow, self.runs, self._results, self._before)
+        """A sentence if a file stays that the configuration does not describe, or that is of another model."""
+        made = set(self._outputs())
+        assets = (self._results / run / "assets" for run in self.runs.by_folder)
+        replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in made)
+        kept = lost_metadata.kept(self._workflow, self.runs, self._results, self._before)
+        return kept or next(filter(None, replaced), None)
 
     def _judge_rest(self, record: logging.LogRecord) -> bool:
         """A filter for Snakemake's messages, which the thread calls that logs: without a job to run it calls no hook.

@@ -1,11 +1,17 @@
-"""What stage-assets reads: local files, which its rule watches, and repositories of the Hub, whose commits pin them."""
+"""What stage-assets reads: local files, and repositories of the Hub, whose commits pin them.
+
+Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
+merely newer. Where another file of a model is, `replaced` says so.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from rloo_pipeline.artifacts.assets import ASSETS
 from rloo_pipeline.config import Config
 from rloo_pipeline.preflight import dataset_inputs
 
@@ -31,6 +37,23 @@ def _files_in(folder: Path) -> list[Path]:
     """Files that `datasets.load_dataset` may read in a folder: none that are hidden, or in a hidden folder."""
     found = sorted(folder.rglob("*"))
     return [file for file in found if not any(part[0] == "." for part in file.relative_to(folder).parts)]
+
+
+def replaced(folder: Path) -> str | None:
+    """A sentence if a file of a local model was replaced since `folder` was written, the assets of a run."""
+    try:
+        written = (folder / ASSETS).stat().st_mtime
+        model = json.loads((folder / ASSETS).read_text(encoding="utf-8"))["model"]
+    except (OSError, ValueError, KeyError):  # what reads them says it
+        return None
+    for name, entry in model["files"].items() if model["revision"] is None else ():
+        file = Path(model["path"]) / name
+        if file.exists() and (file.stat().st_mtime > written or file.stat().st_size != entry["bytes"]):
+            return (
+                f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to "
+                "begin again with the new one, give the run another name, or put the old one back with its old time"
+            )
+    return None
 
 
 def are_pinned(config: Config) -> bool:

@@ -31,6 +31,8 @@ READ = 5
 """DeepSpeed's buffers for weights that are read, at least: the tensors of one module and those of the next."""
 ALIGNED = 1 << 20
 """DeepSpeed writes whole blocks; a buffer is larger than its content by less than this, in numbers."""
+MOUNTS = Path("/proc/self/mountinfo")
+"""Linux's list of file systems, proc_pid_mountinfo(5)."""
 WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
@@ -50,7 +52,7 @@ def configuration(folder: Path, settings: TrainerSettings) -> JSON:
     """DeepSpeed's keys for the offload of `settings`, with a new folder on the disk of this rank.
 
     Raises:
-        UserError: there is no such folder on the node, or too little space in it.
+        UserError: as `disk`, or there is too little space in it.
     """
     world = ranks.current().world
     sizes = _sizes(policy.base_of(folder), settings.trust_remote_code)
@@ -84,12 +86,37 @@ def _sizes(base: Path, trust_remote_code: bool) -> Sizes:
     return Sizes(max(counts), sum(counts), of_module)
 
 
+def disk(nvme_path: str | None) -> Path:
+    """The folder on the disk of this node that folders of processes are in.
+
+    Raises:
+        UserError: there is none, or it is that of temporary files, and in memory.
+    """
+    folder = Path(os.path.expandvars(nvme_path)) if nvme_path else Path(tempfile.gettempdir())
+    if not folder.is_dir():
+        raise UserError(f"deepspeed.nvme_path: {folder} is no folder on this node; name one on its disk")
+    if nvme_path is None and _in_memory(folder):
+        raise UserError(
+            f"deepspeed.nvme_path: the default, {folder} for temporary files, is in the memory of this node, so that "
+            "an offload to it would save none; name a folder on its disk"
+        )
+    return folder
+
+
+def _in_memory(folder: Path) -> bool:
+    """Whether a folder is on a file system in memory."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    lines = MOUNTS.read_text().splitlines() if MOUNTS.exists() else []
+    mounts = (line.split(" - ") for line in lines)
+    return any(
+        mount.split()[2] == number and file_system.split()[0] in ("ramfs", "tmpfs") for mount, file_system in mounts
+    )
+
+
 def _folder(nvme_path: str | None) -> Path:
     """A new folder for this process, which is removed when it ends, as are those that killed processes have left."""
-    parent = Path(os.path.expandvars(nvme_path)) if nvme_path else Path(tempfile.gettempdir())
-    if not parent.is_dir():
-        raise UserError(f"deepspeed.nvme_path: {parent} is no folder on this node; name one on its disk")
-    folder = Path(tempfile.mkdtemp(prefix="rloo-offload-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix="rloo-offload-", dir=disk(nvme_path)))
     scratch.claim(folder)
     return folder
 

@@ -376,3 +376,24 @@ def test_prompts_warm_start_and_pass_rates_come_from_the_cache_between_workflows
     )
     assert first == second
     assert len(set(first)) == len(made)
+
+
+def test_replaced_weights_of_a_local_model_are_refused_until_the_run_begins_again(finished, tiny_model, tmp_path):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    changes = {"run": "replaced", "model": {"name_or_path": str(model), "build": None, "build_options": {}}}
+    command = ("--cores", "1", "--", "results/replaced/assets")
+    assert finished.snakemake(*command, **changes).returncode == 0
+    assert finished.snakemake(*command, **changes).returncode == 0
+    (model / "model.safetensors").touch()
+    outcome = finished.snakemake(*command, **changes)
+    assert outcome.returncode == 1
+    assert f"{model}/model.safetensors was replaced after the run began" in outcome.stdout + outcome.stderr
+    outcome = finished.snakemake("--dry-run", *command, **changes)
+    assert outcome.returncode == 0
+    assert "was replaced after the run began" in outcome.stdout + outcome.stderr
+    outcome = finished.snakemake("--cores", "1", "--", "results/replaced/prompts", **changes)
+    assert outcome.returncode == 1
+    assert "was replaced after the run began" in outcome.stdout + outcome.stderr
+    shutil.rmtree(finished.folder / "results" / "replaced" / "assets")
+    assert finished.snakemake(*command, **changes).returncode == 0
+    assert finished.snakemake(*command, **changes).returncode == 0

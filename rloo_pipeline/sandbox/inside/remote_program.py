@@ -36,7 +36,7 @@ class ProgramProxy:
 
     def __init__(self, wire: Wire, text: str) -> None:
         self.ended = False
-        self.unsupported: str | None = None
+        self.unsupported: str | None = "the sandbox of the program did not start"
         self._raised: list[BaseException] = []
         self._wire = wire
         self._callbacks: list[Any] = []
@@ -44,6 +44,7 @@ class ProgramProxy:
         try:
             wire.send({"ready": None})
             wire.receive()
+            self.unsupported = None
             wire.send({"program": text})
             self.ended = "value" not in wire.receive()
         except (OSError, EOFError, ValueError, TypeError):

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import mini
 
+from rloo_pipeline.commands import reward_trial
 from rloo_pipeline.commands.reward_test import _batch, _own_completions
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 
 DATA = Path("data.jsonl")
@@ -21,6 +24,20 @@ def test_an_answer_of_any_type_is_a_completion() -> None:
     assert completions_of("2", 2, 0.5, True, messages, [2, 3]) == ["2", "2", "0.5", "True", "It is 2.", "[2, 3]"]
 
 
+def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one() -> None:
+    episode = [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "It is 2."}]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": "It is 2."}]}]
+    rows = [{"question": "1+1", "completion": one} for one in (episode, parts)]
+    assert _batch(rows, rows, DATA).completions == [episode, episode[1:]]
+
+
 def test_a_row_without_an_answer_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; give it a text"):
         completions_of("2", None)
+
+
+def test_a_function_gets_the_columns_that_it_gets_in_a_run() -> None:
+    row = {"prompt": "1+1", "prompt_ids": [1], "environment_observation": "", "answer": "2", "level": 3}
+    tested = _batch([row], [{"completion": "2"}], DATA)
+    checked = reward_trial._inputs(Config(**mini()), reward_trial.DatasetSample([row], ["1+1"], []), None).batch
+    assert set(tested.columns) == set(checked.columns) == {"answer", "level", "finish_reason"}

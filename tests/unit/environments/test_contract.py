@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rloo_pipeline.environments import contract
+from rloo_pipeline.environments.episode import state_of
 from rloo_pipeline.environments.pool import EnvironmentPool
 from rloo_pipeline.errors import UserError
 
@@ -218,3 +219,23 @@ def test_a_function_that_makes_an_environment_is_one(tmp_path) -> None:
     code = contract.load(contract.by_name(f"{file}:small"), [])
     assert contract.tool_sets(code) == {"": contract.ToolSet([], True)}
     assert contract.create(*code.environments[""]).reset() == "2 m"
+
+
+def test_the_state_has_what_the_class_sets_and_the_episode_has_not() -> None:
+    class Base:
+        guesses, highest, score, _hidden = 0, 9, 0, 1
+
+        def guess(self) -> None:
+            self.guesses += 1
+
+    class Game(Base):
+        solved, note, words, highest = False, None, ["a"], 10
+
+        @property
+        def score(self) -> float:
+            raise AssertionError("no code runs for it")
+
+    game = Game()
+    assert json.loads(state_of(game)) == {"guesses": 0, "highest": 10, "note": None, "solved": False}
+    game.guess()
+    assert json.loads(state_of(game))["guesses"] == 1

@@ -5,6 +5,7 @@ import torch
 
 from rloo_pipeline.algorithm import shaping
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards.answer import exact_answer_reward
 from rloo_pipeline.rewards.format import format_reward, shows_work, think_format_reward
 from rloo_pipeline.rewards.length import medium_length_reward, overlong_reward, target_length_reward
 
@@ -99,3 +100,10 @@ def test_length_share_is_an_option() -> None:
     assert medium_length_reward(["it is."], [[1] * 3], shortest=1, longest=3, length_share=0.25) == [0.25]
     with pytest.raises(UserError, match="shortest"):
         medium_length_reward(["a"], [[1]], shortest=5, longest=4)
+
+
+def test_an_exact_answer_is_compared_as_a_text_and_a_number_is_refused() -> None:
+    texts = ["<think>3</think> 2 ", "2.0", "None"]
+    assert exact_answer_reward(texts, ["2", "2", None]) == [1.0, 0.0, None]
+    with pytest.raises(UserError, match=r"compares texts, and the column answer has 2\.0 of type float: make"):
+        exact_answer_reward(texts, ["2", 2.0, "2"])

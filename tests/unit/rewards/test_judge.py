@@ -86,6 +86,16 @@ def test_template_pattern_range_and_columns_are_options() -> None:
         assert server.requests[0].body["messages"][0]["content"] == "7|Name a prime.|<think>a</think>b"
 
 
+def test_a_prompt_with_images_is_shown_as_its_text_with_a_marker_for_each() -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "Which colour?"}]
+    system = {"role": "system", "content": "Be brief."}
+    with serving(saying("Score: 5")) as server:
+        for prompt in ([{"role": "user", "content": parts}], [system, {"role": "user", "content": parts}]):
+            asyncio.run(judge_reward([prompt], ["red"], server.address + "/v1", "judge", template="{prompt}"))
+        shown = [request.body["messages"][0]["content"] for request in server.requests]
+    assert shown == ["[image]Which colour?", "system: Be brief.\n\nuser: [image]Which colour?"]
+
+
 def test_each_row_gets_the_score_of_its_own_reply() -> None:
     def last_digit(request: Request, number: int) -> tuple[int, Any]:
         text = request.body["messages"][0]["content"].partition("<reply>\n")[2][0]

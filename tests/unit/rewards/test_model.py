@@ -107,6 +107,16 @@ def test_the_model_reads_all_messages_of_an_episode(folder: str) -> None:
     assert reward_model(prompts, whole, folder, strip_thinking=True) == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_model_reads_the_text_of_a_prompt_with_images(folder: str) -> None:
+    prompts, completions = conversations(2)
+    parts = [
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": p["content"]}]}] for [p] in prompts
+    ]
+    marked = [[p | {"content": "[image]" + p["content"]}] for [p] in prompts]
+    expected = one_by_one(folder, texts_of(folder, marked, completions))[:, 0].tolist()
+    assert reward_model(parts, completions, folder) == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_text_gets_no_special_tokens_as_in_trl() -> None:
     def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [0] * add_special_tokens + [len(text)]}
@@ -135,6 +145,8 @@ def test_the_option_output_selects_one_of_several_outputs(tmp_path: Path) -> Non
     assert reward_model(prompts, completions, path, output=0, probability=True) == pytest.approx(shares, abs=1e-5)
     with pytest.raises(UserError, match="has 2 outputs; set the option output to the index of the score"):
         reward_model(prompts, completions, path)
+    with pytest.raises(UserError, match="the dataset has a column 'output'; set the option output to the index"):
+        reward_model(prompts, completions, path, output=["a"] * 4)
     with pytest.raises(UserError, match="output 2 is none of the 2 outputs"):
         reward_model(prompts, completions, path, output=2)
 

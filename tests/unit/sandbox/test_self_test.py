@@ -8,8 +8,10 @@ import pytest
 from programs import ADD, IMAGE, LIMITS
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rewards import code
 from rloo_pipeline.rewards.code import code_reward
 from rloo_pipeline.sandbox import self_test
+from rloo_pipeline.scoring.reward_call import collect_notes
 
 TESTS = ["assert add(1, 2) == 3"]
 
@@ -61,3 +63,18 @@ def test_a_sandbox_that_grades_wrong_is_an_error(confinement, monkeypatch, name,
     monkeypatch.setattr(self_test, name, value.replace("add(a, b)", "f(a, b=1)"))
     with pytest.raises(UserError, match=fault):
         self_test.self_test(confinement, LIMITS)
+
+
+@pytest.mark.parametrize(("starts", "whose"), [(0, "the sandbox"), (1, "the sandbox of the program")])
+def test_a_sandbox_that_does_not_start_any_more_is_no_score(confinement, monkeypatch, tmp_path, starts, whose):
+    """As where the machine has no more processes or memory for it."""
+    command = tmp_path / "command"
+    lock = f'mkdir {tmp_path}/begun && exec {confinement.command} "$@"' if starts else ""
+    command.write_text(f"#!/bin/sh\n{lock}\nexit 1\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(code.sandbox, "find", lambda *_: confinement._replace(command=str(command)))
+    monkeypatch.setattr(code, "self_test", lambda *_: None)
+    notes = collect_notes()
+    scripts = [] if starts else [[{"input": "", "output": ""}]]
+    assert code_reward([ADD] * (1 + len(scripts)), tests=[TESTS, *scripts]) == [None] * (1 + len(scripts))
+    assert set(notes.values()) == {f"cannot run the tests: {whose} did not start"}

@@ -5,6 +5,7 @@ from helpers import score
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.scoring.dispatch import score_all
 from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores
 from rloo_pipeline.scoring.score_batch import RewardBatch
 
@@ -44,6 +45,68 @@ def test_exceptions_in_async_functions_and_imports_name_the_users_line(tmp_path)
     file.write_text("def mine(completions)\n    return [1]\n")
     with pytest.raises(UserError, match=r"importing .* failed with SyntaxError: expected ':' \(mine\.py, line 1\)"):
         score(Reward(function=f"{file}:mine"), batch)
+
+
+GROUPED = """
+import asyncio
+from rloo_pipeline.errors import UserError
+
+async def one():
+    return {}["key"]
+
+async def bad():
+    raise UserError("no such key")
+
+async def in_a_group(task):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(task)
+
+async def mine(completions):
+    BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("await in_a_group(one())", r"raised KeyError: 'key' \(mine\.py, line 6\)"),
+        ("await in_a_group(bad())", r"cannot continue with row 0: no such key"),
+        ("raise asyncio.CancelledError", r"raised CancelledError: \(mine\.py, line 16\)"),
+    ],
+)
+def test_an_async_function_whose_task_fails_or_that_is_cancelled_says_why(tmp_path, body, message) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(GROUPED.replace("BODY", body))
+    with pytest.raises(UserError, match=rf"'mine' .* {message}"):
+        score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, {}))
+
+
+@pytest.mark.parametrize("place", ["2", "-1", "'a'"])
+def test_a_reason_for_a_place_that_the_call_has_not_is_an_error(tmp_path, place) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from rloo_pipeline.rewards.calls import unscored\n"
+        f"def mine(completions):\n    unscored({place}, 'no reply')\n    return [None, 1.0]\n"
+    )
+    with pytest.raises(UserError, match=rf"called unscored with {place} for rows 0 to 1; a place is from 0 to 1, the"):
+        score(Reward(function=f"{file}:mine", batch="all"), RewardBatch(["a"] * 2, ["a"] * 2, None, {}))
+
+
+def test_a_function_that_leaves_its_folder_and_raises_says_what(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import os\ndef mine(completions):\n    os.chdir('/')\n    raise ValueError('boom')\n"
+    )
+    with pytest.raises(UserError, match=r"'mine' .* raised ValueError: boom for row 0"):
+        score(Reward(function="mine.py:mine"), RewardBatch(["a"], ["a"], None, {}))
+
+
+def test_a_reason_that_utf_8_lacks_can_be_written_all_the_same(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(completions):\n    raise ValueError('no \\ud83d')\n")
+    reward = Reward(function=f"{file}:mine", on_error="none")
+    [scored] = score_all([reward], RewardBatch(["a"], ["a"], None, {}), [1], 1)
+    assert scored.errors == ["mine raised ValueError: no ? (mine.py, line 2)"]
 
 
 def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -> None:

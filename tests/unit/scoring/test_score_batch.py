@@ -19,7 +19,7 @@ from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.scoring.worker_process import WorkerProcess
 
 FUNCTIONS = """
-import asyncio, os, re, signal, time
+import asyncio, inspect, os, re, signal, time
 from rloo_pipeline.rewards.calls import unscored
 
 def number(completions, **columns):
@@ -91,6 +91,11 @@ def tells(completions):
 async def tells_later(completions):
     await asyncio.sleep(0.01)
     return tells(completions)
+
+def tells_in_a_wrapper(**arguments):
+    return tells_later(**arguments)
+
+tells_in_a_wrapper.__signature__ = inspect.signature(tells_later)
 
 def threads_and_process(completions):
     return [float(os.environ["OMP_NUM_THREADS"]) + os.getpid() / 1e9] * len(completions)
@@ -265,10 +270,10 @@ def test_an_error_that_every_row_would_have_names_the_rows_of_the_call(file) -> 
         scored(file, "refuses")
 
 
-@pytest.mark.parametrize("name", ["tells", "tells_later"])
+@pytest.mark.parametrize("name", ["tells", "tells_later", "tells_in_a_wrapper"])
 def test_a_function_can_say_why_a_row_has_no_score(file, name, caplog) -> None:
     with caplog.at_level("INFO", "rloo"):
-        result = scored(file, name)
+        result = scored(file, name, workers=1)
     assert [place for place, score in enumerate(result.scores) if score is None] == [5, 7, 9]
     assert {place: note for place, note in enumerate(result.notes) if note} == dict.fromkeys(
         (5, 7), f"{name} got nothing to read"

@@ -1,8 +1,11 @@
-"""Local data is watched file by file, and a run is pinned if the Hub cannot change what it gets."""
+"""Local data is watched file by file, a local model by its times, and a run is pinned if the Hub cannot change it."""
+
+import os
 
 import pytest
 from helpers import mini
 
+from rloo_pipeline.artifacts import assets
 from rloo_pipeline.config import Config
 from rloo_pipeline.snakemake_ext import run_sources
 
@@ -24,6 +27,26 @@ def test_the_files_of_a_data_folder_are_watched(tmp_path, monkeypatch, data_dir)
         "mine/train/0.jsonl",
         "test.jsonl",
     ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "README.md"])
+@pytest.mark.parametrize(("content", "minutes", "said"), [(b"new", 1, True), (b"more", -1, True), (b"new", -1, False)])
+def test_a_file_of_a_local_model_that_is_newer_or_longer_than_when_the_run_began_was_replaced(
+    tmp_path, name, content, minutes, said
+) -> None:
+    file, folder = tmp_path / "model" / name, tmp_path / "assets"
+    for revision, here in ((None, said and name != "README.md"), (SHA, False)):
+        file.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        file.write_bytes(b"old")
+        assert run_sources.replaced(folder) is None
+        assets.write(folder, {"model": {"path": str(file.parent), "revision": revision}})
+        assert run_sources.replaced(folder) is None
+        file.write_bytes(content)
+        time = (folder / assets.ASSETS).stat().st_mtime + 60 * minutes
+        os.utime(file, (time, time))
+        assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == here
+        (folder / assets.ASSETS).unlink()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 """The folder of an update on a disk of the node, and what that disk and the node must allow."""
 
+import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import mini
 
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.preflight import places
 from rloo_pipeline.runtime import scratch
 from rloo_pipeline.training import nvme, nvme_access
 
@@ -30,6 +35,25 @@ def test_a_folder_may_name_variables_and_must_be_on_the_node(tmp_path, monkeypat
     assert nvme._folder("$SCRATCH_OF_JOB").parent == tmp_path
     with pytest.raises(UserError, match=r"nvme_path: \$NO_SUCH is no folder on this node"):
         nvme._folder("$NO_SUCH")
+
+
+@pytest.mark.parametrize("file_system", ["tmpfs", "ext4"])
+def test_a_folder_for_temporary_files_in_memory_is_refused_where_no_other_is_named(
+    tmp_path, monkeypatch, file_system
+) -> None:
+    device = tmp_path.stat().st_dev
+    mount = f"36 35 {os.major(device)}:{os.minor(device)} / /tmp rw,noatime shared:1 - {file_system} none rw"
+    (tmp_path / "mountinfo").write_text(f"22 1 0:99 / / rw - tmpfs none rw\n{mount}\n")
+    monkeypatch.setattr(nvme, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = Config(**mini(deepspeed={"zero_stage": 3, "offload": {"optimizer": "nvme"}}))
+    (finding,) = places.machine(settings)
+    assert nvme.disk(str(tmp_path)) == tmp_path
+    assert finding.ok == (file_system == "ext4")
+    if not finding.ok:
+        assert "is in the memory of this node" in finding.message
+        with pytest.raises(UserError, match="is in the memory of this node, so that an offload to it"):
+            nvme._folder(None)
 
 
 def test_a_disk_without_space_is_named(tmp_path) -> None:

@@ -1,0 +1,33 @@
+"""tools/setup.sh, as far as it installs nothing."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+
+def set_up(folder: Path) -> str:
+    """What it says where it finds no Python."""
+    environment = os.environ | {"PYTHON": "/no/python", "ACCELERATOR": "cpu"}
+    outcome = subprocess.run(["sh", "tools/setup.sh"], cwd=folder, env=environment, capture_output=True, text=True)
+    assert outcome.returncode == 1
+    return outcome.stderr
+
+
+@pytest.mark.parametrize("state", ["cpu 3.11 {} 0123456789abcdef", "unfinished cpu {}"])
+def test_an_environment_of_another_folder_is_not_made_anew_through_a_link(tmp_path, state) -> None:
+    here, shared = tmp_path / "here", tmp_path / "shared"
+    shutil.copytree(ROOT / "requirements", here / "requirements")
+    (here / "tools").mkdir()
+    for name in ("tools/setup.sh", "pyproject.toml"):
+        shutil.copyfile(ROOT / name, here / name)
+    shared.mkdir()
+    (here / ".venv").symlink_to(shared)
+    assert "PYTHON=/no/python is no Python" in set_up(here)
+    (shared / ".setup").write_text(state.format(f"{here}-too"))
+    assert ".venv is a link to the environment of another folder: remove the link" in set_up(here)
+    (shared / ".setup").write_text(state.format(here))
+    assert "PYTHON=/no/python is no Python" in set_up(here)
