@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import forks
@@ -78,6 +78,8 @@ class Round:
     """The tables of one round in a run's folder with synthetic completions, and the command that updates on them."""
 
     shards = 2
+    alike: Mapping[str, object] = {}
+    """What all rows of rollouts have in place of what is drawn."""
 
     def __init__(self, run: Path, model: Path, /, **changes) -> None:
         self.run, self.model = run, model
@@ -111,6 +113,7 @@ class Round:
             about = {"run": "mini", "round": number, "shard": shard, "seed": 1, "policy": policy.digest(self.model)}
             about |= {"policy_round": number - 1} | facts
             schema = tables.ROLLOUTS if answer is None else tables.EPISODES
+            rows = [row | self.alike for row in rows]
             rows = rows if answer is None else [with_answer(row, answer) for row in rows]
             rollouts = tables.build(rows, schema, "rollouts", **about)
             self._save(number, shard, rollouts, scores, reference)

@@ -54,12 +54,15 @@ def std(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
 def whiten(values: Float[Tensor, "*shape"], divide: bool = True) -> Float[Tensor, "*shape"]:
     """Values minus their mean over the whole tensor, divided by their standard deviation plus ε.
 
+    A value that differs from the mean by rounding alone becomes exactly 0, as its sign decides what counts as clipped.
+
     Args:
         values: a tensor with at most one value that is not NaN is not divided.
         divide: False only subtracts the mean.
     """
     flat = values.flatten()
     result = centred(flat)
+    result = result.masked_fill(result.abs() <= rounding(flat), 0.0)
     if divide and int(count(flat)) > 1:
         result = result / (std(flat) + STD_EPSILON)
     return result.view_as(values)

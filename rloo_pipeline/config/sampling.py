@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
@@ -193,8 +194,8 @@ class Rollout(Section):
 
     @property
     def sampled_prompts(self) -> int:
-        """Number of prompts that a round samples completions for."""
-        return math.ceil(self.num_prompts * self.oversample)
+        """Number of prompts that a round samples completions for; 1.1 times 50 prompts are 55, which floats exceed."""
+        return math.ceil(self.num_prompts * Fraction(str(self.oversample)))
 
 
 class Vllm(Section):

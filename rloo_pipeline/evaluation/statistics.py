@@ -76,8 +76,11 @@ def pass_at_ks(right: NDArray[np.bool_]) -> dict[int, Array]:
 
 
 def informative(rewards: Array) -> float:
-    """Share of groups with at least two different rewards, of [prompts, samples] with NaN for none."""
-    return float(np.mean([len(set(group[~np.isnan(group)])) > 1 for group in rewards]))
+    """Share of groups with at least two different rewards, of [prompts, samples] with NaN for none. Rewards that differ
+    by rounding are equal.
+    """
+    scored = [group[~np.isnan(group)] for group in rewards]
+    return float(np.mean([len(group) > 0 and np.ptp(group) > ROUNDING * np.abs(group).max() for group in scored]))
 
 
 def is_share(*values: Array) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from rloo_pipeline.artifacts import files, policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import deepspeed_config, formats, policy_model
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
@@ -41,7 +42,7 @@ class Engine:
     """
 
     def __init__(self, folder: Path, settings: TrainerSettings, seed: int) -> None:
-        """Loads the policy in `folder`. `seed` decides all randomness: new adapter weights, dropout.
+        """Loads the policy in `folder`. `seed` decides all randomness: new adapter weights, dropout (`seed_dropout`).
 
         Raises:
             UserError: this machine cannot train in the policy's number format, or the policy cannot be loaded.
@@ -88,9 +89,16 @@ class Engine:
         deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, self.weights_in_state)
         if settings.quantization is not None:  # DeepSpeed would save the scales of the frozen weights too
             self.engine.module_state_dict = lambda *_, **__: _trained(self.engine.module)
+        self.seed_dropout(seed)
         self._restore: Callable[[], None] | None = None
         """Moves offloaded weights and optimizer back; None while they are on the device."""
         devices.hold_gpu(self)
+
+    def seed_dropout(self, seed: int) -> None:
+        """Decides what is dropped from here on: something else on every rank, whose micro-batches are others too."""
+        import torch
+
+        torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
     def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, shared over the ranks.

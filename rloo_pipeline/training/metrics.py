@@ -12,10 +12,11 @@ import statistics
 import pyarrow as pa
 from torch import Tensor
 
-from rloo_pipeline.algorithm import mismatch
+from rloo_pipeline.algorithm import mismatch, nan_stats
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm
+from rloo_pipeline.training import selection
 from rloo_pipeline.training.batch import Batch
 from rloo_pipeline.training.lengths import length_metrics
 from rloo_pipeline.training.objective import Record
@@ -36,10 +37,10 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
         metrics[f"rewards/{function}/mean"], metrics[f"rewards/{function}/std"] = _mean(values), _std(values)
         metrics[f"rewards/{function}/none"] = len(scores) - len(values)
     rewards = scores["reward"].to_pylist()
-    groups = [{r for r in rewards[i : i + samples] if r is not None} for i in range(0, len(rewards), samples)]
+    groups = selection.scores(scores).view(-1, samples)
     scorable = _finite(scores["reward"])
     metrics["reward"], metrics["reward_std"] = _mean(scorable), _std(scorable)
-    metrics["frac_reward_zero_std"] = sum(len(group) < 2 for group in groups) / len(groups)
+    metrics["frac_reward_zero_std"] = sum(not nan_stats.differ(group) for group in groups) / len(groups)
     metrics["unscorable"] = len(rewards) - len(scorable)
     metrics["scoring_errors"] = len(rewards) - scores["error"].null_count
     return metrics | length_metrics(rollouts) | tool_metrics(rollouts)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import text_config
+from rloo_pipeline.artifacts.policy import ADAPTER
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
 
@@ -92,6 +93,8 @@ def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
+    if (adapter := file.with_name(ADAPTER)).exists():  # beside a config.json, as some trainers write it
+        raise UserError(f"{adapter}: this is an adapter on another model; merge it into that model and use the result")
     return str(file), read_json(file)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import torch
 
 from rloo_pipeline.algorithm.kl import adapt_beta
 from rloo_pipeline.artifacts import tables
@@ -65,7 +64,7 @@ def train(
     rollouts = tables_used.rollouts
     sequences = round_data.sequences_of(rollouts, prompts, engine.folder, config.model.trust_remote_code)
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
-    torch.manual_seed(derive(config.seed, "update", round_))
+    engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()

@@ -1,8 +1,13 @@
 """A model's own dropout is off in training; if configured, it is on in both sides of a ratio."""
 
+import json
+import shutil
+
+import pyarrow.parquet as pq
 import pytest
 import torch
 from cases import RIGHT, write
+from helpers import Round
 from trainers import trainer_settings
 
 from rloo_pipeline.config import Lora
@@ -44,3 +49,19 @@ def test_a_step_and_its_old_log_probs_both_have_dropout_or_neither_has(tmp_path,
     else:
         assert not torch.equal(first, again), "old log-probs drop something"
         assert not torch.allclose(again, stepped, atol=1e-3), "and so does the step"
+
+
+def test_no_two_micro_batches_drop_the_same_not_even_on_two_ranks(tmp_path, tiny_model) -> None:
+    """All completions are the same, each in a micro-batch of its own."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": 0.5}))
+    keys = {"old_logps": "sampler", "beta": 0, "steps_per_generation": 1}
+    ranks = {"processes": 2, "max_tokens_per_micro_batch": 1}
+    changes = {"algorithm": keys, "deepspeed": ranks, "update": {"disable_dropout": False}}
+    run = Round(tmp_path / "run", tmp_path / "model", **changes)
+    run.alike = {"prompt_ids": [5, 6, 7], "completion_ids": [8, 9, 10, 2], "sampling_logps": [-3.0] * 4}
+    for outcome in run.write(1).update_by_ranks():
+        assert outcome.returncode == 0, outcome.stderr
+    ratios = pq.read_table(run.run / "rounds/00001/train.parquet")["ratio"].to_pylist()
+    assert len(set(ratios)) == len(ratios) == 64

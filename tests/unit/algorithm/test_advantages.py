@@ -216,6 +216,15 @@ def test_siblings_that_differ_by_the_rounding_of_a_sum_are_equal(sibling) -> Non
     assert not nan_stats.teaching(rewards[:, 1:], torch.ones(1, 3, dtype=torch.bool)).any()
 
 
+@pytest.mark.parametrize("name", ["rloo", "grpo", "reinforce_pp_baseline"])
+def test_standardized_over_the_round_equal_rewards_still_have_advantages_of_exactly_0(name) -> None:
+    """The mean that is subtracted is 0 but for rounding; its sign would decide which ratios count as clipped."""
+    rewards = double([[0.1, 1.1, 0.0, 1.0], [1.1, 0.1, 0.1, 0.0], [1.0, 0.0, 0.1, 1.1], [1.0, 1.0, 1.0, 1.0]])
+    whitened = nan_stats.whiten(ALL[name].formula(rewards))
+    assert (whitened[3] == 0).all()
+    assert (whitened[:3] != 0).all()
+
+
 def test_groups_of_equal_or_lone_rewards_teach_nothing() -> None:
     rewards = double([[1, 1, 1], [1, 0, NAN], [1, 1, NAN], [1, NAN, NAN], [NAN, NAN, NAN], [0, 1, 1]])
     teaches = nan_stats.teaching(rewards, torch.ones(6, 3, dtype=torch.bool))

@@ -12,6 +12,7 @@ from rloo_pipeline.evaluation.statistics import (
     estimate_share,
     gain,
     holm,
+    informative,
     pass_at_k,
     share_difference,
     sign_flip_p,
@@ -25,6 +26,10 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
     for right in range(7):
         subsets = list(combinations([1] * right + [0] * (6 - right), 3))
         assert pass_at_k(6, right, 3) == pytest.approx(sum(max(subset) for subset in subsets) / len(subsets))
+
+
+def test_rewards_that_differ_by_the_rounding_of_their_sum_are_equal() -> None:
+    assert informative(np.array([[0.1 + 0.2, 0.3], [1.0, 0.0], [np.nan, 1.0], [np.nan, np.nan]])) == 0.25
 
 
 def test_zero_right_answers_have_the_interval_of_a_share() -> None:

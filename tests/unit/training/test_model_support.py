@@ -80,6 +80,15 @@ def test_a_file_or_its_folder_is_named(tmp_path) -> None:
             check_model(place)
 
 
+def test_an_adapter_beside_a_config_json_is_no_model(tmp_path) -> None:
+    """An update would train the base alone, as if the adapter were not there."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    check_model(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_config\.json: this is an adapter on another model; merge it"):
+        check_model(tmp_path)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Config:
     """Of an encoder; engines must not start."""
