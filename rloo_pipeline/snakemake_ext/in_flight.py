@@ -13,14 +13,11 @@ from rloo_pipeline.diagnosis.run_files import held_out_of, is_finished, metrics_
 
 
 def held_out_rounds(config: Config, run: Path) -> list[int]:
-    """Rounds with held-out accuracy: where it is there, or where the round's held-out completions are or will be."""
-    finished = is_finished(run, config)
-    return [
-        number
-        for number in range(1, config.rounds + 1)
-        if held_out_of(run, number).exists()
-        or (config.held_out_each_round and not finished and _samples_held_out(run, number))
-    ]
+    """Rounds with held-out accuracy: all that measure it if the run is not finished, else those where it is there."""
+    rounds = range(1, config.rounds + 1)
+    if config.held_out_each_round and not is_finished(run, config):
+        return list(rounds)
+    return [number for number in rounds if held_out_of(run, number).exists()]
 
 
 def page_rounds(config: Config, run: Path) -> list[int]:
@@ -35,9 +32,3 @@ def page_rounds(config: Config, run: Path) -> list[int]:
 def page_of(run: Path, number: int) -> Path:
     """The record that a page was written after a round."""
     return run / "pages" / f"{number:05d}.json"
-
-
-def _samples_held_out(run: Path, number: int) -> bool:
-    """Whether the round's rollouts come with held-out completions; those of earlier versions do not."""
-    folder = metrics_of(run, number).parent
-    return (folder / "held_out").exists() or not (folder / "rollouts").exists()
