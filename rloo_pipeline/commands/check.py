@@ -52,18 +52,17 @@ class ModelParts(NamedTuple):
     """Whether the model is one of images."""
 
 
-def check(arguments: ConfigArguments, console: Terminal | None = None) -> None:
+def check(arguments: ConfigArguments) -> None:
     """Checks everything and prints the findings.
 
     Args:
         arguments: the configuration.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: there is a problem.
     """
     started = time.monotonic()
-    console = console or Terminal()
+    console = Terminal()
     with tempfile.TemporaryDirectory() as folder:
         problems = show(_all_findings(arguments, Path(folder)), console)
     if problems:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import mini, rloo
+from helpers import mini, printed, rloo
 from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
 from rloo_pipeline.artifacts import tables
@@ -178,9 +178,7 @@ def test_a_run_that_is_trained_again_is_shown_as_far_as_it_has_come(tmp_path) ->
     run = finish_run(tmp_path / "run", configuration())
 
     def watched() -> str:
-        console = Terminal(width=150, file=io.StringIO())
-        watch(run, once=True, every=1.0, console=console)
-        return str(console.file.getvalue())
+        return printed(watch, run, once=True, every=1.0, width=150)
 
     assert "round 40 of 40  finished" in watched()
     train_again(run, 3)
