@@ -62,14 +62,9 @@ class Experiment(Section):
                 raise ValueError(f"{name}: must be {expected}, got {value!r:.100}")
         return named
 
-    @field_validator("seeds")
-    @classmethod
-    def _check_seeds(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed occurs twice, which would be the same run")
-        return seeds
-
     def _problems(self) -> Iterator[str]:
+        if len(set(self.seeds)) < len(self.seeds):
+            yield "seeds: a seed occurs twice, which would be the same run"
         if self.vary and self.arms:
             yield "`vary` and `arms` both name arms; leave one of the two out"
         for key in (key for key, values in self.vary.items() if not values):
