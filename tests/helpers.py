@@ -1,5 +1,7 @@
 """Shared by the tests: the command `rloo`, configurations, synthetic rounds, copies of the project."""
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -9,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import forks
 import psutil
@@ -44,6 +47,14 @@ def succeeded(outcome: subprocess.CompletedProcess[str]) -> subprocess.Completed
 def done(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `rloo ARGUMENTS`, which must succeed."""
     return succeeded(rloo(*arguments, **environment))
+
+
+def printed(command: Callable[..., None], *arguments: object, width: int = 200, **named: object) -> str:
+    """What the function of a command prints to a terminal of this width."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), mock.patch.dict(os.environ, COLUMNS=str(width)):
+        command(*arguments, **named)
+    return output.getvalue()
 
 
 def executable(folder: Path, name: str, script: str) -> None:

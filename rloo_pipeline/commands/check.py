@@ -21,14 +21,14 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands import episode_trial, reward_trial
 from rloo_pipeline.commands.episode_trial import EpisodeTrial
 from rloo_pipeline.commands.reward_trial import DatasetSample
-from rloo_pipeline.config import STAGES, Config, Source, provenance
+from rloo_pipeline.config import STAGES, Config, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.data import building, images
 from rloo_pipeline.data.prompting import completion_messages, encode, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, show
+from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, problems_of, show
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.training import policy_model, self_check
 
@@ -52,18 +52,17 @@ class ModelParts(NamedTuple):
     """Whether the model is one of images."""
 
 
-def check(arguments: ConfigArguments, console: Terminal | None = None) -> None:
+def check(arguments: ConfigArguments) -> None:
     """Checks everything and prints the findings.
 
     Args:
         arguments: the configuration.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: there is a problem.
     """
     started = time.monotonic()
-    console = console or Terminal()
+    console = Terminal()
     with tempfile.TemporaryDirectory() as folder:
         problems = show(_all_findings(arguments, Path(folder)), console)
     if problems:
@@ -98,14 +97,18 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
     yield from _functions(config)
     parts = yield from _model_findings(config, scratch)
     with ExitStack() as stack:
-        trial = (yield from _tool_findings(config, parts, stack)) if config.rollout.uses_tools else None
+        trial = None
+        if config.rollout.uses_tools:
+            with problems_of("tools") as problems:
+                trial = episode_trial.prepare(stack, config, parts.folder)
+            yield from problems
         datasets = yield from _dataset_findings(config, parts, trial)
     yield from reward_trial.findings(config, datasets, parts.folder, parts.tokenizer)
 
 
 def _model_findings(config: Config, scratch: Path) -> Generator[Finding, None, ModelParts]:
     """Findings on model, tokenizer and processor; returns what can be used of them: nothing if one has a problem."""
-    try:
+    with problems_of("model") as problems:
         folder = _model(config, scratch)
         yield _model_finding(config, folder)
         for finding in places.machine(config):
@@ -118,24 +121,8 @@ def _model_findings(config: Config, scratch: Path) -> Generator[Finding, None, M
             processor = vision.load_processor(folder, config.model.trust_remote_code)
             yield Finding("images", True, f"{type(processor.image_processor).__name__} of the model")
         return ModelParts(folder, tokenizer, processor, vision.takes_images(read_json(folder / "config.json")))
-    except UserError as error:
-        yield Finding("model", False, str(error))
-    except ImportError as error:
-        yield _skipped("model", error)
+    yield from problems
     return ModelParts()
-
-
-def _tool_findings(
-    config: Config, parts: ModelParts, stack: ExitStack
-) -> Generator[Finding, None, EpisodeTrial | None]:
-    """Findings on tools and environments; returns what plays episodes with them, whose processes end with `stack`."""
-    try:
-        return episode_trial.prepare(stack, config, parts.folder)
-    except UserError as error:
-        yield Finding("tools", False, str(error))
-    except ImportError as error:
-        yield _skipped("tools", error)
-    return None
 
 
 def _dataset_findings(
@@ -144,33 +131,27 @@ def _dataset_findings(
     """Findings on each dataset, and on the episodes that were played on its rows; returns those that could be read."""
     datasets: dict[str, DatasetSample] = {}
     for key, source in dataset_inputs.sources(config).items():
-        try:
-            datasets[key] = _read(config, key, source, parts, trial)
+        with problems_of(key) as problems:
+            place = dataset_inputs.data_place(config, key, source)
+            if place is None:
+                message = f"{source.name} is not in the Hub's cache yet, so it was not checked"
+                yield Finding(key, True, message, note=True)
+                continue
+            datasets[key] = _read(config, key, read_rows(source, place), place, parts, trial)
             yield _dataset_finding(config, key, datasets[key], parts.folder)
             if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
                 yield from episode_trial.findings(trial, key, datasets[key].episodes)
-        except UserError as error:
-            yield Finding(key, False, str(error))
-        except ImportError as error:
-            yield _skipped(key, error)
-        except FileNotFoundError as error:
-            yield Finding(key, True, f"{error} is not in the Hub's cache yet, so it was not checked", note=True)
+        yield from problems
     return datasets
-
-
-def _skipped(subject: str, error: ImportError) -> Finding:
-    message = f"not checked, because the environment of the stages is not installed here ({error})"
-    return Finding(subject, True, message, note=True)
 
 
 def _functions(config: Config) -> Iterator[Finding]:
     """Functions that the configuration names and that do not exist, according to the text of their files."""
     sections = {section for stage in STAGES.values() for section in stage.decides}
     for name in provenance.functions(config, sections - {"rewards", "model"}):  # these two are called
-        try:
+        with problems_of("function") as problems:
             import_string.check(name)
-        except UserError as error:
-            yield Finding("function", False, str(error))
+        yield from problems
 
 
 def _model(config: Config, scratch: Path) -> Path | None:
@@ -201,22 +182,13 @@ def _model_finding(config: Config, folder: Path | None) -> Finding:
 
 
 def _read(
-    config: Config,
-    key: str,
-    source: Source,
-    parts: ModelParts,
-    trial: EpisodeTrial | None,
+    config: Config, key: str, rows: list[Row], place: str, parts: ModelParts, trial: EpisodeTrial | None
 ) -> DatasetSample:
     """The rows of a dataset and its first prompts; with a `trial`, prompts list tools and some episodes are played.
 
     Raises:
-        UserError: it cannot be read, a column is missing, or a row has no valid prompt.
-        FileNotFoundError: it is on the Hub and not downloaded yet.
+        UserError: a column is missing, or a row has no valid prompt.
     """
-    place = dataset_inputs.data_place(config, key, source)
-    if place is None:
-        raise FileNotFoundError(source.name)
-    rows = read_rows(source, place)
     dataset_inputs.check_source_columns(config, key, list(rows[0]), place)
     if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
         begun = list(trial.templater.prompt_rows(rows[:BEGUN], place))

@@ -14,19 +14,18 @@ from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 
-def diagnose(run: Path, console: Terminal | None = None) -> None:
+def diagnose(run: Path) -> None:
     """Prints the symptoms of a run, finished or running.
 
     Args:
         run: its folder.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: there is no run in the folder, or one of its files is damaged.
     """
     files = run_files.read(run)
     symptoms = files.symptoms()
-    console = console or Terminal()
+    console = Terminal()
     done = len(files.rounds)
     state = f"{run}: {done} of {files.config.rounds} rounds"
     if (stopped := stopped_after(run)) == done and stopped:

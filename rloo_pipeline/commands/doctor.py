@@ -14,9 +14,7 @@ from rloo_pipeline.preflight import Finding, image, model_inputs, places, show, 
 from rloo_pipeline.runtime.console import Terminal
 
 
-def doctor(
-    arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool, console: Terminal | None = None
-) -> None:
+def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> None:
     """Checks this node and prints the findings.
 
     Args:
@@ -24,12 +22,11 @@ def doctor(
         project: folder with workflow/ and containers/.
         profile: Snakemake profile whose partitions are checked; None without SLURM.
         with_image: whether stages will run in the image.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: there is a problem.
     """
-    problems = show(_findings(arguments, project, profile, with_image), console or Terminal())
+    problems = show(_findings(arguments, project, profile, with_image), Terminal())
     if problems:
         raise UserError(f"{problems} {'problem' if problems == 1 else 'problems'}: see above what to do")
 

@@ -51,19 +51,18 @@ class ProjectChoices(NamedTuple):
     """Columns of the data."""
 
 
-def init(folder: Path, choices: ProjectChoices, force: bool, console: Terminal | None = None) -> None:
+def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     """Writes a project and prints what to do next.
 
     Args:
         folder: of the project.
         choices: model, data and reward.
         force: whether files that are there are replaced.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: something is missing or cannot be used, or a file is there already; nothing is written then.
     """
-    console = console or Terminal()
+    console = Terminal()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file, and no folder for a project; name another one")
     choices = _asked(choices)

@@ -19,18 +19,18 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
 
 
-def plan(runs: RunSet, gpu: str | None, wait: float | None = None, console: Terminal | None = None) -> None:
+def plan(runs: RunSet, gpu: str | None, wait: float | None = None) -> None:
     """Prints the estimate of a run, or of an experiment and of each of its arms.
 
     Raises:
         UserError: as `plan_run`, or the queue is asked for in an experiment.
     """
     if runs.experiment is None:
-        plan_run(runs.first, gpu, wait, console)
+        plan_run(runs.first, gpu, wait)
         return
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
-    console = console or Terminal()
+    console = Terminal()
     card = estimate.card_of(gpu) if gpu else None
     seeds = len(runs.experiment.seeds)
     arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
@@ -82,19 +82,18 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
     return [*costs, sum(estimate.hours(config, shape, card).values()) + sum(difficulty)]
 
 
-def plan_run(config: Config, gpu: str | None, wait: float | None = None, console: Terminal | None = None) -> None:
+def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
     """Prints jobs, tokens, disk and memory per stage; with a GPU model also what fits, the hours and the GPU-hours.
 
     Args:
         config: of the run.
         gpu: name of a GPU model, such as `h100:80`.
         wait: minutes that a SLURM job waits in the queue; None where the run is not for SLURM.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: the model is not on this machine, the GPU is unknown, or model or data cannot be used.
     """
-    console = console or Terminal()
+    console = Terminal()
     card = estimate.card_of(gpu) if gpu else None
     shape = model_inputs.shape(config)
     _print_run(config, shape, console)

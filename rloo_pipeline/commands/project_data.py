@@ -61,14 +61,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
     """
     path = Path(name).expanduser()
     if not path.exists() and path.suffix not in FORMATS and HUB_ID.fullmatch(name):
-        if prompt is None:
-            raise UserError(
-                f"--data {name}: no such file or folder; if it is an id on the Hub, name its columns with --prompt and "
-                "--answer"
-            )
-        named = tuple(column for column in (prompt, answer) if column)
-        train, test = ({"name": name, "split": split} for split in ("train", "test"))
-        return ProjectData(name, train, test, named, prompt, answer, False, None, (), {})
+        return _data_on_hub(name, prompt, answer)
     files = _files(name, path, held_out)
     rows = read_rows(Source(path=str(files[0])), str(files[0]))
     splits: dict[str, Sequence[Row]] = {}
@@ -99,6 +92,22 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         examples=rows[:EXAMPLES],
         splits=splits,
     )
+
+
+def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectData:
+    """Splits train and test of a dataset on the Hub, which is not read here.
+
+    Raises:
+        UserError: the column with the prompt is not named.
+    """
+    if prompt is None:
+        raise UserError(
+            f"--data {name}: no such file or folder; if it is an id on the Hub, name its columns with --prompt and "
+            "--answer"
+        )
+    named = tuple(column for column in (prompt, answer) if column)
+    train, test = ({"name": name, "split": split} for split in ("train", "test"))
+    return ProjectData(name, train, test, named, prompt, answer, False, None, (), {})
 
 
 def place_in(folder: Path, path: Path) -> str:

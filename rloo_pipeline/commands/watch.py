@@ -17,19 +17,18 @@ from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 
-def watch(run: Path, once: bool, every: float, console: Terminal | None = None) -> None:
+def watch(run: Path, once: bool, every: float) -> None:
     """Shows the progress of a run until Ctrl-C or its end, and leaves the last view on the terminal.
 
     Args:
         run: its folder.
         once: print the view once and return.
         every: refresh interval in seconds.
-        console: where to print; by default standard output.
 
     Raises:
         UserError: there is no run in the folder.
     """
-    console = console or Terminal()
+    console = Terminal()
     shown, finished = _frame(run)
     with contextlib.suppress(KeyboardInterrupt):
         if not once and not finished:

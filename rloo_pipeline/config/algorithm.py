@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -172,8 +173,18 @@ class Algorithm(Section):
             raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is no range; the first number must be below the second")
         return limits
 
-    @model_validator(mode="after")
-    def _check_estimator(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        yield from self._problems_of_estimator()
+        if self.filter_zero_variance and self.reward_clip_range is not None and self.reward_normalization != "none":
+            yield (
+                "filter_zero_variance judges scores before they are standardized, so it cannot tell which groups "
+                f"reward_clip_range makes equal after reward_normalization: {self.reward_normalization}; leave one of "
+                "the three out"
+            )
+        yield from self._problems_of_clip_and_kl()
+        yield from self._problems_of_mismatch()
+
+    def _problems_of_estimator(self) -> Iterator[str]:
         """Estimators that divide by the spread of a group take no penalty in the rewards.
 
         Where the scores of a group are equal, its spread is that of the penalty alone, and dividing by it turns a
@@ -182,19 +193,19 @@ class Algorithm(Section):
         """
         name, length = self.advantage, self.response_length
         if name not in estimators("divided", "of_success"):
-            return self
+            return
         reason = (
             "divides by the spread of a group's rewards" if name in estimators("divided") else "needs scores 0 and 1"
         )
         if self.beta != 0 and self.kl.placement == "reward":
-            raise ValueError(
+            yield (
                 f"advantage: {name} {reason}, so kl.placement: reward would turn small differences of the KL into "
                 "advantages; set kl.placement: loss, with kl.estimator: k3 or k2"
             )
         penalizes_length = length.overlong_cache is not None or length.target is not None
         if penalizes_length and not (name == "grpo" and self.filter_zero_variance):
             remedy = "set filter_zero_variance: true, as DAPO does, or " if name == "grpo" else ""
-            raise ValueError(
+            yield (
                 f"advantage: {name} {reason}, so response_length would turn differences in length alone into "
                 f"advantages; {remedy}use another estimator"
             )
@@ -203,71 +214,54 @@ class Algorithm(Section):
                 "reward_normalization": self.reward_normalization != "none",
                 "reward_clip_range": self.reward_clip_range is not None,
             }
-            for key in (key for key, is_set in changes_scores.items() if is_set):
-                raise ValueError(f"advantage: {name} {reason}, and {key} changes them; leave it out")
-        return self
+            for key in (key for key, changes in changes_scores.items() if changes):
+                yield f"advantage: {name} {reason}, and {key} changes them; leave it out"
 
-    @model_validator(mode="after")
-    def _check_filter(self) -> Self:
-        if self.filter_zero_variance and self.reward_clip_range is not None and self.reward_normalization != "none":
-            raise ValueError(
-                "filter_zero_variance judges scores before they are standardized, so it cannot tell which groups "
-                f"reward_clip_range makes equal after reward_normalization: {self.reward_normalization}; leave one of "
-                "the three out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_clip_and_kl(self) -> Self:
+    def _problems_of_clip_and_kl(self) -> Iterator[str]:
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high:
-            raise ValueError(
-                f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies"
-            )
+            yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
-            raise ValueError(f"delta works with clip: ppo only, not with clip: {self.clip}")
+            yield f"delta works with clip: ppo only, not with clip: {self.clip}"
         if self.kl.placement == "token_reward" and self.importance_sampling_level != "token" and self.clip != "none":
-            raise ValueError(
+            yield (
                 "kl.placement: token_reward gives each token its own advantage, so each token must be an action; "
                 "set importance_sampling_level: token (or clip: none)"
             )
         if self.kl.target is not None and self.beta == 0:
-            raise ValueError("kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0")
+            yield "kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0"
         if self.kl.bias_correction and (self.kl.placement != "loss" or self.clip == "none"):
-            raise ValueError(
+            yield (
                 "kl.bias_correction multiplies the KL in the loss by the ratio; it needs kl.placement: loss "
                 "and a clip other than none"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_mismatch(self) -> Self:
+    def _problems_of_mismatch(self) -> Iterator[str]:
         correction, low, high = self.mismatch.correction, self.mismatch.min, self.mismatch.max
         if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
-            raise ValueError(
+            yield (
                 "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
                 "mismatch.correction, or leave them out"
             )
         if correction != "none" and self.old_logps == "sampler":
-            raise ValueError(
+            yield (
                 f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
                 "old_logps: sampler the ratio does that already; use old_logps: trainer"
             )
         if correction.startswith("token") and self.loss_agg_mode == "sequence" and not self.acts_on_tokens:
-            raise ValueError(
+            yield (
                 f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
                 f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
             )
         if low is not None and high is not None and low > high:
-            raise ValueError(f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})")
+            yield f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})"
         if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
-            raise ValueError(
+            yield (
                 "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
                 "mismatch.max below and above 1, for example 0.98 and 1.02"
             )
         if correction.endswith("mis") and low is None and high is None:
-            raise ValueError(f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max")
-        return self
+            yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"
 
     @property
     def is_one_step(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rloo_pipeline.config import lag
 from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
@@ -10,31 +12,25 @@ ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
 """The reward function that gives what the environment of an episode did."""
 
 
-def check(config: RunKeys) -> None:
-    """Checks keys of different sections against each other.
-
-    Raises:
-        ValueError: two of them cannot be used together, or one needs another.
-    """
-    _check_reward_names(config)
-    _check_counts(config)
-    _check_select(config)
-    _check_prompt_selection(config)
-    lag.check(config.rollout, config.algorithm)
-    _check_tools(config)
-    _check_algorithm(config)
-    _check_optimizers(config)
-    _check_offload(config)
-    _check_images(config)
-    _check_quantization(config)
+def problems(config: RunKeys) -> Iterator[str]:
+    """A sentence for each two keys of different sections that cannot be used together, or one that needs another."""
+    yield from _reward_names(config)
+    yield from _counts(config)
+    yield from _selection(config)
+    yield from lag.problems(config.rollout, config.algorithm)
+    yield from _algorithm(config)
+    yield from _optimizers(config)
+    yield from _offload(config)
+    yield from _images(config)
+    yield from _quantization(config)
 
 
-def _check_reward_names(config: RunKeys) -> None:
+def _reward_names(config: RunKeys) -> Iterator[str]:
     columns = [reward.column for reward in config.rewards]
     if "reward" in columns:
-        raise ValueError("rewards: 'reward' is the weighted sum; set another `name` for that function")
+        yield "rewards: 'reward' is the weighted sum; set another `name` for that function"
     if len(set(columns)) < len(columns):
-        raise ValueError(f"rewards: two functions share a name ({', '.join(columns)}); set a `name` for one")
+        yield f"rewards: two functions share a name ({', '.join(columns)}); set a `name` for one"
     for key, name in [
         ("correct.reward", config.correct.reward),
         ("checks.format_reward", config.checks.format_reward),
@@ -42,10 +38,13 @@ def _check_reward_names(config: RunKeys) -> None:
         *(("gates.reward_hacking.monitors", name) for name in config.gates.reward_hacking.monitors or ()),
     ]:
         if name is not None and name not in columns:
-            raise ValueError(f"{key}: no reward is named '{name}' (there are {', '.join(columns)})")
+            yield f"{key}: no reward is named '{name}' (there are {', '.join(columns)})"
+    given = next((reward.column for reward in config.rewards if reward.function == ENVIRONMENT_REWARD), None)
+    if given is not None and config.rollout.environment is None:
+        yield f"rewards: {given} is what the environment gives; set rollout.environment"
 
 
-def _check_counts(config: RunKeys) -> None:
+def _counts(config: RunKeys) -> Iterator[str]:
     steps, every, cache = (
         config.algorithm.steps_per_generation,
         config.evaluation.every,
@@ -53,60 +52,52 @@ def _check_counts(config: RunKeys) -> None:
     )
     horizon = (config.update.lr_horizon_rounds or 0) * config.algorithm.num_iterations * steps
     if horizon and config.update.warmup_steps >= horizon:
-        raise ValueError(
+        yield (
             f"update.warmup_steps ({config.update.warmup_steps}) leaves none of the {horizon} optimizer steps of "
             "update.lr_horizon_rounds after it; set fewer, or more rounds"
         )
     if config.rollout.num_prompts % steps:
-        raise ValueError(
+        yield (
             f"algorithm.steps_per_generation ({steps}) does not divide the {config.rollout.num_prompts} prompts of a "
             "round"
         )
     if every is not None and every % config.keep_every:
-        raise ValueError(
+        yield (
             f"evaluation.every ({every}) is not a multiple of keep_every ({config.keep_every}), so some of these "
             "policies are not kept; change one of the two"
         )
     if cache is not None and cache > config.rollout.max_completion_length:
-        raise ValueError(
+        yield (
             f"algorithm.response_length.overlong_cache ({cache}) exceeds rollout.max_completion_length "
             f"({config.rollout.max_completion_length})"
         )
 
 
-def _check_select(config: RunKeys) -> None:
+def _selection(config: RunKeys) -> Iterator[str]:
+    """Of a policy (`select`) and of prompts (`dataset.select`)."""
     if config.select is not None and config.dataset.dev is None:
-        raise ValueError(f"select: {config.select.by} needs rows to choose by, which none trains on; set dataset.dev")
+        yield f"select: {config.select.by} needs rows to choose by, which none trains on; set dataset.dev"
     if config.select is not None:
-        config.select.check(config.evaluation)
-
-
-def _check_prompt_selection(config: RunKeys) -> None:
+        yield from config.select.problems_with(config.evaluation)
     if config.dataset.select is not None and config.correct.reward is None:
         names = ", ".join(reward.column for reward in config.rewards)
-        raise ValueError(
+        yield (
             "dataset.select: a pass rate needs a definition of a right completion; set correct.reward to the "
             f"reward that decides ({names}), and correct.threshold to the value from which on it is right"
         )
 
 
-def _check_tools(config: RunKeys) -> None:
-    given = next((reward.column for reward in config.rewards if reward.function == ENVIRONMENT_REWARD), None)
-    if given is not None and config.rollout.environment is None:
-        raise ValueError(f"rewards: {given} is what the environment gives; set rollout.environment")
-
-
-def _check_algorithm(config: RunKeys) -> None:
+def _algorithm(config: RunKeys) -> Iterator[str]:
     cut, algorithm = config.rollout.cut_by, config.algorithm
     weighted = next((reward for reward in config.rewards if reward.weight not in (0, 1)), None)
     if algorithm.advantage in estimators("of_success") and weighted is not None:
-        raise ValueError(
+        yield (
             f"algorithm.advantage: {algorithm.advantage} needs scores 0 and 1, and the reward {weighted.column} "
             f"has weight {weighted.weight:g}; set weight 1 for the reward that decides, which must be 0 or 1, and "
             "weight 0 for the others"
         )
     if config.rollout.refill and not algorithm.filter_zero_variance:
-        raise ValueError(
+        yield (
             f"rollout.refill: {config.rollout.refill} replaces the groups that algorithm.filter_zero_variance drops, "
             "which is false; set it to true, or use rollout.oversample"
         )
@@ -114,14 +105,15 @@ def _check_algorithm(config: RunKeys) -> None:
         "old_logps: sampler": algorithm.old_logps == "sampler",
         f"mismatch.correction: {algorithm.mismatch.correction}": algorithm.mismatch.correction != "none",
     }
-    for key in (key for key, is_set in compares_logps.items() if cut and is_set):
-        raise ValueError(
-            f"algorithm.{key} cannot be used with rollout.{cut}: the sampler's log-probs are those of the cut "
-            "distribution and the trainer's are not; leave one of the two out"
-        )
+    for key, is_set in compares_logps.items():
+        if cut and is_set:
+            yield (
+                f"algorithm.{key} cannot be used with rollout.{cut}: the sampler's log-probs are those of the cut "
+                "distribution and the trainer's are not; leave one of the two out"
+            )
 
 
-def _check_optimizers(config: RunKeys) -> None:
+def _optimizers(config: RunKeys) -> Iterator[str]:
     zero_stage, processes = config.deepspeed.zero_stage, config.deepspeed.processes
     split = processes > 1 and (zero_stage or config.model.dtype != "float32")
     optimizers = {"update.optimizer": config.update.optimizer}
@@ -129,40 +121,40 @@ def _check_optimizers(config: RunKeys) -> None:
         optimizers["warmstart.sft.optimizer"] = config.warmstart.sft.optimizer
     for key, name in optimizers.items():
         if name != "adamw" and zero_stage == 3:
-            raise ValueError(f"{key}: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less, or adamw")
+            yield f"{key}: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less, or adamw"
         if name != "adamw" and config.deepspeed.offload.optimizer is not None:
-            raise ValueError(f"{key}: {name} cannot be used with deepspeed.offload; leave that out, or set adamw")
+            yield f"{key}: {name} cannot be used with deepspeed.offload; leave that out, or set adamw"
         if name in {"adafactor", "muon"} and split:
-            raise ValueError(
+            yield (
                 f"{key}: {name} needs whole matrices, and ZeRO, which 16-bit formats always use, splits them over "
                 "processes; set deepspeed.processes: 1, or model.dtype: float32 with deepspeed.zero_stage: 0, or "
                 "use adamw or adamw_8bit"
             )
 
 
-def _check_offload(config: RunKeys) -> None:
+def _offload(config: RunKeys) -> Iterator[str]:
     """What DeepSpeed cannot do with files on a disk: it would hold weights in bfloat16 whatever their format."""
     offload, dtype = config.deepspeed.offload, config.model.dtype
     if offload.parameters == "nvme" and dtype != "bfloat16":
-        raise ValueError(f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16")
+        yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
     if offload.on_disk and dtype == "float16":
-        raise ValueError("deepspeed.offload: nvme cannot be used with model.dtype: float16; set bfloat16")
+        yield "deepspeed.offload: nvme cannot be used with model.dtype: float16; set bfloat16"
     if offload.on_disk and config.update.lora is not None:
-        raise ValueError(
+        yield (
             "deepspeed.offload: nvme cannot be used with update.lora, which has little state; use cpu, or leave it out"
         )
 
 
-def _check_images(config: RunKeys) -> None:
+def _images(config: RunKeys) -> Iterator[str]:
     """What cannot be used together with images in prompts."""
     if not config.dataset.shows_images:
         if config.model.train_vision:
-            raise ValueError("model.train_vision: there are no images to train on; set dataset.image_column")
+            yield "model.train_vision: there are no images to train on; set dataset.image_column"
         return
     if config.model.train_vision and config.deepspeed.processes > 1:
-        raise ValueError("model.train_vision cannot be used with several processes yet; set deepspeed.processes: 1")
+        yield "model.train_vision cannot be used with several processes yet; set deepspeed.processes: 1"
     if config.model.train_vision and config.update.lora is not None:
-        raise ValueError(
+        yield (
             "model.train_vision cannot be used with update.lora, whose adapter is one of the language model; leave one "
             "of the two out"
         )
@@ -176,17 +168,19 @@ def _check_images(config: RunKeys) -> None:
     }
     for key, value in refused.items():
         if value:
-            raise ValueError(f"{key} cannot be used with images yet (dataset.image_column); leave one of the two out")
+            yield f"{key} cannot be used with images yet (dataset.image_column); leave one of the two out"
 
 
-def _check_quantization(config: RunKeys) -> None:
+def _quantization(config: RunKeys) -> Iterator[str]:
     name = config.model.quantization
-    if name is not None and config.update.lora is None:
-        raise ValueError(f"model.quantization: {name} needs update.lora, as 4-bit weights are not trained; set it")
-    if name is not None and config.deepspeed.zero_stage == 3:
-        raise ValueError(f"model.quantization: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less")
-    if name is not None and config.warmstart.sft is not None:
-        raise ValueError(
+    if name is None:
+        return
+    if config.update.lora is None:
+        yield f"model.quantization: {name} needs update.lora, as 4-bit weights are not trained; set it"
+    if config.deepspeed.zero_stage == 3:
+        yield f"model.quantization: {name} cannot be used with deepspeed.zero_stage: 3; set 2 or less"
+    if config.warmstart.sft is not None:
+        yield (
             f"model.quantization: {name} cannot be used with warmstart.sft, which trains all weights; do that in "
             "a run without it, and name its policy in model.name_or_path"
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from string import Formatter
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rloo_pipeline.config.prompt_selection import PromptSelection
 from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
@@ -40,11 +41,9 @@ class Model(Section):
     as it is.
     """
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if (self.name_or_path is None) == (self.build is None):
-            raise ValueError("give exactly one of name_or_path and build")
-        return self
+            yield "give exactly one of name_or_path and build"
 
 
 class Source(Section):
@@ -67,11 +66,9 @@ class Source(Section):
     max_rows: int | None = Field(None, ge=1)
     """Use only this many rows, from the start."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if sum(source is not None for source in (self.name, self.path, self.generator)) != 1:
-            raise ValueError("give exactly one of name, path and generator")
-        return self
+            yield "give exactly one of name, path and generator"
 
 
 class Dataset(Section):
@@ -165,13 +162,9 @@ class Sft(Section):
     Demonstrations of evaluation prompts are always kept out.
     """
 
-    @model_validator(mode="after")
-    def _check_warmup(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps ({self.warmup_steps}) leaves none of the {self.steps} steps after it; set fewer"
-            )
-        return self
+            yield f"warmup_steps ({self.warmup_steps}) leaves none of the {self.steps} steps after it; set fewer"
 
 
 class Warmstart(Section):
@@ -280,11 +273,7 @@ class Checks(Section):
     accept: list[str] = []
     """Names of checks whose failure does not stop the run. checks.json and the report still show it."""
 
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         for name in self.accept:
             if name not in CheckLimits.model_fields:
-                raise ValueError(
-                    f"accept: no check is named '{name}' (there are {', '.join(CheckLimits.model_fields)})"
-                )
-        return self
+                yield f"accept: no check is named '{name}' (there are {', '.join(CheckLimits.model_fields)})"

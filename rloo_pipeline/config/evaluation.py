@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -98,17 +99,13 @@ class Select(Section):
         """What is compared: `pass@K` or `greedy`."""
         return self.by.removeprefix("dev.")
 
-    def check(self, evaluation: Evaluation) -> None:
-        """Checks that evaluations report what is chosen by.
-
-        Raises:
-            ValueError: they do not.
-        """
+    def problems_with(self, evaluation: Evaluation) -> Iterator[str]:
+        """A sentence if evaluations do not report what is chosen by."""
         measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
         if evaluation.greedy and evaluation.temperature > 0:
             measures.append("greedy")
         if self.by not in [f"dev.{measure}" for measure in measures]:
-            raise ValueError(
+            yield (
                 f"select.by: '{self.by}' is nothing that the evaluations on dataset.dev report; set one of "
                 f"{', '.join(f'dev.{measure}' for measure in measures)}"
             )

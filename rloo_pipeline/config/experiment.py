@@ -10,9 +10,9 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.evaluation import Select
@@ -62,35 +62,28 @@ class Experiment(Section):
                 raise ValueError(f"{name}: must be {expected}, got {value!r:.100}")
         return named
 
-    @field_validator("seeds")
-    @classmethod
-    def _check_seeds(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed occurs twice, which would be the same run")
-        return seeds
-
-    @model_validator(mode="after")
-    def _check_arms(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        if len(set(self.seeds)) < len(self.seeds):
+            yield "seeds: a seed occurs twice, which would be the same run"
         if self.vary and self.arms:
-            raise ValueError("`vary` and `arms` both name arms; leave one of the two out")
-        if empty := next((key for key, values in self.vary.items() if not values), None):
-            raise ValueError(f"vary.{empty}: the list is empty; give it a value")
+            yield "`vary` and `arms` both name arms; leave one of the two out"
+        for key in (key for key, values in self.vary.items() if not values):
+            yield f"vary.{key}: the list is empty; give it a value"
         names = [name for name, _ in self._named()]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"vary: two arms would be named '{twice}'; name them under `arms` instead")
+        for name in (name for name in names if names.count(name) > 1):
+            yield f"vary: two arms would be named '{name}'; name them under `arms` instead"
         for name, changes in self._named():
             if not RUN_NAME.fullmatch(name) or name in RESERVED:
-                raise ValueError(
+                yield (
                     f"arms: '{name}' cannot be the name of an arm; use letters, digits, '.', '_' and '-', "
                     f"and none of {', '.join(RESERVED)}"
                 )
             for key in changes:
                 if reason := OWN.get(key.partition(".")[0]):
-                    raise ValueError(f"{key}: an arm cannot change it; {reason}")
+                    yield f"{key}: an arm cannot change it; {reason}"
             for key, other in itertools.permutations(_all_keys(changes), 2):
                 if f"{other}.".startswith(f"{key}."):
-                    raise ValueError(f"{key}: arm '{name}' sets it twice; leave one of the two out")
-        return self
+                    yield f"{key}: arm '{name}' sets it twice; leave one of the two out"
 
     def arm_changes(self) -> dict[str, JSON]:
         """The arms in order: name → the keys that it changes, with dots."""

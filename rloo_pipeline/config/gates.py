@@ -5,25 +5,20 @@ Gates change no result, so a new threshold reruns nothing. It applies to the rou
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from rloo_pipeline.config.section import Section
 
-
-class _Gate(Section):
-    @field_validator("action", mode="before", check_fields=False)
-    @classmethod
-    def _read_off(cls, value: Any) -> Any:
-        """YAML parses an unquoted `off` as false."""
-        return "off" if value is False else value
+OFF = BeforeValidator(lambda action: "off" if action is False else action)
+"""YAML parses an unquoted `off` as false."""
 
 
-class Gate(_Gate):
+class Gate(Section):
     """What to do about one symptom."""
 
-    action: Literal["off", "warn", "stop"] = "warn"
+    action: Annotated[Literal["off", "warn", "stop"], OFF] = "warn"
     """`off`: do not look for it. `warn`: print a line on the terminal. `stop`: end the run after this round."""
 
 
@@ -136,10 +131,10 @@ class NoMovement(Gate):
     """
 
 
-class Memory(_Gate):
+class Memory(Section):
     """A stage ran out of memory, according to its log. The stage has failed, so there is no action `stop`."""
 
-    action: Literal["off", "warn"] = "warn"
+    action: Annotated[Literal["off", "warn"], OFF] = "warn"
     """`warn`: `rloo diagnose` and the report show it. `off`: they do not look for it."""
 
 

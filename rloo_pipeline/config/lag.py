@@ -8,6 +8,7 @@ al. 2025, arXiv 2505.24298).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rloo_pipeline.config import presets
@@ -39,32 +40,28 @@ def fill(values: Any) -> Any:
     return {**values, "algorithm": {**algorithm, "mismatch": {**default, **mismatch}}}
 
 
-def check(rollout: Rollout, algorithm: Algorithm) -> None:
-    """Checks that completions of an older policy are weighted, and that none steers β.
-
-    Raises:
-        ValueError: they cannot be weighted or are not, or they steer β.
-    """
-    lag = f"rollout.lag: {rollout.lag}"
+def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
+    """A sentence if completions of an older policy cannot be weighted or are not, or steer β."""
     if not rollout.lag:
         return
+    lag = f"rollout.lag: {rollout.lag}"
     if cut := rollout.cut_by:
-        raise ValueError(
+        yield (
             f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "
             "are of the cut distribution; leave one of the two out"
         )
     if algorithm.kl.target is not None:
-        raise ValueError(
+        yield (
             f"{lag} measures the KL on completions of an older policy, which is not that of the policy that "
             "algorithm.kl.target steers; leave one of the two out"
         )
     if algorithm.old_logps == "sampler" and algorithm.clip == "none":
-        raise ValueError(
+        yield (
             f"{lag} trains on completions of an older policy, and with algorithm.clip: none no ratio weights them; set "
             "algorithm.old_logps: trainer, or clip: ppo"
         )
     if algorithm.old_logps == "trainer" and algorithm.mismatch.correction == "none":
-        raise ValueError(
+        yield (
             f"{lag} trains on completions of an older policy, and with algorithm.mismatch.correction: none and "
             "old_logps: trainer nothing weights them; leave mismatch.correction out, which sets "
             f"{OF_TOKENS['correction']} for tokens and {OF_COMPLETIONS['correction']} for completions"

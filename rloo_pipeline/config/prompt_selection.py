@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rloo_pipeline.config.section import Section
 
@@ -33,24 +34,16 @@ class PromptSelection(Section):
         """Whether the pass rates of policy 0 are needed."""
         return self.pass_rate is not None or self.weights == "static"
 
-    @model_validator(mode="after")
-    def _check_something_is_selected(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.pass_rate is None and self.weights == "none":
-            raise ValueError("selects nothing; set pass_rate or weights, or leave the section out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_pass_rate(self) -> Self:
+            yield "selects nothing; set pass_rate or weights, or leave the section out"
         if self.pass_rate is None:
-            return self
+            return
         low, high = self.pass_rate
         if not 0 <= low <= high <= 1:
-            raise ValueError(
-                f"pass_rate: [{low:g}, {high:g}] is no range of shares; give the lowest and the highest, from 0 to 1"
-            )
+            yield f"pass_rate: [{low:g}, {high:g}] is no range of shares; give the lowest and the highest, from 0 to 1"
         if not any(low <= right / self.num_generations <= high for right in range(self.num_generations + 1)):
-            raise ValueError(
+            yield (
                 f"pass_rate: no share of {self.num_generations} completions lies in [{low:g}, {high:g}], so no prompt "
                 "would be left; widen the range or raise num_generations"
             )
-        return self

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rloo_pipeline.config.section import JSON, Section
 
@@ -54,19 +55,12 @@ class Reward(Section):
     one call is always allowed.
     """
 
-    @model_validator(mode="after")
-    def _check_timeout_value(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if (self.on_timeout == "value") != (self.timeout_value is not None):
-            raise ValueError("on_timeout: value and timeout_value go together; set both or neither")
-        return self
-
-    @model_validator(mode="after")
-    def _check_folder_name(self) -> Self:
+            yield "on_timeout: value and timeout_value go together; set both or neither"
         if self.gpus and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.column):
-            raise ValueError(
-                f"'{self.column}' names a folder, since gpus is set; set a `name` of letters, digits, '.', '_' and '-'"
-            )
-        return self
+            characters = "letters, digits, '.', '_' and '-'"
+            yield f"'{self.column}' names a folder, since gpus is set; set a `name` of {characters}"
 
     @property
     def column(self) -> str:

@@ -6,9 +6,8 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
-
-from pydantic import model_validator
 
 from rloo_pipeline.config import cross_checks
 from rloo_pipeline.config.rewards import Reward
@@ -29,10 +28,8 @@ TABLE_COLUMNS = (
 class Config(RunKeys):
     """Configuration of one run."""
 
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        cross_checks.check(self)
-        return self
+    def _problems(self) -> Iterator[str]:
+        yield from cross_checks.problems(self)
 
     @property
     def trackers(self) -> list[str]:

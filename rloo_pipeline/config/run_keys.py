@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rloo_pipeline.config import lag
 from rloo_pipeline.config.algorithm import Algorithm
@@ -19,6 +19,8 @@ from rloo_pipeline.config.section import Section
 from rloo_pipeline.config.training import Deepspeed, Update
 
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+ONE_NAME = BeforeValidator(lambda names: [names] if isinstance(names, str) else names)
+"""`report_to: wandb` works too, as in transformers."""
 _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
 
 
@@ -72,7 +74,7 @@ class RunKeys(Section):
     machines without a GPU. `always`: also with GPUs, where the engines take turns. Workers change no result and hold
     memory for sampler, reference and trainer at the same time.
     """
-    report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
+    report_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], ONE_NAME] = ["tensorboard"]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
     writes an offline folder results/<run>/wandb/ for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
     set, otherwise to results/<run>/mlflow/.
@@ -128,9 +130,3 @@ class RunKeys(Section):
                 f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
             )
         return name
-
-    @field_validator("report_to", mode="before")
-    @classmethod
-    def _accept_one_name(cls, value: Any) -> Any:
-        """`report_to: wandb` works too, as in transformers."""
-        return [value] if isinstance(value, str) else value

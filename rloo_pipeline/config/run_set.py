@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +23,7 @@ from rloo_pipeline.config import experiment
 from rloo_pipeline.config.experiment import Experiment
 from rloo_pipeline.config.loading import is_experiment, read_mapping, validate
 from rloo_pipeline.config.run import Config
+from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
@@ -146,6 +149,15 @@ def _group_of(file: str) -> str | None:
         if group := _GROUP_BY_FILE.get("/".join(parts[: depth + 1])):
             return group
     return None
+
+
+def jobs_by_group(config: Config) -> Mapping[str, list[RunJob]]:
+    """Group → the jobs of a run that make its files."""
+    jobs: dict[str, list[RunJob]] = defaultdict(list)
+    for job in chain(jobs_before_rounds(config), jobs_of_round(config, 1), jobs_after_rounds(config)):
+        if group := _group_of(job.output):
+            jobs[group].append(job)
+    return jobs
 
 
 def read_runs(file: Path, changes: tuple[str, ...] = ()) -> RunSet:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Self
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.section import Section
 
@@ -23,6 +24,9 @@ def check_temperature(temperature: float) -> float:
     return temperature
 
 
+Temperature = Annotated[float, AfterValidator(check_temperature)]
+
+
 class Rollout(Section):
     """Sampling of the completions that a round trains on, with vLLM."""
 
@@ -35,7 +39,7 @@ class Rollout(Section):
     completion, and log-probs of the reference only by rounding, as they are computed shard by shard; a new value
     samples again.
     """
-    temperature: float = Field(1.0, gt=0)
+    temperature: Temperature = Field(1.0, gt=0)
     """Sampling temperature, from 0.01 to 2. The trainer's log-probs use the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 turns it off. docs/algorithms.md explains the effect of `top_p`, `top_k` and `min_p` on
@@ -108,51 +112,36 @@ class Rollout(Section):
     CUDA_VISIBLE_DEVICES and the engine does not; with 0 they see none.
     """
 
-    @field_validator("temperature")
-    @classmethod
-    def _check_temperature(cls, temperature: float) -> float:
-        return check_temperature(temperature)
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.environment == {}:
-            raise ValueError("environment: a mapping without a name; name an environment, or leave the key out")
+            yield "environment: a mapping without a name; name an environment, or leave the key out"
         if len(set(self.tools)) < len(self.tools):
-            raise ValueError(f"tools: two are the same ({', '.join(self.tools)}); name each once")
-        limit = next((key for key in ("max_turns", "max_tool_calling_iterations") if getattr(self, key)), None)
-        if limit is not None and not self.uses_tools:
-            raise ValueError(f"{limit}: completions without tools have one turn; set tools or environment, or drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_environment_processes(self) -> Self:
+            yield f"tools: two are the same ({', '.join(self.tools)}); name each once"
+        for key in ("max_turns", "max_tool_calling_iterations"):
+            if getattr(self, key) and not self.uses_tools:
+                yield f"{key}: completions without tools have one turn; set tools or environment, or drop it"
         for key in ("environment_sandbox", "environment_image", "environment_gpus"):
             if getattr(self, key) and not self.uses_tools:
-                raise ValueError(f"{key}: there are no processes without tools; set tools or environment, or drop it")
+                yield f"{key}: there are no processes without tools; set tools or environment, or drop it"
         if self.environment_sandbox and self.environment_gpus:
-            raise ValueError("environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key")
+            yield "environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key"
         if self.environment_sandbox and PYTHON_TOOL in self.tools:
-            raise ValueError(
+            yield (
                 f"tools: {PYTHON_TOOL} runs each program in a sandbox of its own, which cannot start in that of "
                 "environment_sandbox; leave one of the two out"
             )
         if self.environment_read_only and not (self.environment_sandbox or self.environment_image):
-            raise ValueError(
+            yield (
                 "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
                 "or environment_image, or drop it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_groups_and_shards(self) -> Self:
         if self.generation_batch_size % self.num_generations:
-            raise ValueError(
+            yield (
                 f"generation_batch_size ({self.generation_batch_size}) is not a multiple of num_generations "
                 f"({self.num_generations}); every prompt needs K completions, so change one of the two"
             )
         if self.shards > self.sampled_prompts:
-            raise ValueError(f"shards ({self.shards}) exceeds the {self.sampled_prompts} prompts of a round; lower it")
-        return self
+            yield f"shards ({self.shards}) exceeds the {self.sampled_prompts} prompts of a round; lower it"
 
     @property
     def uses_tools(self) -> bool:

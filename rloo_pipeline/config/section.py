@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
@@ -14,12 +14,22 @@ JSON = dict[str, Any]
 
 class Section(BaseModel):
     """A section: refuses unknown keys, NaN and infinity, is immutable, and takes the docstring under each field as its
-    description.
+    description. What types and bounds cannot say of its keys, `_problems` does.
     """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+    def _problems(self) -> Iterator[str]:
+        """A sentence for each combination of keys that cannot be used; called when each key is valid by itself."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_first_problem(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
 
 
 def section_in(annotation: Any) -> type[Section] | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rloo_pipeline.config.section import JSON, OptimizerName, Section, flatten, nest
 
@@ -100,14 +101,13 @@ class Update(Section):
     lora: Lora | None = None
     """Train a LoRA adapter instead of all weights. Off by default."""
 
-    @model_validator(mode="after")
-    def _check_horizon(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
-            raise ValueError(f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it")
+            yield f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it"
         of_decay = {"lr_horizon_rounds": self.lr_horizon_rounds is not None, "min_lr_ratio": self.min_lr_ratio != 0}
-        for key in (key for key, is_set in of_decay.items() if is_set and self.lr_scheduler_type == "constant"):
-            raise ValueError(f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out")
-        return self
+        for key, is_set in of_decay.items():
+            if is_set and self.lr_scheduler_type == "constant":
+                yield f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out"
 
 
 class Offload(Section):
@@ -211,22 +211,16 @@ class Deepspeed(Section):
                     raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
         return nest(keys)
 
-    @model_validator(mode="after")
-    def _check_offload(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.offload.optimizer is not None and self.zero_stage == 0:
-            raise ValueError("offload.optimizer needs zero_stage 1, 2 or 3; set it")
+            yield "offload.optimizer needs zero_stage 1, 2 or 3; set it"
         if self.offload.parameters is not None and (self.zero_stage != 3 or self.offload.optimizer is None):
-            raise ValueError("offload.parameters needs zero_stage: 3 and offload.optimizer; set both")
+            yield "offload.parameters needs zero_stage: 3 and offload.optimizer; set both"
         if self.offload.optimizer == "nvme" and self.zero_stage != 3:
-            raise ValueError("offload.optimizer: nvme needs zero_stage: 3; set it, or offload.optimizer: cpu")
+            yield "offload.optimizer: nvme needs zero_stage: 3; set it, or offload.optimizer: cpu"
         if self.offload.parameters == "nvme" and self.offload.optimizer != "nvme":
-            raise ValueError("offload.parameters: nvme needs offload.optimizer: nvme; set it, or parameters: cpu")
+            yield "offload.parameters: nvme needs offload.optimizer: nvme; set it, or parameters: cpu"
         if self.nvme_path is not None and not self.offload.on_disk:
-            raise ValueError("nvme_path has no effect without offload.optimizer: nvme; remove one, or set the other")
-        return self
-
-    @model_validator(mode="after")
-    def _check_nodes(self) -> Self:
+            yield "nvme_path has no effect without offload.optimizer: nvme; remove one, or set the other"
         if self.processes % self.nodes:
-            raise ValueError(f"processes ({self.processes}) is not a multiple of nodes ({self.nodes})")
-        return self
+            yield f"processes ({self.processes}) is not a multiple of nodes ({self.nodes})"

@@ -7,12 +7,14 @@ the assumptions in `ASSUMED`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.config.run_jobs import all_jobs
+from rloo_pipeline.config.run_set import RunSet, jobs_by_group
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import advice, memory
 from rloo_pipeline.planning.memory import GB
@@ -87,39 +89,12 @@ def card_of(argument: str) -> Card:
 
 def jobs(config: Config) -> dict[str, int]:
     """Number of jobs of each stage in a run from the beginning."""
-    shards, evaluated = config.rollout.shards * config.rounds, len(config.evaluated)
-    counts = {"stage-assets": 1, "prompts": 1, "warmstart": 1, "probe": 1, "checks": 1}
-    counts |= {"rollout": shards, "score-alone": shards * _scored_alone(config), "score": shards}
-    if config.tries_model:
-        counts |= {"trial-probe": 1, "trial-checks": 1}
-    if config.measures_difficulty:
-        counts["difficulty"] = config.rollout.shards
-    if config.updates_pass_rates:
-        counts["pass-rates"] = config.rollout.policy_of(config.rounds)
-    if config.uses_reference:
-        counts["reference"] = shards
-    if config.rollout.refill:
-        counts |= {"refill": config.rounds, "refill-reference": config.rounds if config.uses_reference else 0}
-    counts |= {"update": config.rounds, "gate": config.rounds - 1, "evaluate": evaluated, "distance": evaluated - 1}
-    if config.held_out_each_round:
-        counts["held-out"] = config.rounds
-    counts["track"] = config.rounds if config.trackers else 0
-    counts["report-so-far"] = sum(map(config.page_is_due, range(1, config.rounds)))
-    if config.select:
-        counts |= {"select": 1, "evaluate-chosen": 1}
-    if config.evaluation.harness:
-        counts |= {"stage-harness": 1, "harness": evaluated}
-    return {stage: count for stage, count in (counts | {"report": 1}).items() if count}
-
-
-def _scored_alone(config: Config) -> int:
-    """Reward functions with jobs of their own."""
-    return sum(reward.gpus > 0 for reward in config.rewards)
+    return Counter(job.stage.replace("_", "-") for job in all_jobs(config))
 
 
 def jobs_saved(runs: RunSet) -> int:
     """Jobs that an experiment does not run because its runs share their files."""
-    return round(_saved(runs, _jobs_of_group))
+    return round(_saved(runs, lambda group, config: len(jobs_by_group(config)[group])))
 
 
 def _saved(runs: RunSet, cost: Callable[[str, Config], float]) -> float:
@@ -127,16 +102,6 @@ def _saved(runs: RunSet, cost: Callable[[str, Config], float]) -> float:
     per_run = sum(cost(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
     groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
     return per_run - sum(cost(groups[home], config) for home, config in runs.shared.items())
-
-
-def _jobs_of_group(group: str, config: Config) -> int:
-    """Jobs that make the files of a group."""
-    if group in ("difficulty", "rollout", "reference"):
-        return config.rollout.shards if group != "reference" or config.uses_reference else 0
-    if group == "score":
-        return config.rollout.shards * (1 + _scored_alone(config))
-    counts = {"checks": 2, "trial": 2, "evaluate": 3 if config.evaluation.harness else 1}
-    return counts.get(group, 1)
 
 
 def tokens(config: Config) -> dict[str, float]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
+
+from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from rloo_pipeline.runtime.console import Terminal
@@ -19,6 +22,21 @@ class Finding(NamedTuple):
     """What to do about a problem, if the message does not say it."""
     note: bool = False
     """Whether an ok finding needs attention: it may fail later, or could not be checked."""
+
+
+@contextmanager
+def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:
+    """For a block of checks: the list gets a finding where a UserError ends the block, and a note where what the block
+    needs is not installed here.
+    """
+    found: list[Finding] = []
+    try:
+        yield found
+    except UserError as error:
+        found.append(Finding(subject, False, str(error), fix))
+    except ImportError as error:
+        message = f"not checked, because the environment of the stages is not installed here ({error})"
+        found.append(Finding(subject, True, message, note=True))
 
 
 def show(findings: Iterable[Finding], console: Terminal) -> int:

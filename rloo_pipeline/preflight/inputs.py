@@ -10,31 +10,26 @@ from collections.abc import Iterator
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs
+from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, problems_of
 
 
 def check_model(config: Config) -> Finding:
     """The model, if its config.json is on this machine."""
-    note = ""
-    try:
+    with problems_of("model") as problems:
         if folder := model_inputs.model_folder(config):
             model_inputs.check_model(config, folder)
             note = model_inputs.tight_context(config, read_json(folder / "config.json"))
-    except UserError as error:
-        return Finding("model", False, str(error))
-    return Finding("model", True, note, note=bool(note))
+            return Finding("model", True, note, note=bool(note))
+    return next(iter(problems), Finding("model", True, ""))
 
 
 def findings(config: Config) -> Iterator[Finding]:
     """The model and each dataset; a problem or note has a message, an input without remarks has none."""
     yield check_model(config)
     for key, source in dataset_inputs.sources(config).items():
-        try:
+        with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)
-        except UserError as error:
-            yield Finding(key, False, str(error))
-        else:
-            yield Finding(key, True, "")
+        yield from problems or [Finding(key, True, "")]
 
 
 def require(config: Config) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config, Dtype, Source
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, dataset_inputs, inputs
+from rloo_pipeline.preflight import Finding, dataset_inputs, inputs, problems_of
 from rloo_pipeline.runtime.caches import cache_folder
 
 GB, MB = 1e9, 1e6
@@ -82,12 +82,9 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
     elif not Path(name).is_dir() and not any(folder.glob("*.safetensors")):
         yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fix)
     else:
-        try:
+        with problems_of("model", fix) as problems:
             policy.check(folder)
-        except UserError as error:
-            yield Finding("model", False, str(error), fix)
-        else:
-            yield Finding("model", True, f"{folder} is complete")
+        yield from problems or [Finding("model", True, f"{folder} is complete")]
 
 
 def machine(config: Config) -> Iterator[Finding]:

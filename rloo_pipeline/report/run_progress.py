@@ -11,43 +11,33 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.diagnosis.run_files import RunFiles, is_finished, metrics_of
 from rloo_pipeline.errors import UserError
 
 SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
 ORDER = (
-    *("assets", "prompts", "trial_probe", "trial_checks", "warmstart", "probe", "checks", "difficulty"),
+    *("stage_assets", "prompts", "trial_probe", "trial_checks", "warmstart", "probe", "checks", "difficulty"),
     *("rollout", "score_alone", "score", "refill", "reference", "refill_reference", "update"),
     *("evaluate", "distance", "harness", "evaluate_chosen", "report"),
 )
+"""Stages that are shown."""
 LAST_LINES = 65536
 """Bytes at a log's end that are searched for the stage's last line; engines print there too."""
 LINE = re.compile(r"^\S+ \S+ (?P<level>[A-Z]+) rloo(?P<part>\.\w+)?: (?P<text>.*)$", re.MULTILINE)
 """A line of the stage itself."""
 
 
-class LiveJob(NamedTuple):
-    """One job of the DAG, by its files."""
-
-    stage: str
-    output: str
-    """Relative to the run's folder."""
-    log: str
-    policy: int | None = None
-    """Number of the policy that the output is made from, if it is."""
-
-
 class Working(NamedTuple):
     """A job that has started and not ended."""
 
-    job: LiveJob
+    job: RunJob
     last_line: str
     silent: float
     """Seconds since its log's last line."""
@@ -93,14 +83,16 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     """
     now = time.time() if now is None else now
     past, config = len(run.rounds), run.config
-    before, after = list(_jobs_before_rounds(config)), list(_jobs_after_rounds(run))
-    in_round = Counter(job.stage for job in _jobs_of_round(config, 1))
+    before, after = _shown(jobs_before_rounds(config)), _shown(jobs_after_rounds(config))
+    if not (run.folder / "selection.json").exists():  # that of an experiment is in its own folder
+        after = [job for job in after if job.stage != "evaluate_chosen"]
+    in_round = Counter(job.stage for job in _shown(jobs_of_round(config, 1)))
     once = Counter(job.stage for job in [*before, *after])
     total = {**once, **{stage: config.rounds * count for stage, count in in_round.items()}}
     done = Counter({stage: past * count for stage, count in in_round.items()})
     begun = range(past + 1, min(past + 1 + config.rollout.lag, config.rounds) + 1)  # earlier are done, later not begun
     jobs = []
-    for job in [*before, *(job for number in begun for job in _jobs_of_round(config, number)), *after]:
+    for job in [*before, *(job for number in begun for job in _shown(jobs_of_round(config, number))), *after]:
         if run.is_current(run.folder / job.output, job.policy):
             done[job.stage] += 1
         elif working := _working(run.folder, job, now):
@@ -111,53 +103,11 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     return Progress(stages, jobs, pace, _seconds_left(run, pace, now), not jobs and is_finished(run.folder, config))
 
 
-def _jobs_before_rounds(config: Config) -> Iterator[LiveJob]:
-    yield LiveJob("assets", "assets/assets.json", "logs/stage_assets.log")
-    yield LiveJob("prompts", "prompts/counts.json", "logs/prompts.log")
-    if config.tries_model:
-        yield LiveJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
-        yield LiveJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
-    yield LiveJob("warmstart", "policies/00000", "logs/warmstart.log")
-    yield LiveJob("probe", "warmstart/probe.parquet", "logs/probe.log", 0)
-    yield LiveJob("checks", "warmstart/checks.json", "logs/checks.log", 0)
-    for shard in range(config.rollout.shards) if config.measures_difficulty else ():
-        yield LiveJob("difficulty", f"warmstart/difficulty/{shard:03d}.parquet", f"logs/difficulty/{shard:03d}.log", 0)
+def _shown(jobs: Iterable[RunJob]) -> list[RunJob]:
+    return [job for job in jobs if job.stage in ORDER]
 
 
-def _jobs_of_round(config: Config, number: int) -> Iterator[LiveJob]:
-    name, policy = f"{number:05d}", config.rollout.policy_of(number)
-    tables = {"rollout": "rollouts", "score": "scores"} | ({"reference": "reference"} if config.uses_reference else {})
-    for stage, table in tables.items():
-        for shard in range(config.rollout.shards):
-            output, log = f"rounds/{name}/{table}/{shard:03d}.parquet", f"logs/{stage}/{name}-{shard:03d}.log"
-            yield LiveJob(stage, output, log, policy)
-    for reward in (reward.column for reward in config.rewards if reward.gpus):
-        for shard in range(config.rollout.shards):
-            output = f"rounds/{name}/scores/parts/{reward}/{shard:03d}.parquet"
-            yield LiveJob("score_alone", output, f"logs/score/{name}-{shard:03d}-{reward}.log", policy)
-    if config.rollout.refill:
-        yield LiveJob("refill", f"rounds/{name}/refill/scores.parquet", f"logs/refill/{name}.log", policy)
-        if config.uses_reference:
-            log = f"logs/refill_reference/{name}.log"
-            yield LiveJob("refill_reference", f"rounds/{name}/refill/reference.parquet", log, policy)
-    yield LiveJob("update", f"rounds/{name}/metrics.json", f"logs/update/{name}.log", number - 1)
-
-
-def _jobs_after_rounds(run: RunFiles) -> Iterator[LiveJob]:
-    config = run.config
-    for name, policy in config.evaluated.items():
-        yield LiveJob("evaluate", f"evaluation/{name}/summary.json", f"logs/evaluate/{name}.log", policy)
-        if name != "warmstart":
-            yield LiveJob("distance", f"evaluation/{name}/distance.json", f"logs/distance/{name}.log", policy)
-        if config.evaluation.harness:
-            yield LiveJob("harness", f"evaluation/{name}/harness.json", f"logs/harness/{name}.log", policy)
-    if (run.folder / "selection.json").exists():  # that of an experiment is in its own folder
-        test, log = f"test/{config.seed}/summary.json", f"logs/evaluate_chosen/{config.seed}.log"
-        yield LiveJob("evaluate_chosen", test, log, config.rounds)
-    yield LiveJob("report", "summary.json", "logs/report.log", config.rounds)
-
-
-def _working(run: Path, job: LiveJob, now: float) -> Working | None:
+def _working(run: Path, job: RunJob, now: float) -> Working | None:
     """The job, if its log shows that it has started and not ended."""
     try:
         with (run / job.log).open("rb") as file:

@@ -13,7 +13,7 @@ from rloo_pipeline.diagnosis.run_files import held_out_of, is_finished, metrics_
 
 
 def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:
-    """Rounds with held-out accuracy: where it is there, or where the round's held-out completions are or will be.
+    """Rounds with held-out accuracy: all that measure it if the run is not finished, else those where it is there.
 
     Args:
         config: of the run.
@@ -21,13 +21,10 @@ def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int
         in_job: whether this is a job's process on another machine, before which all that was planned for it is there.
             The summary says no more whether the run was finished when that was planned.
     """
-    finished = in_job or is_finished(run, config)
-    return [
-        number
-        for number in range(1, config.rounds + 1)
-        if held_out_of(run, number).exists()
-        or (config.held_out_each_round and not finished and _samples_held_out(run, number))
-    ]
+    rounds = range(1, config.rounds + 1)
+    if config.held_out_each_round and not in_job and not is_finished(run, config):
+        return list(rounds)
+    return [number for number in rounds if held_out_of(run, number).exists()]
 
 
 def page_rounds(config: Config, run: Path) -> list[int]:
@@ -42,9 +39,3 @@ def page_rounds(config: Config, run: Path) -> list[int]:
 def page_of(run: Path, number: int) -> Path:
     """The record that a page was written after a round."""
     return run / "pages" / f"{number:05d}.json"
-
-
-def _samples_held_out(run: Path, number: int) -> bool:
-    """Whether the round's rollouts come with held-out completions; those of earlier versions do not."""
-    folder = metrics_of(run, number).parent
-    return (folder / "held_out").exists() or not (folder / "rollouts").exists()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,8 @@ import yaml
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import sealed
-from rloo_pipeline.config.run_set import GROUPS, RunSet
+from rloo_pipeline.config.run_set import GROUPS, RunSet, jobs_by_group
 from rloo_pipeline.report import experiment_summary
-
-LOGS = {
-    "assets": ("stage_assets",),
-    "prompts": ("prompts",),
-    "trial": ("trial_probe", "trial_checks"),
-    "warmstart": ("warmstart",),
-    "checks": ("probe", "checks"),
-    "evaluate": ("evaluate/warmstart", "harness/warmstart", "stage_harness"),
-}
-"""Logs and benchmarks of the groups, relative to their folders, without suffix. Groups of round 1 have one a shard."""
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
@@ -50,19 +39,12 @@ def write_experiment(runs: RunSet, results: Path) -> None:
     about["rounds"] = {arm: runs.configs[f"{runs.name}/{arm}/{seed}"].rounds for arm in arms}
     _write_yaml(results / runs.name / experiment_summary.FILE, about)
     for run, config in runs.configs.items():
+        jobs = jobs_by_group(config)
         for group, home in runs.homes[run].items():
-            for file in _files(group, config):
+            logs = [job.log for job in jobs[group]]
+            tables = [log.replace("logs/", "benchmarks/").replace(".log", ".tsv") for log in logs]
+            for file in (*GROUPS[group].files, *logs, *tables):
                 _link(results / run / file, results / home / file)
-
-
-def _files(group: str, config: Config) -> Iterator[str]:
-    """Files and folders of a group, with its logs and benchmarks, relative to the folder of a run."""
-    yield from GROUPS[group].files
-    of_round = "" if group == "difficulty" else "00001-"
-    shards = [f"{group}/{of_round}{shard:03d}" for shard in range(config.rollout.shards)]
-    names = LOGS.get(group, shards)
-    for name in names if config.evaluation.harness else [name for name in names if "harness" not in name]:
-        yield from (f"logs/{name}.log", f"benchmarks/{name}.tsv")
 
 
 def _link(link: Path, target: Path) -> None:

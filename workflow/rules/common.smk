@@ -51,6 +51,11 @@ def source(stage):
         raise WorkflowError(str(error)) from None
 
 
+def made_by(stage):
+    """The parameters of a stage's rule: Snakemake runs a job again when one of them changes."""
+    return dict(decides=decides(stage), source=source(stage))
+
+
 def alone(wildcards):
     """The reward functions of a job's run that need a GPU and so have jobs of their own. Their results depend neither on
     weights nor on other functions.

@@ -19,8 +19,7 @@ rule evaluate:
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
-        decides=decides("evaluate"),
-        source=source("evaluate"),
+        **made_by("evaluate"),
     shell:
         "rloo evaluate --prompts {input.prompts} --policy {input.policy} --name {wildcards.name}"
         " --output {output.completions} --greedy {output.greedy} --summary {output.summary} --log={log}"
@@ -92,8 +91,7 @@ rule distance:
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
-        decides=decides("distance"),
-        source=source("distance"),
+        **made_by("distance"),
     shell:
         "rloo distance --completions {input.completions} --policy {input.policy} --reference {input.base}"
         " --prompts {input.prompts} --output {output} --log={log}"
@@ -105,8 +103,7 @@ rule stage_harness:
     log:
         f"{RUN}/logs/stage_harness.log",
     params:
-        decides=decides("stage-harness"),
-        source=source("stage-harness"),
+        **made_by("stage-harness"),
     shell:
         "rloo stage-harness --output {output} --log={log}"
 
@@ -128,8 +125,7 @@ rule harness:
         mem_mb=growing(8000),
         runtime=growing(240),
     params:
-        decides=decides("harness"),
-        source=source("harness"),
+        **made_by("harness"),
     shell:
         "rloo harness --policy {input.policy} --name {wildcards.name} --output {output} --log={log}"
 
@@ -157,7 +153,6 @@ rule report:
         mem_mb=growing(4000),
         runtime=growing(30),
     params:
-        decides=decides("report"),
-        source=source("report"),
+        **made_by("report"),
     shell:
         "rloo report --output {output.page} --summary {output.summary} --log={log}"

@@ -8,8 +8,7 @@ rule stage_assets:
     benchmark:
         f"{RUN}/benchmarks/stage_assets.tsv"
     params:
-        decides=decides("stage-assets"),
-        source=source("stage-assets"),
+        **made_by("stage-assets"),
     shell:
         "rloo stage-assets --output {output} --log={log}"
 
@@ -26,7 +25,6 @@ rule prompts:
         mem_mb=growing(4000),
         runtime=growing(30),
     params:
-        decides=decides("prompts"),
-        source=source("prompts"),
+        **made_by("prompts"),
     shell:
         "rloo prompts --assets {input} --output {output} --log={log}"

@@ -84,8 +84,7 @@ rule score:
         mem_mb=scoring_memory,
         runtime=growing(60),
     params:
-        decides=decides("score"),
-        source=source("score"),
+        **made_by("score"),
     shell:
         "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
         " --parts {input.parts} --held-out {input.held_out} {output.held_out} --output {output.scores} --log={log}"
@@ -116,8 +115,7 @@ rule refill:
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
-        decides=decides("refill"),
-        source=source("refill"),
+        **made_by("refill"),
     shell:
         "rloo refill --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
         " --rollouts {input.rollouts} --scores {input.scores} --difficulty {input.difficulty}"
@@ -140,8 +138,7 @@ rule pass_rates:
         mem_mb=growing(4000),
         runtime=growing(30),
     params:
-        decides=decides("pass-rates"),
-        source=source("pass-rates"),
+        **made_by("pass-rates"),
     shell:
         "rloo pass-rates --round {wildcards.round} --scores {input.scores} --earlier {input.earlier} --output {output}"
         " --log={log}"
@@ -168,8 +165,7 @@ rule reference:
         mem_mb=growing(8000),
         runtime=growing(120),
     params:
-        decides=decides("reference"),
-        source=source("reference"),
+        **made_by("reference"),
     shell:
         "rloo reference --policy {input.policy} --rollouts {input.rollouts} --prompts {input.prompts}"
         " --output {output} --log={log}"
@@ -223,8 +219,7 @@ rule update:
         mem_mb=growing(16000),
         runtime=growing(240),
     params:
-        decides=decides("update"),
-        source=source("update"),
+        **made_by("update"),
     shell:
         "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {input.trainer}"
         " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference}"
@@ -273,8 +268,7 @@ rule held_out:
         mem_mb=growing(4000),
         runtime=growing(30),
     params:
-        decides=decides("held-out"),
-        source=source("held-out"),
+        **made_by("held-out"),
     shell:
         "rloo held-out --rollouts {input.rollouts} --scores {input.scores}"
         " --round {wildcards.round} --policy-metrics {input.policy_metrics}"

@@ -17,8 +17,7 @@ rule warmstart:
         mem_mb=growing(8000),
         runtime=growing(240),
     params:
-        decides=decides("warmstart"),
-        source=source("warmstart"),
+        **made_by("warmstart"),
     shell:
         "rloo warmstart --assets {input.assets} --prompts {input.prompts} --trial {input.trial} --output {output} --log={log}"
 
@@ -42,8 +41,7 @@ rule probe:
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
-        decides=decides("probe"),
-        source=source("probe"),
+        **made_by("probe"),
     shell:
         "rloo probe --prompts {input.prompts} --policy {input.policy} --earlier {input.earlier} --output {output} --log={log}"
 
@@ -70,8 +68,7 @@ rule checks:
         mem_mb=growing(8000),
         runtime=growing(60),
     params:
-        decides=decides("checks"),
-        source=source("checks"),
+        **made_by("checks"),
         how="",
     shell:
         "rloo checks --assets {input.assets} --prompts {input.prompts} --policy {input.policy} --probe {input.probe}"
@@ -95,8 +92,7 @@ rule difficulty:
         mem_mb=growing(8000),
         runtime=growing(240),
     params:
-        decides=decides("difficulty"),
-        source=source("difficulty"),
+        **made_by("difficulty"),
         # for the key of the cache, in which the shell command has no wildcards
         shard=lambda wildcards: wildcards.shard,
     shell:
@@ -131,6 +127,5 @@ use rule checks as trial_checks with:
     benchmark:
         f"{RUN}/benchmarks/trial_checks.tsv"
     params:
-        decides=decides("checks"),
-        source=source("checks"),
+        **made_by("checks"),
         how="--trial",

@@ -1,13 +1,12 @@
 """Findings of `rloo check`, and that `plan`, `doctor` and Snakemake find the same by files alone."""
 
-import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers import merged, mini
+from helpers import merged, mini, printed
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.commands.check import check, findings
@@ -15,7 +14,6 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs, model_inputs, places
-from rloo_pipeline.runtime.console import Terminal
 
 ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
 MINE = """
@@ -194,12 +192,11 @@ def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> No
 
 
 def test_the_command_ends_with_a_sentence_where_there_is_a_problem(case, tmp_path) -> None:
-    console = Terminal(width=160, file=io.StringIO())
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(case().model_dump(mode="json")))
-    check(ConfigArguments(tmp_path / "run.yaml"), console)
-    assert f"to start the run: rloo run {tmp_path}/run.yaml" in console.file.getvalue()
+    output = printed(check, ConfigArguments(tmp_path / "run.yaml"))
+    assert f"to start the run: rloo run {tmp_path}/run.yaml" in output
     with pytest.raises(UserError, match=r"run\.yaml: 1 problem, see above"):
-        check(ConfigArguments(tmp_path / "run.yaml", ["dataset={train: {path: none.jsonl}}"]), console)
+        check(ConfigArguments(tmp_path / "run.yaml", ["dataset={train: {path: none.jsonl}}"]))
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,20 @@
 """`rloo init`: a project on which `rloo check` passes, and refusals that say what is missing."""
 
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from helpers import printed
 
 from rloo_pipeline.commands import init as module
 from rloo_pipeline.commands.check import check
 from rloo_pipeline.commands.init import ProjectChoices, init
 from rloo_pipeline.config.loading import ConfigArguments, load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime.console import Terminal
 
 ROWS = [{"question": f"{n}+{n}", "answer": f"{n}+{n}={2 * n}"} for n in range(1, 21)]
 
@@ -33,24 +33,21 @@ def write(file: Path, rows: list[dict]) -> None:
 
 def new_project(folder: str, choices: ProjectChoices, force: bool = False) -> tuple[dict, str]:
     """The configuration of a new project, and what is printed."""
-    printed = io.StringIO()
-    init(Path(folder), choices, force, Terminal(file=printed, width=200))
-    return yaml.safe_load((Path(folder) / "config" / "config.yaml").read_text()), printed.getvalue()
+    output = printed(init, Path(folder), choices, force)
+    return yaml.safe_load((Path(folder) / "config" / "config.yaml").read_text()), output
 
 
 def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choices, monkeypatch) -> None:
-    config, printed = new_project("Größe 1", choices)
+    config, output = new_project("Größe 1", choices)
     assert config["run"] == "Groesse-1"
     assert config["dataset"]["user_prompt"] == "{question}", "the model has a chat template"
-    assert "16 rows in data/train.jsonl, 4 rows in data/eval.jsonl" in printed
-    assert "\n  cd 'Größe 1'\n  rloo check" in printed
+    assert "16 rows in data/train.jsonl, 4 rows in data/eval.jsonl" in output
+    assert "\n  cd 'Größe 1'\n  rloo check" in output
     monkeypatch.chdir("Größe 1")
     files = [Path("data/train.jsonl"), Path("data/eval.jsonl")]
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert sorted(rows, key=ROWS.index) == ROWS
-    shown = io.StringIO()
-    check(ConfigArguments(Path("config/config.yaml")), Terminal(file=shown, width=200))
-    assert "No problem found" in shown.getvalue()
+    assert "No problem found" in printed(check, ConfigArguments(Path("config/config.yaml")))
     test = [sys.executable, "test_rewards.py"]
     assert subprocess.run(test, capture_output=True, text=True, check=True).stdout == "passed\n"
     rewards = Path("rewards.py")
@@ -68,8 +65,8 @@ def test_what_is_not_given_is_asked_for(choices, monkeypatch) -> None:
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typed)
-    for stream in ("stdin", "stdout"):
-        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
     config = new_project("asked", ProjectChoices(None, None, None))[0]
     assert config == {**new_project("given", choices)[0], "run": "asked"}
     with pytest.raises(UserError, match="--data missing: the input ended"):

@@ -1,11 +1,10 @@
 """Every symptom shows in a run that has it, and not in a nearly identical healthy run."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from helpers import mini
+from helpers import mini, printed
 from synthetic_runs import metrics_of, write_config, write_log
 
 from rloo_pipeline.artifacts.files import read_json, write_json
@@ -15,7 +14,6 @@ from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, showing
 from rloo_pipeline.diagnosis.symptoms import REGISTRY
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.stages.gate import gate
 
 ROUNDS = 12
@@ -303,9 +301,7 @@ def test_a_gate_writes_symptoms_and_stops_only_if_configured(tmp_path) -> None:
 
 
 def printed_for(run: Path) -> str:
-    console = Terminal(width=200, file=io.StringIO())
-    print_table(run, console)
-    return console.file.getvalue()
+    return printed(print_table, run)
 
 
 def test_the_table_shows_a_run_in_flight(tmp_path) -> None:

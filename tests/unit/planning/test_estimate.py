@@ -1,12 +1,11 @@
 """What `rloo plan` counts, what does not fit, and which settings would."""
 
-import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, Project, mini, rloo
+from helpers import ROOT, Project, mini, printed, rloo
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.commands import plan
@@ -15,7 +14,6 @@ from rloo_pipeline.config import Algorithm, Config, Offload
 from rloo_pipeline.config.loading import load, read_mapping
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import advice, estimate, memory, queueing
-from rloo_pipeline.runtime.console import Terminal
 
 QWEN3_4B = {
     "hidden_size": 2560,
@@ -205,9 +203,7 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
 
 
 def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:
-    console = Terminal(width=160, file=io.StringIO())
-    plan_run(config, gpu, wait, console)
-    return console.file.getvalue()
+    return printed(plan_run, config, gpu, wait, width=160)
 
 
 def test_the_plan_names_its_assumptions(tmp_path) -> None:
@@ -243,7 +239,7 @@ def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(dynamic))
     config = gsm8k(**{"model.name_or_path": str(tmp_path), "model.revision": None})
     with pytest.raises(UserError, match=r"has a rotary embedding.*that changes beyond 512 tokens"):
-        plan_run(config, None, console=Terminal(file=io.StringIO()))
+        plan_run(config, None)
 
 
 def test_float16_holds_all_logits_at_once(qwen) -> None:

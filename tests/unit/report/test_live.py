@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import mini, rloo
+from helpers import mini, printed, rloo
 from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
 from rloo_pipeline.artifacts import tables
@@ -70,6 +70,7 @@ def test_jobs_that_only_some_runs_have_are_shown(tmp_path) -> None:
 
 def test_the_evaluation_of_what_a_run_chose_is_a_job_of_it(tmp_path) -> None:
     run = write_run(tmp_path / "run", 8)
+    write_config(run, Config(**mini(rounds=8, select={}, dataset={"dev": {"path": "dev.jsonl"}})))
     write_json(run / "selection.json", {})
     write_log(run, "evaluate_chosen/1.log", "2026-01-01 00:00:00,000 INFO rloo: sampling")
     assert "evaluate_chosen/1: sampling" in shown(run)
@@ -184,9 +185,7 @@ def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp
 
 def watched(run: Path) -> str:
     """What `rloo watch` shows of a run."""
-    console = Terminal(width=150, file=io.StringIO())
-    watch(run, once=True, every=1.0, console=console)
-    return str(console.file.getvalue())
+    return printed(watch, run, once=True, every=1.0, width=150)
 
 
 @pytest.mark.parametrize(

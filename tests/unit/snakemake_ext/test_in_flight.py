@@ -16,12 +16,10 @@ def touch(*files: Path) -> None:
         file.touch()
 
 
-def make_round(run: Path, number: int, held_out: bool = True) -> None:
-    """Writes a round whose held-out completions, if any, were not scored."""
+def make_round(run: Path, number: int) -> None:
+    """Writes a round whose held-out completions were not scored."""
     folder = metrics_of(run, number).parent
-    touch(folder / "rollouts" / "000.parquet", folder / "metrics.json")
-    if held_out:
-        touch(folder / "held_out" / "000.parquet")
+    touch(folder / "rollouts" / "000.parquet", folder / "metrics.json", folder / "held_out" / "000.parquet")
 
 
 def test_a_new_run_has_held_out_accuracy_and_pages_unless_they_are_turned_off(tmp_path: Path) -> None:
@@ -43,8 +41,8 @@ def test_pages_come_after_the_first_round_and_every_nth(tmp_path: Path, every: i
 def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: Path) -> None:
     config = Config(**mini(rounds=3))
     make_round(tmp_path, 1)
-    make_round(tmp_path, 2, held_out=False)  # by a version without them
-    assert in_flight.held_out_rounds(config, tmp_path) == [1, 3]
+    make_round(tmp_path, 2)
+    assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3]
     assert in_flight.page_rounds(config, tmp_path) == []
     make_round(tmp_path, 3)
     touch(*(tmp_path / "evaluation" / name / "summary.json" for name in ("warmstart", "final")))
@@ -53,8 +51,8 @@ def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: 
     touch(held_out_of(tmp_path, 1), in_flight.page_of(tmp_path, 2))
     assert (in_flight.held_out_rounds(config, tmp_path), in_flight.page_rounds(config, tmp_path)) == ([1], [2])
     (tmp_path / "summary.json").unlink()
-    assert in_flight.held_out_rounds(config, tmp_path) == [1, 3]
+    assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3]
     assert in_flight.held_out_rounds(config, tmp_path, in_job=True) == [1], "as planned before the report began again"
     longer = Config(**mini(rounds=5))
-    assert in_flight.held_out_rounds(longer, tmp_path) == [1, 3, 4, 5]
+    assert in_flight.held_out_rounds(longer, tmp_path) == [1, 2, 3, 4, 5]
     assert in_flight.page_rounds(longer, tmp_path) == [2, 4]

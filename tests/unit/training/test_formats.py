@@ -11,7 +11,6 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.training import engine, formats
 
 
@@ -51,8 +50,9 @@ def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
 @pytest.mark.usefixtures("unable")
 def test_doctor_says_so(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(UserError):
-        doctor.doctor(ConfigArguments(MINI, ["model={dtype: float16}"]), tmp_path, None, False, Terminal(width=200))
+        doctor.doctor(ConfigArguments(MINI, ["model={dtype: float16}"]), tmp_path, None, False)
     output = capsys.readouterr().out
     assert "float16 cannot be trained on this machine, says DeepSpeed" in output
     assert "set model.dtype to bfloat16 or float32" in output
