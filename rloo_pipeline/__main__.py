@@ -7,7 +7,10 @@ from rloo_pipeline.workers import client
 
 def main() -> None:
     """The command `rloo`. Imports `cli` only if no worker takes the command."""
-    code = client.run_stage(sys.argv[1:])
+    try:
+        code = client.run_stage(sys.argv[1:])
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # Ctrl-C; Snakemake says how to go on
     if code is not None:
         raise SystemExit(code)
     from rloo_pipeline.cli import main as cli

@@ -62,6 +62,8 @@ def explain(error: BaseException) -> str:
     if _is_disk_full(error):
         file = getattr(error, "filename", None) or "an output"
         return f"no space left while writing {file}: free some disk or quota and run again"
+    if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -71,23 +72,35 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
     says how many.
 
     Raises:
-        UserError: no configuration is named, and the folder has none.
+        UserError: no configuration is named, and the folder has none; or `--config` has no KEY=VALUE.
     """
     options, snakefile = list(arguments), installation.snakefile_option(folder)
     if options and not options[0].startswith("-"):
         options.insert(0, "--configfile")
     names_config = any(word.startswith("--configfile") for word in options)
     if snakefile and not names_config and not (folder / installation.DEFAULT_CONFIG).exists():
-        raise UserError(
-            f"{installation.DEFAULT_CONFIG}: no such configuration file in this folder; name one, as in `rloo run "
-            "my-run.yaml`, or make a project with `rloo init`"
-        )
-    for index, word in enumerate(options[1:], 1):
-        if options[index - 1] == "--profile":
+        raise UserError(f"{installation.DEFAULT_CONFIG}: no such configuration file{installation.NO_PROJECT}")
+    for index, (before, word) in enumerate(pairwise(["", *options])):
+        if before == "--profile":
             options[index] = installation.profile(word)
+        elif word.startswith("--profile="):
+            options[index] = f"--profile={installation.profile(word.removeprefix('--profile='))}"
+    _refuse_bad_changes(options)
     says_cores = any(re.match(r"--cores|--jobs|--profile|-[cj]\d*$", word) for word in options)
     cores = [] if says_cores else ["--cores", "all"]
     return [sys.executable, "-m", "snakemake", *snakefile, *cores, *options]
+
+
+def _refuse_bad_changes(options: Sequence[str]) -> None:
+    """Checks what follows `--config`, of which Snakemake ends with a traceback."""
+    changes = False
+    for word in options:
+        if word.startswith("-"):
+            changes = word in ("--config", "-C")
+        elif changes:
+            from rloo_pipeline.config.loading import split_change
+
+            split_change(word)
 
 
 def become_snakemake(arguments: Sequence[str]) -> NoReturn:

@@ -32,13 +32,13 @@ class Model(Section):
     quantization: Literal["nf4"] | None = None
     """QLoRA: the trainer holds the linear layers in 4 bits (NF4 of bitsandbytes) and trains `update.lora` on them.
     Policy 0 is then the model rounded to these values once, so that the sampler, in `dtype`, has the same weights.
-    Required for a checkpoint that is in NF4 already, whose codes stay.
+    Required for a checkpoint that is already in NF4; its codes are kept.
     """
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Read that code before you turn this on."""
     train_vision: bool = False
-    """Train a model of images whole. By default its vision encoder, with the projector onto the language model, stays
-    as it is.
+    """Also train the vision encoder of a model of images, and the projector to the language model. By default they stay
+    as they are.
     """
 
     def _problems(self) -> Iterator[str]:
@@ -79,9 +79,9 @@ class Dataset(Section):
     eval: Source
     """Held-out rows. A training row with the same prompt as one of these is dropped."""
     dev: Source | None = None
-    """Held-out rows to choose by. With them, whatever a run measures is measured on them, and `eval` is left for the
-    one test of what `select` chooses. A training row with the same prompt as one of these is dropped, and a row of
-    these with the same prompt as one of `eval`.
+    """Held-out rows for choices. If given, all measurements of a run are on these rows, and `eval` is used only for the
+    one test of what `select` chooses. A training row with the same prompt as one of these is dropped; so is one of
+    these with the same prompt as a row of `eval`.
     """
     prompt_column: str = "prompt"
     """Column with the prompt: a list of messages, to which the chat template is applied, or a string, which is used
@@ -93,8 +93,8 @@ class Dataset(Section):
     """
     image_column: str | None = None
     """Column with the image or the list of images of a prompt, such as TRL's `image` and `images`: of type
-    `datasets.Image`, or PIL images of a generator. They stand where the messages have content parts
-    `{type: image}`, otherwise at the beginning of the first message of the user. The model must be one of images.
+    `datasets.Image`, or PIL images of a generator. They stand where the messages have content parts `{type: image}`,
+    otherwise at the beginning of the first message of the user. The model must accept images.
     """
     system_prompt: str | None = None
     """System message at the start of every conversation. A prompt that is a string then becomes a user message."""
@@ -103,7 +103,7 @@ class Dataset(Section):
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
     select: PromptSelection | None = None
-    """Choice of training prompts by how hard they are for the policy. Default: all, each as often as the others."""
+    """Choice of training prompts by how hard they are for the policy. Default: all, equally often."""
 
     @property
     def shows_images(self) -> bool:
@@ -192,7 +192,7 @@ bfloat16 (0.16 with experts), 0.001 to 0.02 in float16; 0.8 to 2.5 where packed 
 
 
 class CheckLimits(Section):
-    """Limits of the checks of policy 0: `[warn, fail]`; `null` stands for never."""
+    """Limits of the checks of policy 0: `[warn, fail]`; `null` means never."""
 
     round_trip: Limit = (1, None)
     """Minimum fraction of prompts whose token ids survive decoding and encoding unchanged."""
@@ -261,7 +261,7 @@ class Checks(Section):
     """Checks of policy 0 before the first round: sampling and scoring on probe prompts, tokens, log-probs."""
 
     probe_prompts: int = Field(64, ge=1)
-    """Number of training prompts that policy 0 is probed on."""
+    """Number of training prompts that policy 0 answers for the checks."""
     probe_num_generations: int | None = Field(None, ge=2)
     """Completions per probe prompt. Default: `rollout.num_generations`."""
     demonstrations: int = Field(64, ge=1)

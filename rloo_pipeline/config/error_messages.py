@@ -15,6 +15,7 @@ KEYS_OF_OTHER_SYSTEMS = {
     "gpus_per_node": "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes",
     "gpus": "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout",
     "model_name_or_path": "the model is model.name_or_path",
+    "run_name": "the name of a run is `run`",
     "output_dir": "all files of a run are in results/<run>/, where `run` is its name",
     "max_steps": "the length of a run is `rounds`",
     "num_train_epochs": "the length of a run is `rounds`",
@@ -24,6 +25,13 @@ KEYS_OF_OTHER_SYSTEMS = {
     "gradient_accumulation_steps": "deepspeed.max_tokens_per_micro_batch bounds the tokens of one forward pass",
     "bf16": "the number format is model.dtype",
     "fp16": "the number format is model.dtype",
+    "optim": "the optimizer is update.optimizer",
+    "loss_type": "algorithm.preset names an algorithm such as dapo, algorithm.loss_agg_mode how its loss is averaged",
+    "scale_rewards": "algorithm.advantage: grpo divides by the standard deviation of the group, dr_grpo does not",
+    "num_generations_eval": "completions of a held-out prompt are evaluation.num_generations",
+    "eval_steps": "evaluation.every is the number of rounds between evaluations",
+    "save_steps": "keep_every is the number of rounds between policies that are kept",
+    "save_total_limit": "keep_every is the number of rounds between policies that are kept",
     "reward_funcs": "reward functions are the list `rewards`, each with a key `function`",
     "reward_weights": "weights are rewards[].weight",
     "train_dataset": "the training rows are dataset.train",
@@ -99,6 +107,8 @@ def _suggestion(section: type[Section] | None, unknown: str) -> str:
     """What an unknown key may stand for: a similar key of the section, the same key of another section, or a less
     similar key of the section; in this order.
     """
+    if ":" in unknown:
+        return "; YAML needs a space after the colon"
     fields = list(section.model_fields) if section else []
     return did_you_mean(unknown, fields, 0.8) or _in_other_section(section, unknown) or did_you_mean(unknown, fields)
 

@@ -61,7 +61,7 @@ class Evaluation(Section):
     each_round: int | None = Field(None, ge=0)
     """Number of held-out prompts, from the start, that the sampler of each round also answers, once each and together
     with the round's completions: a curve of held-out accuracy at little cost. Default: a twentieth of the round's
-    completions, at most 200. 0 turns it off, as does a GPU for the reward that decides (`correct.reward`).
+    completions, at most 200. 0 turns it off; it is also off if the reward that decides (`correct.reward`) needs a GPU.
     """
     harness: Harness | None = None
     """lm-eval benchmarks, in addition to the held-out prompts. Off by default."""
@@ -83,16 +83,15 @@ class Evaluation(Section):
 
 
 class Select(Section):
-    """A choice on the rows of `dataset.dev`, and one evaluation of what was chosen on the test rows, `dataset.eval`.
-
-    Of each run it chooses the round, among those of `evaluation.every` and the last, and of an experiment the arm with
-    the highest mean over seeds. Of equal ones the earlier round, and the arm that is named first, is chosen.
+    """Chooses by the rows of `dataset.dev`, and evaluates the choice once on the test rows, `dataset.eval`. For each
+    run it chooses the best round among those of `evaluation.every` and the last one; for an experiment, also the arm
+    with the highest mean over seeds. Of equal rounds it takes the earliest, of equal arms the one named first.
     """
 
     by: str = "dev.pass@1"
     """What to choose by: `dev.pass@K` for a K that evaluations report, or `dev.greedy`."""
     then: Literal["test"] = "test"
-    """Rows that what was chosen is evaluated on."""
+    """Rows on which the choice is evaluated."""
 
     @property
     def measure(self) -> str:

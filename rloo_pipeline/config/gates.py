@@ -139,7 +139,7 @@ class Memory(Section):
 
 
 class Gates(Section):
-    """Symptoms that are looked for after each round, and the action for each. `rloo diagnose RUN` prints them at any
+    """Symptoms that a gate looks for after each round, and the action for each. `rloo diagnose RUN` prints them at any
     time.
     """
 
@@ -162,8 +162,8 @@ class Gates(Section):
     stale_rollouts: StaleRollouts = StaleRollouts()
     """Rollouts of a policy that is too old."""
     expert_collapse: ExpertCollapse = ExpertCollapse()
-    """Experts of a mixture that get no tokens any more."""
+    """Experts of a mixture that no longer get tokens."""
     no_movement: NoMovement = NoMovement()
-    """A policy that does not change."""
+    """A policy that hardly changes."""
     memory: Memory = Memory()
     """Stages that ran out of memory."""

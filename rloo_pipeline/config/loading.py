@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from rloo_pipeline.config import Config, Reward, Section
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.section import JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
+from rloo_pipeline.runtime.installation import DEFAULT_CONFIG, NO_PROJECT
 
 SEAL = "# blake2b of the lines below: "
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -88,7 +88,7 @@ def _unsealed(text: str, path: Path) -> str:
     return rest
 
 
-@lru_cache(maxsize=1)  # a worker process loads the same text for every stage
+@functools.lru_cache(maxsize=1)  # a worker process loads the same text for every stage
 def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
     raw = _parse(text, origin)
     require_one_run(raw, origin)
@@ -128,11 +128,25 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
 
 def _with_changes(raw: Any, changes: Sequence[str]) -> Any:
     for change in changes if isinstance(raw, Mapping) else ():
-        key, equals, value = change.partition("=")
-        if not equals:
-            raise UserError(f"--config {change}: write it as KEY=VALUE, such as rounds=20")
+        key, value = split_change(change)
         raw = merge(raw, {key: _parse(value, f"--config {change}")})
     return raw
+
+
+def split_change(change: str) -> tuple[str, str]:
+    """Key and value of a change on the command line.
+
+    Raises:
+        UserError: it has no value, or dots in its key, which Snakemake refuses with a traceback.
+    """
+    key, equals, value = change.partition("=")
+    if not equals:
+        raise UserError(f"--config {change}: write it as KEY=VALUE, such as rounds=20")
+    first, *rest = key.split(".")
+    if rest:
+        nested = functools.reduce(lambda inner, name: f"{{{name}: {inner}}}", reversed(rest), value)
+        raise UserError(f"--config {change}: write a key of a section as --config '{first}={nested}'")
+    return key, value
 
 
 def refuse_bad_files(files: Iterable[Path]) -> None:
@@ -190,6 +204,8 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.y*ml")))
+        if path == DEFAULT_CONFIG:
+            suggestion = NO_PROJECT
         raise UserError(f"{path}: no such configuration file{suggestion}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

@@ -16,16 +16,16 @@ class PromptSelection(Section):
     """
 
     pass_rate: tuple[float, float] | None = None
-    """Lowest and highest pass rate of policy 0, both included, of the prompts that are trained on, such as
-    `[0.1, 0.9]`. Default: all prompts are.
+    """Lowest and highest pass rate of policy 0, both included, of the training prompts, such as `[0.1, 0.9]`. Default:
+    all prompts.
     """
     num_generations: int = Field(8, ge=2)
     """Completions of policy 0 for each training prompt, from which the stage `difficulty` takes its pass rate. It runs
     for `pass_rate` and for `weights: static`.
     """
     weights: Literal["none", "static", "online"] = "none"
-    """`none`: a round takes each prompt once before any is used again. `static`: it draws prompts with weights of
-    p(1 − p), where p is the pass rate of policy 0, so those of which the policy is least certain come most often.
+    """`none`: a round takes each prompt once before any is used again. `static`: it draws prompts with weights of p(1 −
+    p), where p is the pass rate of policy 0, so prompts that the policy solves about half of the time come most often.
     `online`: the same, where the scores of earlier rounds count too.
     """
 

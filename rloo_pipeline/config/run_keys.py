@@ -31,7 +31,7 @@ def valid_run_name(name: str) -> str:
 
 
 class Report(Section):
-    """The page report.html about a run, during it and at its end."""
+    """The page report.html of a run, during it and at its end."""
 
     title: str | None = None
     """Heading of the page. Default: the name of the run."""

@@ -35,9 +35,8 @@ class Rollout(Section):
     generation_batch_size: int = Field(256, ge=2)
     """Completions that a round trains on; a multiple of `num_generations`."""
     shards: int = Field(1, ge=1, le=1000)
-    """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Changes no
-    completion, and log-probs of the reference only by rounding, as they are computed shard by shard; a new value
-    samples again.
+    """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Completions do not
+    depend on it, and log-probs of the reference only by rounding; but a new value samples again.
     """
     temperature: Temperature = Field(1.0, gt=0)
     """Sampling temperature, from 0.01 to 2. The trainer's log-probs use the same temperature."""
@@ -56,8 +55,8 @@ class Rollout(Section):
     differ, then fills up with others.
     """
     refill: int = Field(0, ge=0)
-    """Number of times that a round may sample further prompts, each time as many as should make up for the groups that
-    are missing, at most as many as a round has. Needs `algorithm.filter_zero_variance`. See docs/algorithms.md.
+    """Largest number of times that a round samples further prompts to replace groups that teach nothing, each time at
+    most as many as a round has. Needs `algorithm.filter_zero_variance`. See docs/algorithms.md.
     """
     lag: int = Field(0, ge=0)
     """Rounds by which sampling lags behind training: round r samples from policy max(0, r − 1 − lag). With 1 or more,
@@ -68,17 +67,19 @@ class Rollout(Section):
     environment: str | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     gives the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
-    names to such classes; then the column `environment` of the data names that of a row. See docs/environments.md.
+    names to such classes; then the column `environment` of the data has the name for each row. See
+    docs/environments.md.
     """
     tools: list[str] = []
     """`module:function` or `file.py:function` of functions that the model may call, in addition to those of its
     environment. Their types and docstrings go into the prompt, by the model's chat template.
     """
     max_tool_calling_iterations: int | None = Field(None, ge=1)
-    """Largest number of turns of an episode whose calls are answered. Default: no limit but the length."""
+    """Largest number of turns of an episode whose calls are answered. Default: limited only by `max_completion_length`.
+    """
     max_turns: int | None = Field(None, ge=1)
-    """Largest number of turns that the model has in an episode. Default: no limit but the length, which answers of
-    tools count towards (`max_completion_length`).
+    """Largest number of turns that the model has in an episode. Default: limited only by `max_completion_length`, which
+    includes the answers of tools.
     """
     tool_parser: str = "auto"
     """vLLM's parser of tool calls, such as `hermes`, `qwen3_coder` or `llama3_json`. `auto`: the first of these that
@@ -93,8 +94,8 @@ class Rollout(Section):
     answer.
     """
     environment_sandbox: bool = False
-    """Run the processes of tools and environments in the sandbox that `code_reward` uses: without network, with the
-    files of their code and of Python alone, all read-only but /tmp, and with `environment_memory_mb`. See
+    """Run the processes of tools and environments in the sandbox that `code_reward` uses: without network, with only
+    the files of their code and of Python, writing only to /tmp, and with at most `environment_memory_mb`. See
     docs/environments.md.
     """
     environment_memory_mb: int = Field(2048, ge=128)

@@ -90,7 +90,7 @@ class Update(Section):
     adam_epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay, of all trained weights but biases and those of norms, as in transformers and TRL."""
+    """Decoupled weight decay, of all trained weights except biases and norms, as in transformers and TRL."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True
@@ -137,8 +137,8 @@ class Deepspeed(Section):
     """
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding, or
-    where there is dropout (`lora_dropout`, `disable_dropout: false`), by what is dropped.
+    """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding
+    and, with dropout (`lora_dropout`, `disable_dropout: false`), by other dropout masks.
     """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 1 partitions the optimizer state over the processes, 2 also the gradients, 3 also the

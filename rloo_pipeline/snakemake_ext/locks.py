@@ -39,11 +39,17 @@ def hold(folder: Path, run: str) -> Hold:
     Args:
         folder: Snakemake's working folder; several runs may use it at once.
         run: the run's name.
+
+    Raises:
+        UserError: nothing can be written there.
     """
     hidden = folder / ".snakemake"
-    hidden.mkdir(exist_ok=True)
     own = hidden / f"rloo-{run}.lock"
-    handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        hidden.mkdir(exist_ok=True)
+        handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
     owner = os.read(handle, 1000).decode()
     locked = _lock(handle)
     if not locked and owner and owner == os.environ.get(OWNER):

@@ -1,16 +1,21 @@
 """`rloo` itself: users' commands come before stages, and a wrong argument is one sentence with a suggestion."""
 
+import errno
 import importlib
 import inspect
 import re
 import subprocess
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
+from rloo_pipeline import __main__ as entry
 from rloo_pipeline.cli import main
 from rloo_pipeline.cli.stage_options import OUTPUT
+from rloo_pipeline.errors import explain
+from rloo_pipeline.workers import client
 
 
 def outcome(argv: list[str], capsys) -> tuple[int, str, str]:
@@ -42,6 +47,19 @@ def test_a_wrong_argument_is_one_sentence(argv, message, capsys) -> None:
     code, out, err = outcome(argv, capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_place_where_nothing_may_be_written_is_one_sentence(code) -> None:
+    error = OSError(code, "Read-only file system", "there/config.yaml")
+    assert explain(error) == "there/config.yaml: Read-only file system; change its permissions, or use another folder"
+
+
+def test_ctrl_c_while_a_worker_runs_the_stage_prints_no_traceback(monkeypatch) -> None:
+    monkeypatch.setattr(client, "run_stage", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert (end.value.code, end.value.__suppress_context__) == (130, True)
 
 
 def test_commands_of_users_come_before_stages(capsys) -> None:

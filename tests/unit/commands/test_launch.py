@@ -9,6 +9,7 @@ from helpers import mini
 
 from rloo_pipeline.commands import launch
 from rloo_pipeline.commands.launch import command_line
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 
@@ -42,10 +43,33 @@ def test_a_profile_is_that_of_the_folder_or_of_the_package(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"no such configuration file in this folder; .* `rloo init`"):
         command_line(["-n"])
+    with pytest.raises(UserError, match=r"no such configuration file in this folder; .* `rloo init`"):
+        load(installation.DEFAULT_CONFIG)
     configuration()
+    assert command_line(["--profile=slurm"])[-1] == f"--profile={installation.root() / 'profiles' / 'slurm'}"
     assert command_line(["--profile", "slurm"])[-1] == str(installation.root() / "profiles" / "slurm")
     (tmp_path / "profiles" / "slurm").mkdir(parents=True)
     assert command_line(["--profile", "slurm"])[-1] == "profiles/slurm"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("update.lora.r=4", "write a key of a section as --config 'update={lora: {r: 4}}'"),
+        ("rounds", "--config rounds: write it as KEY=VALUE, such as rounds=20"),
+    ],
+)
+def test_a_change_that_snakemake_would_refuse_with_a_traceback_is_one_sentence(change, message, tmp_path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(mini()))
+    for refuses in (
+        lambda: command_line([str(file), "-n", "--config", "rounds=3", change]),
+        lambda: load(file, [change]),
+    ):
+        with pytest.raises(UserError) as error:
+            refuses()
+        assert message in str(error.value)
+    command_line([str(file), "--config", "rounds=3", "--", "results/mini/report.html"])
 
 
 def test_a_run_from_python_is_that_command_so_that_it_too_goes_on_after_a_gate(tmp_path, monkeypatch) -> None:

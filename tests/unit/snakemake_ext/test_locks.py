@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import locks
 
 HOLD = "import sys, time; from pathlib import Path; from rloo_pipeline.snakemake_ext.locks import hold; "
@@ -39,6 +40,12 @@ def test_marks_stay_while_any_run_of_the_folder_lives_and_go_when_it_was_killed(
     _, acquired = process(tmp_path, "a", 0)
     assert acquired
     assert not mark.exists()
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path) -> None:
+    (tmp_path / ".snakemake").touch()
+    with pytest.raises(UserError, match=rf"^{tmp_path}: a run needs a folder in which it can write"):
+        locks.hold(tmp_path, "a")
 
 
 @pytest.mark.parametrize(("job", "cleared"), [("7", True), ("8", False)])
