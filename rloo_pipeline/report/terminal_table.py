@@ -82,10 +82,14 @@ class Measurements:
     @property
     def seconds_left(self) -> float | None:
         """Seconds that the rounds to come will take, by those that are done; None before the first is."""
-        rounds_left = self.config.rounds - len(self._metrics)
-        if not self._pace or not rounds_left:
+        if not self._pace or not self.rounds_left:
             return None
-        return run_progress.seconds_left(self._pace, rounds_left, time.time() - self._since)
+        return run_progress.seconds_left(self._pace, self.rounds_left, time.time() - self._since)
+
+    @property
+    def rounds_left(self) -> int:
+        """Number of rounds to come."""
+        return self.config.rounds - len(self._metrics)
 
     def read(self, rounds: Sequence[int] = ()) -> None:
         """Reads these rounds, with those before them that are missing, and all evaluations. If it reads a round, it
@@ -149,6 +153,13 @@ def table_of_runs(runs: Sequence[Measurements]) -> RenderableType:
 def _empty_table(*before: Column) -> Table:
     columns = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
     return Table(*before, *columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
+
+
+def seconds_left_of(runs: Sequence[Measurements]) -> float | None:
+    """Seconds until the last of these runs has done its rounds; None where one with rounds to come has done none."""
+    seconds = [run.seconds_left for run in runs if run.rounds_left]
+    known = [each for each in seconds if each is not None]
+    return max(known, default=None) if len(known) == len(seconds) else None
 
 
 def bar(done: int, total: int, seconds_left: float | None) -> RenderableType:

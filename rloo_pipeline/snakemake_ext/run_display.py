@@ -281,8 +281,8 @@ class RunDisplay:
         else:
             parts = [terminal_table.table(run.rows, most) for run in begun]
         parts += _running_lines(shown, len(running) - len(shown))
-        seconds_left = [run.seconds_left for run in self._measurements if run.seconds_left is not None]
-        return Group(*parts, terminal_table.bar(self._done, self._total, max(seconds_left, default=None)))
+        seconds_left = terminal_table.seconds_left_of(self._measurements)
+        return Group(*parts, terminal_table.bar(self._done, self._total, seconds_left))
 
 
 def _running_lines(jobs: Iterable[RunningJob], others: int) -> list[RenderableType]:

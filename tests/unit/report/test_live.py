@@ -157,6 +157,15 @@ def test_the_time_left_beside_the_bar_falls_too(tmp_path, monkeypatch) -> None:
     assert seconds_left == [500, 440, 400]
 
 
+def test_no_time_is_left_beside_the_bar_while_a_run_of_an_experiment_has_not_begun(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(terminal_table.time, "time", lambda: STARTED)
+    runs = {rounds: write_run(tmp_path / f"run-{rounds}", rounds) for rounds in (0, 3, 5, 8)}
+    measured = {rounds: terminal_table.Measurements(run_files.read(run).config, run) for rounds, run in runs.items()}
+    assert terminal_table.seconds_left_of([measured[3], measured[5], measured[8]]) == 5 * PACE
+    assert terminal_table.seconds_left_of([measured[3], measured[0]]) is None
+    assert terminal_table.seconds_left_of([measured[8]]) is None
+
+
 def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
     run = write_run(tmp_path / "run", 3)
     assert "held-out accuracy" not in shown(run)
