@@ -17,8 +17,8 @@ class RunJob(NamedTuple):
     output: str
     """A file that it writes last, or a folder that it writes at once; relative to the run's folder, as the log is."""
     log: str
-    policy: int = 0
-    """Number of the policy that the output is made from."""
+    policy: int | None = None
+    """Number of the policy that the output is made from, if it is."""
 
 
 def all_jobs(config: Config) -> Iterator[RunJob]:
@@ -29,18 +29,16 @@ def all_jobs(config: Config) -> Iterator[RunJob]:
 
 def jobs_before_rounds(config: Config) -> Iterator[RunJob]:
     """Assets, prompts, warm start."""
-    trial = {"trial_probe": "warmstart/trial/probe.parquet", "trial_checks": "warmstart/trial/checks.json"}
-    outputs = {
-        "stage_assets": "assets/assets.json",
-        "prompts": "prompts/counts.json",
-        **(trial if config.tries_model else {}),
-        "warmstart": "policies/00000",
-        "probe": "warmstart/probe.parquet",
-        "checks": "warmstart/checks.json",
-    }
-    yield from (RunJob(stage, output, f"logs/{stage}.log") for stage, output in outputs.items())
+    yield RunJob("stage_assets", "assets/assets.json", "logs/stage_assets.log")
+    yield RunJob("prompts", "prompts/counts.json", "logs/prompts.log")
+    if config.tries_model:
+        yield RunJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
+        yield RunJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
+    yield RunJob("warmstart", "policies/00000", "logs/warmstart.log")
+    yield RunJob("probe", "warmstart/probe.parquet", "logs/probe.log", 0)
+    yield RunJob("checks", "warmstart/checks.json", "logs/checks.log", 0)
     for shard in _shards(config) if config.measures_difficulty else ():
-        yield RunJob("difficulty", f"warmstart/difficulty/{shard}.parquet", f"logs/difficulty/{shard}.log")
+        yield RunJob("difficulty", f"warmstart/difficulty/{shard}.parquet", f"logs/difficulty/{shard}.log", 0)
 
 
 def jobs_of_round(config: Config, number: int) -> Iterator[RunJob]:
