@@ -29,16 +29,14 @@ def all_jobs(config: Config) -> Iterator[RunJob]:
 
 def jobs_before_rounds(config: Config) -> Iterator[RunJob]:
     """Assets, prompts, warm start."""
-    trial = {"trial_probe": "warmstart/trial/probe.parquet", "trial_checks": "warmstart/trial/checks.json"}
-    outputs = {
-        "stage_assets": "assets/assets.json",
-        "prompts": "prompts/counts.json",
-        **(trial if config.tries_model else {}),
-        "warmstart": "policies/00000",
-    }
-    yield from (RunJob(stage, output, f"logs/{stage}.log") for stage, output in outputs.items())
-    for stage, output in {"probe": "warmstart/probe.parquet", "checks": "warmstart/checks.json"}.items():
-        yield RunJob(stage, output, f"logs/{stage}.log", 0)
+    yield RunJob("stage_assets", "assets/assets.json", "logs/stage_assets.log")
+    yield RunJob("prompts", "prompts/counts.json", "logs/prompts.log")
+    if config.tries_model:
+        yield RunJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
+        yield RunJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
+    yield RunJob("warmstart", "policies/00000", "logs/warmstart.log")
+    yield RunJob("probe", "warmstart/probe.parquet", "logs/probe.log", 0)
+    yield RunJob("checks", "warmstart/checks.json", "logs/checks.log", 0)
     for shard in _shards(config) if config.measures_difficulty else ():
         yield RunJob("difficulty", f"warmstart/difficulty/{shard}.parquet", f"logs/difficulty/{shard}.log", 0)
 
