@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     console = Terminal()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file, and no folder for a project; name another one")
-    choices = _asked(choices)
+    choices = _asked(choices, folder)
     model = _model(choices.model or "", folder)
     data = project_data(choices.data or "", choices.held_out, choices.prompt, choices.answer, folder)
     texts = dict(_texts(_context(folder, model, data, _reward(choices.reward, data, folder))))
@@ -80,8 +80,8 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     _next_steps(folder, data, console)
 
 
-def _asked(choices: ProjectChoices) -> ProjectChoices:
-    """The choices, with what is missing asked for on a terminal.
+def _asked(choices: ProjectChoices, folder: Path) -> ProjectChoices:
+    """The choices, with what is missing asked for on a terminal, until model and data can be used.
 
     Raises:
         UserError: model or data is missing, and there is no terminal or no answer.
@@ -91,20 +91,30 @@ def _asked(choices: ProjectChoices) -> ProjectChoices:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             needed = " and ".join(f"--{name}" for name in missing if name != "reward")
             raise UserError(f"{needed} missing; on a terminal, `rloo init` asks for what is not given")
-        choices = choices._replace(**{name: _answer(name) for name in missing})
+        checks: dict[str, Callable[[str], object]] = {
+            "model": lambda answer: _model(answer, folder),
+            "data": lambda answer: project_data(answer, choices.held_out, choices.prompt, choices.answer, folder),
+        }
+        choices = choices._replace(**{name: _answer(name, checks.get(name)) for name in missing})
     return choices
 
 
-def _answer(name: str) -> str | None:
-    """What the user types as this choice.
+def _answer(name: str, check: Callable[[str], object] | None) -> str | None:
+    """What the user types as this choice; asks again where `check` refuses it.
 
     Raises:
         UserError: the input ended.
     """
-    try:
-        return input(QUESTIONS[name]).strip() or None
-    except EOFError:
-        raise UserError(f"--{name} missing: the input ended before an answer") from None
+    while True:
+        try:
+            answer = input(QUESTIONS[name]).strip()
+            if check is not None:
+                check(answer)
+            return answer or None
+        except EOFError:
+            raise UserError(f"--{name} missing: the input ended before an answer") from None
+        except UserError as error:
+            print(error)
 
 
 class ProjectModel(NamedTuple):

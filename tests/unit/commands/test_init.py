@@ -55,8 +55,8 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
     assert subprocess.run(test, capture_output=True, check=False).returncode == 1
 
 
-def test_what_is_not_given_is_asked_for(choices, monkeypatch) -> None:
-    answers = iter([choices.model, " mine.jsonl ", ""])
+def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:
+    answers = iter(["", "no model", choices.model, "missing.jsonl", " mine.jsonl ", ""])
 
     def typed(question: str) -> str:
         try:
@@ -67,7 +67,9 @@ def test_what_is_not_given_is_asked_for(choices, monkeypatch) -> None:
     monkeypatch.setattr("builtins.input", typed)
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
-    config = new_project("asked", ProjectChoices(None, None, None))[0]
+    config, asked = new_project("asked", ProjectChoices(None, None, None))
+    assert "--model no model: no such folder" in asked
+    assert "missing.jsonl: " in asked
     assert config == {**new_project("given", choices)[0], "run": "asked"}
     with pytest.raises(UserError, match="--data missing: the input ended"):
         new_project("half", ProjectChoices(choices.model, None, None))
