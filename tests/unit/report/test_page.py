@@ -31,7 +31,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.frame import chance, points
 from rloo_pipeline.report.page import check_figures, parts_of_gain, render, verdict
-from rloo_pipeline.report.summary import summarize_run
+from rloo_pipeline.report.summary import so_far, summarize_run
 from rloo_pipeline.stages.report_so_far import report_so_far
 
 
@@ -387,6 +387,8 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     parts = [part for evaluation in (*evaluations, final) for part in (evaluation, evaluation["greedy"])]
     sampled = sum(part["num_completion_tokens"] for part in parts)
     assert f"{sampled:,} in evaluations" in text, "with greedy decoding and the test"
+    in_flight = Reader(render(only, run, so_far(only, run))).words
+    assert "Held-out problems are here those of dataset.dev, which serve to choose." in in_flight
     write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})
     with pytest.raises(UserError, match="its policy is"):
         summarize_run(only, run)
