@@ -65,16 +65,18 @@ def test_a_sandbox_that_grades_wrong_is_an_error(confinement, monkeypatch, name,
         self_test.self_test(confinement, LIMITS)
 
 
-@pytest.mark.parametrize(("starts", "whose"), [(0, "the sandbox"), (1, "the sandbox of the program")])
-def test_a_sandbox_that_does_not_start_any_more_is_no_score(confinement, monkeypatch, tmp_path, starts, whose):
+@pytest.mark.parametrize(
+    ("started", "whose"), [("no_module", "the sandbox"), ("inside.examiner", "the sandbox of the program")]
+)
+def test_a_sandbox_that_does_not_start_any_more_is_no_score(confinement, monkeypatch, tmp_path, started, whose):
     """As where the machine has no more processes or memory for it."""
     command = tmp_path / "command"
-    lock = f'mkdir {tmp_path}/begun && exec {confinement.command} "$@"' if starts else ""
-    command.write_text(f"#!/bin/sh\n{lock}\nexit 1\n")
+    command.write_text(f'#!/bin/sh\ncase "$*" in *{started}*) exec {confinement.command} "$@" ;; esac\nexit 1\n')
     command.chmod(0o755)
     monkeypatch.setattr(code.sandbox, "find", lambda *_: confinement._replace(command=str(command)))
     monkeypatch.setattr(code, "self_test", lambda *_: None)
     notes = collect_notes()
-    scripts = [] if starts else [[{"input": "", "output": ""}]]
-    assert code_reward([ADD] * (1 + len(scripts)), tests=[TESTS, *scripts]) == [None] * (1 + len(scripts))
-    assert set(notes.values()) == {f"cannot run the tests: {whose} did not start"}
+    assert code_reward([ADD], tests=[TESTS]) == [None]
+    assert notes == {0: f"cannot run the tests: {whose} did not start"}
+    if started == "no_module":
+        assert code_reward([ADD], tests=[[{"input": "", "output": ""}]]) == [None]
