@@ -151,8 +151,8 @@ def _links(config: Config) -> Iterator[Path]:
     lead to its blobs.
     """
     results, (_, *folders) = Path("results"), _with_rows_or_weights(config)
-    found = (results.glob("*"), results.glob(f"{config.run}/*"), *(folder.rglob("*") for folder in folders))
-    yield from (path for path in chain(*found) if path.is_symlink())
+    paths = (results.glob("*"), results.glob(f"{config.run}/*"), *(folder.rglob("*") for folder in folders))
+    yield from (path for path in chain(*paths) if path.is_symlink())
 
 
 def _link_by_link(path: Path) -> Iterator[Path]:

@@ -76,19 +76,20 @@ def diagnose(
     """
     gates = gates or Gates()
     watched = {name: gate for name in REGISTRY if (gate := getattr(gates, name)).action != "off"}
-    found: dict[str, dict[int, str]] = {name: {} for name in watched}
+    evidence_by_round: dict[str, dict[int, str]] = {name: {} for name in watched}
     for count in range(max(since, 1), len(rounds) + 1):
         history = RoundHistory(rounds[:count], monitors, evaluations or {}, planned)
         for name, gate in watched.items():
             judge = REGISTRY[name].evidence
             if judge and (evidence := judge(history, gate)):
-                found[name][history.round] = evidence
+                evidence_by_round[name][history.round] = evidence
     if "memory" in watched:
-        found["memory"] = {number: line for number, line in (out_of_memory or {}).items() if number >= since}
+        memory_lines = (out_of_memory or {}).items()
+        evidence_by_round["memory"] = {number: line for number, line in memory_lines if number >= since}
     symptoms = [
         Symptom(name, rule.title, watched[name].action, min(shown), max(shown), shown[max(shown)], rule.cure)
         for name, rule in REGISTRY.items()
-        if (shown := found.get(name))
+        if (shown := evidence_by_round.get(name))
     ]
     return sorted(symptoms, key=lambda symptom: symptom.first)
 

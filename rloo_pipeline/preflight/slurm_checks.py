@@ -188,8 +188,8 @@ def _rules(folder: Path, config: Config) -> Iterator[tuple[str, dict[str, int]]]
         headers = list(RULE.finditer(text))
         ends = [*(header.start() for header in headers), len(text)][1:]
         for header, end in zip(headers, ends, strict=False):
-            found = GROWING.findall(text[header.start() : end])
-            own = {name: int(amount or config.scoring.memory_mb) for name, amount in found}
+            growing = GROWING.findall(text[header.start() : end])
+            own = {name: int(amount or config.scoring.memory_mb) for name, amount in growing}
             name = header[1] or header[3]
             resources[name] = own or resources.get(header[2] or "", {})
             if resources[name]:

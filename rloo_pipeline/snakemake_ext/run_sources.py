@@ -35,8 +35,8 @@ def local_files(config: Config) -> list[Path]:
 
 def _files_in(folder: Path) -> list[Path]:
     """Files that `datasets.load_dataset` may read in a folder: none that are hidden, or in a hidden folder."""
-    found = sorted(folder.rglob("*"))
-    return [file for file in found if not any(part[0] == "." for part in file.relative_to(folder).parts)]
+    files = sorted(folder.rglob("*"))
+    return [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
 
 
 def replaced(folder: Path) -> str | None:
