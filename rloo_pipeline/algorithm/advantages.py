@@ -1,6 +1,7 @@
 """Advantage estimators: rewards of [prompts, K] in, advantages of the same shape out; NaN marks an unscorable sample.
 
-Each function decorated with a mark such as `@estimator` can be named in `algorithm.advantage`. Its formula may return
+Each function decorated with a mark such as `@estimator` can be named in `algorithm.advantage`; the configuration reads
+the names of functions and marks from this file without importing it (`config.algorithm.MARKS`). A formula may return
 NaN where it is undefined (an unscorable sample, no sibling to compare with); the advantage is 0 there. R_i are the
 rewards of a prompt's samples; means and standard deviations are over its scorable samples.
 """
@@ -52,9 +53,9 @@ def whitened(formula: Formula) -> Estimator:
 
 
 def divided(formula: Formula) -> Estimator:
-    """Marks an estimator that divides by the spread of a group.
+    """Marks an estimator that divides by the spread of a group; only the configuration asks for this mark.
 
-    The configuration allows no penalties in its rewards: if all scores are equal, the spread would be that of the
+    It allows no penalties in its rewards: if all scores are equal, the spread would be that of the
     penalties alone.
     """
     return Estimator(formula)

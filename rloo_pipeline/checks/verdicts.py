@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rloo_pipeline.checks import engines, group_stats, probe_samples, tokens  # noqa: F401, importing registers checks
+from rloo_pipeline.checks import engines, group_stats, probe_samples, special_tokens  # noqa: F401, registers checks
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CHECKS, Limit, Side
 

@@ -218,7 +218,7 @@ class Algorithm(Section):
                 yield f"advantage: {name} {reason}, and {key} changes them; leave it out"
 
     def _problems_of_clip_and_kl(self) -> Iterator[str]:
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        high = self.upper_epsilon
         if self.delta is not None and self.delta <= 1 + high:
             yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
@@ -262,6 +262,11 @@ class Algorithm(Section):
             )
         if correction.endswith("mis") and low is None and high is None:
             yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"
+
+    @property
+    def upper_epsilon(self) -> float:
+        """Upper clip range of the ratio: `epsilon_high`, or `epsilon` where it is not set."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property
     def is_one_step(self) -> bool:

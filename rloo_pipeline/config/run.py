@@ -22,7 +22,7 @@ TABLE_COLUMNS = (
     *("environment_reward", "environment_state", "environment_observation", "environments"),
     *("image_ids", "placeholder_ids"),
 )
-"""Columns of the tables of a run, and their names in reward functions; a dataset has no such column."""
+"""Names that no column of a dataset may have: reward functions get them, or they are joined with the dataset's."""
 
 
 class Config(RunKeys):

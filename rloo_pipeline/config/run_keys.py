@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rloo_pipeline.config import lag
 from rloo_pipeline.config.algorithm import Algorithm
-from rloo_pipeline.config.data import Checks, Dataset, Model, Warmstart
+from rloo_pipeline.config.check_limits import Checks
+from rloo_pipeline.config.data import Dataset, Model, Warmstart
 from rloo_pipeline.config.evaluation import Correct, Evaluation, Select
 from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring

@@ -14,12 +14,16 @@ from rloo_pipeline.config.section import Section
 PYTHON_TOOL = "rloo_pipeline.environments.tools:python"
 
 
+COLDEST, HOTTEST = 0.01, 2.0
+"""Temperatures at which vLLM samples: it turns a lower one into 0.01 without an error, and refuses a higher one."""
+
+
 def check_temperature(temperature: float) -> float:
     """Returns the temperature if vLLM samples at exactly this value, else raises ValueError."""
-    if not 0.01 <= temperature <= 2:
+    if not COLDEST <= temperature <= HOTTEST:
         raise ValueError(
-            f"vLLM samples at temperatures from 0.01 to 2, and turns a lower one into 0.01 without an error, so the "
-            f"trainer's log-probs would be those of another temperature ({temperature:g}); set one from 0.01 to 2"
+            f"{temperature:g} is not from {COLDEST:g} to {HOTTEST:g}: vLLM refuses a higher temperature and turns a "
+            f"lower one into {COLDEST:g} without an error, so that the trainer's log-probs would be of another one"
         )
     return temperature
 
@@ -38,7 +42,7 @@ class Rollout(Section):
     """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Completions do not
     depend on it, and log-probs of the reference only by rounding; but a new value samples again.
     """
-    temperature: Temperature = Field(1.0, gt=0)
+    temperature: Temperature = 1.0
     """Sampling temperature, from 0.01 to 2. The trainer's log-probs use the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 turns it off. docs/algorithms.md explains the effect of `top_p`, `top_k` and `min_p` on

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config.algorithm import Algorithm
-from rloo_pipeline.config.data import Checks, Dataset
+from rloo_pipeline.config.check_limits import Checks
+from rloo_pipeline.config.data import Dataset
 from rloo_pipeline.config.evaluation import Evaluation
 from rloo_pipeline.config.sampling import Rollout
 from rloo_pipeline.config.training import Deepspeed

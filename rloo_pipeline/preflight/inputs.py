@@ -13,7 +13,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, problems_of
 
 
-def check_model(config: Config) -> Finding:
+def model_finding(config: Config) -> Finding:
     """The model, if its config.json is on this machine."""
     with problems_of("model") as problems:
         if folder := model_inputs.model_folder(config):
@@ -25,7 +25,7 @@ def check_model(config: Config) -> Finding:
 
 def findings(config: Config) -> Iterator[Finding]:
     """The model and each dataset; a problem or note has a message, an input without remarks has none."""
-    yield check_model(config)
+    yield model_finding(config)
     for key, source in dataset_inputs.sources(config).items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

@@ -66,7 +66,7 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
     """The model is complete and can be trained as configured."""
     from rloo_pipeline.artifacts import policy
 
-    by_config_json = inputs.check_model(config)
+    by_config_json = inputs.model_finding(config)
     if not by_config_json.ok:
         yield by_config_json
         return

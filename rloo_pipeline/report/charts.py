@@ -24,7 +24,7 @@ class Chart(NamedTuple):
     from_zero: bool = True
     """Whether the axis begins at 0."""
     log: bool = False
-    """Whether the axis is logarithmic."""
+    """Whether the axis is logarithmic, on which values of 0 and below are not drawn."""
     only_changing: bool = False
     """Left out if the values never change."""
 

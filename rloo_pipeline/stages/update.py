@@ -33,7 +33,7 @@ class TrainingPolicies(NamedTuple):
     """Folders of policy `round_ - 1`, where the update starts, and of the policy that sampled (older with a lag)."""
 
     start: Path
-    sampler: Path
+    sampling: Path
 
 
 class UpdateOutputs(NamedTuple):
@@ -88,10 +88,10 @@ def update(
 
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
     """The tables of the round, if the policy that sampled is the one that should have."""
-    sampler = digest if policies.sampler == policies.start else policy.digest(policies.sampler)
+    sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
     used = inputs if config.uses_reference else inputs._replace(reference=())
     vocabulary = policy.vocabulary(policies.start)
-    return round_tables.read(used, vocabulary, round=round_, policy=sampler)
+    return round_tables.read(used, vocabulary, round=round_, policy=sampling_digest)
 
 
 def _engine(

@@ -23,8 +23,11 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.selection import select
 
 
-class Completions(NamedTuple):
-    """The completions of a round, one row each; K consecutive rows are one group."""
+class RoundTensors(NamedTuple):
+    """What advantages and loss need of the completions of a round, one row each; K consecutive rows are one group.
+
+    Their token ids are in `packing.Sequences`, row by row.
+    """
 
     scores: Float64[Tensor, " completions"]
     """Weighted sums of the rewards; NaN where unscorable."""
@@ -66,7 +69,7 @@ class AlgorithmState(NamedTuple):
 class Batch(NamedTuple):
     """Everything that the optimizer steps of a round need, one row per completion."""
 
-    completions: Completions
+    completions: RoundTensors
     rewards: Float64[Tensor, " completions"]
     """Rewards with length penalties, standardized and clipped, before KL; NaN where unscorable or excluded."""
     kl: Float64[Tensor, " completions"] | None
@@ -81,7 +84,7 @@ class Batch(NamedTuple):
 
 
 def make_batch(
-    algorithm: Algorithm, rollout: Rollout, completions: Completions, state: AlgorithmState
+    algorithm: Algorithm, rollout: Rollout, completions: RoundTensors, state: AlgorithmState
 ) -> tuple[Batch, AlgorithmState]:
     """Computes rewards, KL and advantages of a round.
 
@@ -124,7 +127,7 @@ def make_batch(
 
 
 def _shaped(
-    algorithm: Algorithm, rollout: Rollout, scores: Tensor, completions: Completions, moments: shaping.Moments
+    algorithm: Algorithm, rollout: Rollout, scores: Tensor, completions: RoundTensors, moments: shaping.Moments
 ) -> tuple[Tensor, Tensor, shaping.Moments]:
     """Applies length penalties, standardization and clipping.
 
@@ -149,7 +152,7 @@ def _shaped(
     return both[0], both[1], moments
 
 
-def _kl_in_reward(algorithm: Algorithm, completions: Completions, masked: Tensor) -> Tensor | None:
+def _kl_in_reward(algorithm: Algorithm, completions: RoundTensors, masked: Tensor) -> Tensor | None:
     """[completions, longest] KL of each token; None where the KL is not in the reward."""
     old, reference = completions.old_logps, completions.reference_logps
     if algorithm.kl.placement == "loss" or old is None or reference is None:

@@ -110,7 +110,7 @@ def comes_in_nf4(hf_config: Mapping[str, Any]) -> bool:
 
 
 def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
-    """Why a model is never trained; None if nothing."""
+    """Why a model is never trained, to follow the file and type of the model in a sentence; None for no reason."""
     text = text_config(hf_config)
     for kind in (hf_config.get("model_type"), text.get("model_type")):
         if kind in ENCODERS and not text.get("is_decoder"):

@@ -159,5 +159,4 @@ class StepLoss:
 
 def clip_bounds(algorithm: Algorithm) -> Bounds:
     """The clip range of the section `algorithm`."""
-    high = algorithm.epsilon if algorithm.epsilon_high is None else algorithm.epsilon_high
-    return Bounds(algorithm.epsilon, high, algorithm.delta)
+    return Bounds(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta)

@@ -14,7 +14,7 @@ from rloo_pipeline.config import Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rloo_pipeline.training.batch import Batch, Completions
+    from rloo_pipeline.training.batch import Batch, RoundTensors
     from rloo_pipeline.training.objective import Record
     from rloo_pipeline.training.packing import Sequences
 
@@ -32,7 +32,7 @@ def sequences_of(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_r
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
 
 
-def completions_of(config: Config, round_tables: RoundTables) -> Completions:
+def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
     """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`.
 
     The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
@@ -40,7 +40,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> Completions:
     import torch
 
     from rloo_pipeline.training import selection
-    from rloo_pipeline.training.batch import Completions
+    from rloo_pipeline.training.batch import RoundTensors
 
     rollouts, reference = round_tables.rollouts, round_tables.reference
     lengths = torch.tensor(tables.sampled_lengths(rollouts))
@@ -51,7 +51,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> Completions:
         return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(logps.combine_chunks().flatten().to_numpy()))
 
     sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
-    return Completions(
+    return RoundTensors(
         scores=selection.scores(round_tables.scores),
         mask=mask,
         truncated=selection.truncated(rollouts),

@@ -13,7 +13,7 @@ from torch import Tensor
 from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.scoring.score_table import weighted_sums
 from rloo_pipeline.training import packing, policy_model
-from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
+from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 from rloo_pipeline.training.engine import loss_at_rows
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.metrics import update_metrics
@@ -48,7 +48,7 @@ def steps(
     model = TokenLogProbs(policy_model.load(folder, "float32", False), temperature)
     reference = _logps(model, round_)
     shift(model.model, 0)
-    completions = Completions(
+    completions = RoundTensors(
         scores=_scores(round_, reward_weights),
         mask=_padded([[1.0] * len(ids) for ids in round_.completion_ids]).bool(),
         truncated=torch.tensor(round_.truncated),

@@ -10,7 +10,7 @@ import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.config import Algorithm, Rollout
-from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
+from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
@@ -41,7 +41,7 @@ def plain(rewards: torch.Tensor) -> torch.Tensor:
     return rewards.nan_to_num(0.0)
 
 
-def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
+def completions_of(sequences: Sequences, old: torch.Tensor) -> RoundTensors:
     """Rewards and log-probs for which every term of a loss matters."""
     generator = torch.Generator().manual_seed(2)
     lengths = torch.tensor([len(ids) for ids in sequences.completions])
@@ -51,7 +51,7 @@ def completions_of(sequences: Sequences, old: torch.Tensor) -> Completions:
         return torch.where(mask, old + 0.1 * torch.randn(old.shape, generator=generator), 0.0)
 
     scores = torch.tensor([1, 0, 0, 2, 1, 1, 0, float("nan")], dtype=torch.float64)
-    return Completions(
+    return RoundTensors(
         scores, mask, torch.tensor([False] * 6 + [True] * 2), noisy_logps(), noisy_logps(), noisy_logps()
     )
 

@@ -108,11 +108,11 @@ class OurSide:
         """The batch of an update: the sampling policy's log-probs and the advantages."""
         import torch
 
-        from rloo_pipeline.training.batch import AlgorithmState, Completions, make_batch
+        from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 
         old = engine.logps(self.sequences, self.MOST, lambda _: None)
         truncated = torch.zeros(len(self.rows), dtype=torch.bool)
-        completions = Completions(self.scores, self.mask, truncated, old, reference_logps, None)
+        completions = RoundTensors(self.scores, self.mask, truncated, old, reference_logps, None)
         return make_batch(self.algorithm, self.rollout, completions, AlgorithmState())[0]
 
     def update(self, engine: Engine, batch: Any) -> None:

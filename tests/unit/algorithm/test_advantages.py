@@ -45,6 +45,11 @@ BY_HAND = {
 }
 
 
+def test_the_configuration_knows_every_estimator_of_the_module() -> None:
+    """It reads their names from the source, by the marks that it knows."""
+    assert {name for name, one in vars(advantages).items() if isinstance(one, advantages.Estimator)} == ALL.keys()
+
+
 @every
 def test_one_group_by_hand(name) -> None:
     torch.testing.assert_close(ALL[name](double([[1, 0, 1, 4]])), double([BY_HAND[name]]))

@@ -9,7 +9,7 @@ from torch import tensor
 from rloo_pipeline.algorithm import nan_stats, shaping
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.batch import AlgorithmState, Batch, Completions, make_batch
+from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch
 from rloo_pipeline.training.selection import select
 
 NAN = float("nan")
@@ -24,12 +24,12 @@ def batch_of(scores=SCORES, lengths=(1, 2, 3, 4, 1, 2, 3, 4), truncated=(), kl=N
     return make_batch(Algorithm.model_validate(keys), ROLLOUT, data, AlgorithmState())[0]
 
 
-def completions(scores, lengths, truncated=(), kl=None) -> Completions:
+def completions(scores, lengths, truncated=(), kl=None) -> RoundTensors:
     mask = torch.arange(4) < tensor(lengths).unsqueeze(-1)
     old = torch.where(mask, -1.0, 0.0)
     reference = None if kl is None else torch.where(mask, old - kl, 0.0)
     cut = tensor([row in truncated for row in range(8)])
-    return Completions(tensor(scores, dtype=torch.float64), mask, cut, old, reference, old)
+    return RoundTensors(tensor(scores, dtype=torch.float64), mask, cut, old, reference, old)
 
 
 def rloo(*rewards: float) -> list[float]:
