@@ -20,7 +20,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_tests_that_are_killed_leave_no_process_behind_that_forks() -> None:
-    killed = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, env=environment)
     server, other = map(int, killed.stdout.readline().split())
     try:
         wait_until(lambda: has_ended(server), seconds=60)
