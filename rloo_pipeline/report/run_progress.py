@@ -93,7 +93,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     begun = range(past + 1, min(past + 1 + config.rollout.lag, config.rounds) + 1)  # earlier are done, later not begun
     jobs = []
     for job in [*before, *(job for number in begun for job in _shown(jobs_of_round(config, number))), *after]:
-        if run.is_current(run.folder / job.output, job.policy or 0):
+        if run.is_current(run.folder / job.output, job.policy):
             done[job.stage] += 1
         elif working := _working(run.folder, job, now):
             jobs.append(working)

@@ -210,6 +210,22 @@ def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(
     assert "finished" not in watched(run)
 
 
+def test_what_comes_before_the_rounds_is_done_though_what_is_made_from_it_is_newer(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 0)
+    outputs = {
+        "stage_assets": "assets/assets.json",
+        "prompts": "prompts/counts.json",
+        "warmstart": "policies/00000/manifest.json",
+        "probe": "warmstart/probe.parquet",
+        "checks": "warmstart/checks.json",
+    }
+    for second, file in enumerate(outputs.values()):
+        write_json(run / file, {})
+        os.utime(run / file, (STARTED + second,) * 2)
+    stages = progress_of(run_files.read(run)).stages
+    assert {stage.name for stage in stages if stage.done == stage.total} == outputs.keys()
+
+
 def test_a_run_with_a_job_at_work_is_not_finished(tmp_path) -> None:
     """Snakemake has deleted the prompts, and their job has begun."""
     run = finish_run(tmp_path / "run", configuration(rounds=2))
