@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims
@@ -24,6 +24,7 @@ from rloo_pipeline.report.frame import templates_of
 from rloo_pipeline.runtime import installation
 from rloo_pipeline.runtime.console import Terminal
 
+T = TypeVar("T")
 TEMPLATES = ("config/config.yaml", "Snakefile", "rewards.py", "test_rewards.py", "README.md", ".gitignore")
 PROFILES = ("default", "slurm")
 """Those that a user edits, or that Snakemake looks for in the project; the others are taken from the package."""
@@ -65,10 +66,12 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     console = Terminal()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file, and no folder for a project; name another one")
-    choices = _asked(choices, folder)
-    model = _model(choices.model or "", folder)
-    data = project_data(choices.data or "", choices.held_out, choices.prompt, choices.answer, folder)
-    texts = dict(_texts(_context(folder, model, data, _reward(choices.reward, data, folder))))
+    asks = _asks(choices)
+    model = _chosen("model", choices.model, asks, lambda name: _model(name, folder))
+    columns = choices.prompt, choices.answer
+    data = _chosen("data", choices.data, asks, lambda name: project_data(name, choices.held_out, *columns, folder))
+    reward = _chosen("reward", choices.reward, asks, lambda name: _reward(name or None, data, folder))
+    texts = dict(_texts(_context(folder, model, data, reward)))
     existing = [name for name in texts if (folder / name).exists()]
     if existing and not force:
         raise UserError(
@@ -80,37 +83,29 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     _next_steps(folder, data, console)
 
 
-def _asked(choices: ProjectChoices, folder: Path) -> ProjectChoices:
-    """The choices, with what is missing asked for on a terminal, until model and data can be used.
+def _asks(choices: ProjectChoices) -> bool:
+    """Whether what is missing is asked for: if model or data is.
 
     Raises:
-        UserError: model or data is missing, and there is no terminal or no answer.
+        UserError: there is no terminal to ask on.
     """
-    missing = [name for name in QUESTIONS if getattr(choices, name) is None]
-    if "model" in missing or "data" in missing:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            needed = " and ".join(f"--{name}" for name in missing if name != "reward")
-            raise UserError(f"{needed} missing; on a terminal, `rloo init` asks for what is not given")
-        checks: dict[str, Callable[[str], object]] = {
-            "model": lambda answer: _model(answer, folder),
-            "data": lambda answer: project_data(answer, choices.held_out, choices.prompt, choices.answer, folder),
-        }
-        choices = choices._replace(**{name: _answer(name, checks.get(name)) for name in missing})
-    return choices
+    missing = [f"--{name}" for name in ("model", "data") if getattr(choices, name) is None]
+    if missing and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError(f"{' and '.join(missing)} missing; on a terminal, `rloo init` asks for what is not given")
+    return bool(missing)
 
 
-def _answer(name: str, check: Callable[[str], object] | None) -> str | None:
-    """What the user types as this choice; asks again where `check` refuses it.
+def _chosen(name: str, choice: str | None, asks: bool, use: Callable[[str], T]) -> T:
+    """What `use` makes of a choice, or of what the user types instead; asks again where `use` refuses that.
 
     Raises:
-        UserError: the input ended.
+        UserError: the input ended, or `use` refuses a choice that was given.
     """
+    if choice is not None or not asks:
+        return use(choice or "")
     while True:
         try:
-            answer = input(QUESTIONS[name]).strip()
-            if check is not None:
-                check(answer)
-            return answer or None
+            return use(input(QUESTIONS[name]).strip())
         except EOFError:
             raise UserError(f"--{name} missing: the input ended before an answer") from None
         except UserError as error:

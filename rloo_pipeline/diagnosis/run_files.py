@@ -6,7 +6,6 @@ more rounds, files of the training before are still there. They are older than w
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
@@ -138,12 +137,6 @@ def is_finished(folder: Path, config: Config) -> bool:
     return _not_older(folder / "summary.json", made_from) and (
         _rounds_of_training(folder, config.rounds) == config.rounds
     )
-
-
-def mark_unfinished(folder: Path) -> None:
-    """Makes the summary older than all else, where there is one: jobs that will run change what it is made from."""
-    if (file := folder / "summary.json").exists():
-        os.utime(file, (0, 0))
 
 
 def _before_rounds(folder: Path) -> list[Path]:

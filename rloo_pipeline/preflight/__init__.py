@@ -29,14 +29,14 @@ def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:
     """For a block of checks: the list gets a finding where a UserError ends the block, and a note where what the block
     needs is not installed here.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        yield found
+        yield findings
     except UserError as error:
-        found.append(Finding(subject, False, str(error), fix))
+        findings.append(Finding(subject, False, str(error), fix))
     except ImportError as error:
         message = f"not checked, because the environment of the stages is not installed here ({error})"
-        found.append(Finding(subject, True, message, note=True))
+        findings.append(Finding(subject, True, message, note=True))
 
 
 def show(findings: Iterable[Finding], console: Terminal) -> int:

@@ -94,12 +94,9 @@ def machine(config: Config) -> Iterator[Finding]:
     if config.model.dtype != "float32":
         yield _number_format(config.model.dtype)
     if config.deepspeed.offload.on_disk:
-        try:
-            folder = nvme.disk(config.deepspeed.nvme_path)
-        except UserError as error:
-            yield Finding("offload", False, str(error))
-        else:
-            yield Finding("offload", True, f"to {folder}")
+        with problems_of("offload") as problems:
+            yield Finding("offload", True, f"to {nvme.disk(config.deepspeed.nvme_path)}")
+        yield from problems
 
 
 def _number_format(dtype: Dtype) -> Finding:

@@ -26,7 +26,7 @@ from snakemake.settings.types import ConfigSettings, DeploymentMethod
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
-from rloo_pipeline.diagnosis.run_files import is_finished, mark_unfinished
+from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import inputs, slurm_checks
 from rloo_pipeline.report import origin
@@ -209,7 +209,7 @@ class Controller:
         self._freeze_config()
         self._write_configs()
         for run in again:
-            mark_unfinished(self._results / run)
+            run_folders.mark_unfinished(self._results / run)
         for run, config in self.runs.configs.items():
             early_stop.forget(self._results / run, config.rounds)
         if not self._workflow.local_exec or self.several_nodes:  # jobs are on other machines

@@ -25,6 +25,12 @@ def write_config(folder: Path, config: Config, **changes: Any) -> None:
     _write_yaml(folder / "config.yaml", config.model_dump(mode="json") | changes)
 
 
+def mark_unfinished(folder: Path) -> None:
+    """Makes the summary of a run older than all else, where there is one: jobs will change what it is made from."""
+    if (file := folder / "summary.json").exists():
+        os.utime(file, (0, 0))
+
+
 def write_experiment(runs: RunSet, results: Path) -> None:
     """Writes what an experiment is, and the links of its runs.
 
