@@ -1,0 +1,76 @@
+"""Checks the model of a run as the stages load it, for `rloo check`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims, policy, vision
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.commands.run_inputs import RunInputs
+from rloo_pipeline.data import building
+from rloo_pipeline.preflight import Finding, model_inputs, places, problems_of
+from rloo_pipeline.training import policy_model, self_check
+
+
+def model(inputs: RunInputs) -> Iterator[Finding]:
+    """The model can be trained as configured; sets `folder`."""
+    with problems_of("model") as problems:
+        folder = _folder(inputs)
+        if folder is None:
+            name = inputs.config.model.name_or_path
+            message = f"{name} is not in the Hub's cache yet, so neither it nor its tokenizer was checked"
+            yield Finding("model", True, message, note=True)
+        else:
+            yield _finding(inputs, folder)
+            inputs.folder = folder
+    yield from problems
+
+
+def machine(inputs: RunInputs) -> Iterator[Finding]:
+    """This machine can train in the configured format; only notes, as stages may run on another machine."""
+    for finding in places.machine(inputs.config):
+        yield finding._replace(ok=True, note=not finding.ok)
+
+
+def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
+    """Tokenizer and processor can be loaded; sets both, or forgets the model where they cannot."""
+    if inputs.folder is None:
+        return
+    config, folder, inputs.folder = inputs.config, inputs.folder, None
+    with problems_of("model") as problems:
+        loaded = policy.load_tokenizer(folder, config.model.trust_remote_code)
+        yield Finding("tokenizer", True, f"{len(loaded)} tokens, end token {loaded.eos_token}")
+        if config.dataset.shows_images:
+            inputs.processor = vision.load_processor(folder, config.model.trust_remote_code)
+            yield Finding("images", True, f"{type(inputs.processor.image_processor).__name__} of the model")
+        inputs.folder, inputs.tokenizer = folder, loaded
+    yield from problems
+
+
+def _folder(inputs: RunInputs) -> Path | None:
+    """The checked folder of the model; None if it is not downloaded yet."""
+    config = inputs.config
+    folder = model_inputs.model_folder(config)
+    if config.model.build is not None:
+        folder = inputs.scratch / "model"
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries
+            building.build(config.model, config.seed, config.data_dir, folder)
+    if folder is not None:
+        model_inputs.check_model(config, folder)
+    return folder
+
+
+def _finding(inputs: RunInputs, folder: Path) -> Finding:
+    config = inputs.config
+    name = config.model.name_or_path or f"built by {config.model.build}"
+    hf_config = read_json(folder / "config.json")
+    context = model_dims.context(hf_config) or "unknown"
+    checked = self_check.load_or_run(folder, config.model.trust_remote_code, config.dataset.shows_images)
+    policy_model.check_adapter(folder, config.model.trust_remote_code, config.update.lora)
+    slow = f", {checked.slow}" if checked.slow else ""
+    return Finding(
+        "model", True, f"{name}: {hf_config.get('model_type')}, context {context}, {config.model.dtype}{slow}"
+    )
