@@ -68,7 +68,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     model_inputs.check_context(config, hf_config, longest, str(model))
     with atomic_folder(output) as temporary:
         for name, part in rows.items():
-            _save(part, temporary / name)
+            _save(part, places[name]["path"], temporary / name)
         write_json(temporary / COUNTS, counts)
         if uses_tools:
             write_json(temporary / TOOLS, templater.tools)
@@ -128,11 +128,11 @@ def _save_images(column: str, templater: Templater, rows: dict[str, list[Row]], 
     say(f"prompts/images: {len(files)} images, {sum(map(len, files.values())) / 1e6:.1f} MB")
 
 
-def _save(rows: list[Row], folder: Path) -> None:
+def _save(rows: list[Row], path: str, folder: Path) -> None:
     """Writes Arrow with `datasets`; token ids are int32, other columns keep their types."""
     import datasets
 
-    table = as_dataset(rows)
+    table = as_dataset(rows, path)
     for name in ("prompt_ids", image_store.PLACEHOLDERS):
         if name in table.column_names:
             table = table.cast_column(name, datasets.List(datasets.Value("int32")))
