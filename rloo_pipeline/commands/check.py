@@ -88,5 +88,6 @@ CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     model_trial.tokenizer,
     episode_trial.tools,
     data_trial.datasets,
+    data_trial.enough,
     reward_trial.rewards,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +21,23 @@ if TYPE_CHECKING:
 
 
 class DatasetSample(NamedTuple):
-    """The rows of a dataset and its first prompts."""
+    """Rows of a dataset as rewards get them: those that are kept, of all rows or of the first ones."""
 
     rows: list[Row]
+    """With all columns, as the stages read them from prompt sets."""
     prompts: list[Any]
-    """Of the first rows: messages or strings."""
-    lengths: list[int]
-    """Tokens of these prompts; empty if there is no tokenizer."""
+    """Of each row: messages or a string."""
+    read: int
+    """Number of all rows of the dataset."""
+    counts: Mapping[str, int] = {}
+    """Numbers of rows templated, kept, and dropped by reason; empty if there is no tokenizer."""
     episodes: Sequence[EpisodeRecord] = ()
     """Of the first rows, if the run has tools."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows were templated, not just the first ones."""
+        return self.counts.get("rows", len(self.rows)) == self.read
 
 
 class EpisodeTrial(NamedTuple):

@@ -15,7 +15,10 @@ from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs, model_inputs, places
 
-ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
+ROWS, HELD_OUT = (
+    [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(first, last)]
+    for first, last in ((1, 17), (17, 25))
+)
 MINE = """
 def right(completions, answer):
     return [float(text[-1]["content"] == one) for text, one in zip(completions, answer, strict=True)]
@@ -42,10 +45,10 @@ def nothing(completions):
 
 @pytest.fixture
 def case(tmp_path, tiny_model):
-    """A configuration with a copy of the tiny model, 8 rows of data and reward functions in a file."""
+    """A configuration with a copy of the tiny model, 16 training and 8 held-out rows and reward functions in a file."""
     shutil.copytree(tiny_model, tmp_path / "model")
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write(tmp_path / "train.jsonl", ROWS)
+    write(tmp_path / "test.jsonl", HELD_OUT)
     (tmp_path / "mine.py").write_text(MINE)
     base = mini()
     del base["warmstart"]
@@ -60,6 +63,10 @@ def case(tmp_path, tiny_model):
     return config
 
 
+def write(file: Path, rows: list[dict]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def problems(config: Config, folder: Path) -> dict[str, str]:
     """Messages of the problems that `check` finds, by subject."""
     (folder / "scratch").mkdir(exist_ok=True)
@@ -69,11 +76,11 @@ def problems(config: Config, folder: Path) -> dict[str, str]:
 def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
     results = list(findings(case(), tmp_path))
     assert all(one.ok and not one.note for one in results)
-    subjects = ["model", "tokenizer", "dataset.train", "dataset.eval", *["reward right"] * 2]
+    subjects = ["model", "tokenizer", "dataset.eval", "dataset.train", *["reward right"] * 2]
     assert [one.subject for one in results] == subjects
     messages = {one.subject: one.message for one in results}
     assert "qwen3, context 256, float32" in messages["model"]
-    assert messages["dataset.train"].startswith("8 rows of question, answer; prompts of ")
+    assert messages["dataset.train"].startswith("16 rows of question, answer; prompts of ")
     assert messages["reward right"] == (
         "on rows of dataset.eval: the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
     )
@@ -166,7 +173,10 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
     [
         ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; fix the function"),
         ("texts", "returned '0.5' for row 0, which is a string and not a number or None; return float(…) of it"),
-        ("wants", "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, question"),
+        (
+            "wants",
+            "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, prompt_id, question",
+        ),
         ("rihgt", "has no function rihgt; did you mean 'right'?"),
     ],
 )
