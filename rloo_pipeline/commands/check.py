@@ -84,6 +84,7 @@ def functions(inputs: RunInputs) -> Iterator[Finding]:
 CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     functions,
     model_trial.model,
+    model_trial.weights,
     model_trial.machine,
     model_trial.tokenizer,
     episode_trial.tools,

@@ -12,7 +12,12 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.data import building
 from rloo_pipeline.preflight import Finding, model_inputs, places, problems_of
-from rloo_pipeline.training import policy_model, self_check
+from rloo_pipeline.rollout import cpu_limits
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.training import plain_model, policy_model, self_check
+
+READ = 4 << 30
+"""Most bytes of weights that are read to look for values that are not finite."""
 
 
 def model(inputs: RunInputs) -> Iterator[Finding]:
@@ -29,10 +34,43 @@ def model(inputs: RunInputs) -> Iterator[Finding]:
     yield from problems
 
 
+def weights(inputs: RunInputs) -> Iterator[Finding]:
+    """The weights are complete safetensors of the model's tensors, as `warmstart` asks for."""
+    config, folder = inputs.config, inputs.folder
+    if folder is None:
+        return
+    is_local = config.model.build is not None or Path(str(config.model.name_or_path)).is_dir()
+    if not is_local and not any(folder.glob("*.safetensors")):
+        yield Finding("weights", True, "not in the Hub's cache yet, so they were not checked", note=True)
+        return
+    with problems_of("weights") as problems:
+        import transformers
+
+        policy.check(folder)
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        if size <= READ:
+            policy.check_finite(folder)
+        if config.model.quantization is None:
+            transformers.logging.set_verbosity_error()
+            transformers.logging.disable_progress_bar()
+            plain_model.check_tensors(folder, config.model.trust_remote_code)
+        values = "" if size <= READ else "; `warmstart` reads them and looks for values that are not finite"
+        yield Finding("weights", True, f"{size / 1e9:.1f} GB, all tensors of the model{values}")
+    yield from problems
+
+
 def machine(inputs: RunInputs) -> Iterator[Finding]:
-    """This machine can train in the configured format; only notes, as stages may run on another machine."""
+    """This machine can train and sample the model; only notes, as stages may run on another machine."""
     for finding in places.machine(inputs.config):
         yield finding._replace(ok=True, note=not finding.ok)
+    if inputs.folder is None or devices.has_gpu():
+        return
+    with problems_of("sampling") as problems:
+        file = inputs.folder / "config.json"
+        cpu_limits.check(file, read_json(file), inputs.config.model.dtype)
+        cpu_limits.check_configured_heads(file, read_json(file))
+    for finding in problems:
+        yield finding._replace(ok=True, note=True)
 
 
 def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
@@ -42,6 +80,7 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
     config, folder, inputs.folder = inputs.config, inputs.folder, None
     with problems_of("model") as problems:
         loaded = policy.load_tokenizer(folder, config.model.trust_remote_code)
+        policy.stop_ids(folder, loaded)
         yield Finding("tokenizer", True, f"{len(loaded)} tokens, end token {loaded.eos_token}")
         if config.dataset.shows_images:
             inputs.processor = vision.load_processor(folder, config.model.trust_remote_code)

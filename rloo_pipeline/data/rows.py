@@ -11,7 +11,7 @@ from rloo_pipeline.config import Source
 from rloo_pipeline.data import json_rows
 from rloo_pipeline.data.kinds import LocatedRow, uniform
 from rloo_pipeline.data.kinds import Row as Row
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -67,8 +67,9 @@ def _loaded(source: Source, path: Path) -> list[Row]:
     except UserError:
         raise
     except Exception as error:
-        damaged = _damaged(path)
         cause = _root(error)
+        raise_disk_full(cause)
+        damaged = _damaged(path)
         reason = f"{type(cause).__name__}: {one_line(cause)}"
         hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
         raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
