@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.path_modifier import PathModifier
+from snakemake.persistence.file import FilePersistence as Persistence
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes
@@ -104,6 +105,7 @@ class Controller:
         scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
+        guard.require_callable(Persistence, "_io_read", "(self, subject, id)")
         for display in self._displays():
             for run, config in self.runs.configs.items():
                 display.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
@@ -235,8 +237,9 @@ class Controller:
     def _on_message(self, record: logging.LogRecord) -> bool:
         """A filter for Snakemake's messages, which mark moments without a hook; the thread calls it that logs.
 
-        Before the DAG is built, asks for `--rerun-incomplete`. Where the folder is locked, says by whom, in place of
-        the advice to unlock it. Where there is no job to run, looks for files that another configuration has made.
+        Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. Where the folder is
+        locked, says by whom, in place of the advice to unlock it. Where there is no job to run, looks for files that
+        another configuration has made.
 
         Raises:
             WorkflowError: it finds none, although a file is not what the configuration describes.
@@ -244,6 +247,7 @@ class Controller:
         message = str(record.msg)
         if message.startswith("Building DAG"):
             self._workflow.dag_settings.force_incomplete = True
+            lost_metadata.ignore_damaged_records(self._workflow.persistence)
         if "Directory cannot be locked" in message and self._held.message:
             record.msg = f"Error: {self._held.message}"
         if message.startswith("Nothing to be done") and (kept := self._kept()):

@@ -41,8 +41,10 @@ def hold(folder: Path, run: str) -> Hold:
         run: the run's name.
 
     Raises:
-        UserError: nothing can be written there, or the lock is another user's.
+        UserError: nothing can be written there, its name has a line break, or the lock is another user's.
     """
+    if "\n" in str(folder):
+        raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
     hidden = folder / ".snakemake"
     own = hidden / f"rloo-{run}.lock"
     try:

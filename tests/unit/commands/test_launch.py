@@ -76,7 +76,7 @@ def test_a_change_that_snakemake_would_refuse_with_a_traceback_is_one_sentence(c
 
 
 def test_a_key_as_an_option_is_told_how_to_write_it() -> None:
-    with pytest.raises(UserError, match="^--rounds: a key of the configuration; write it as --config rounds=VALUE$"):
+    with pytest.raises(UserError, match=r"^--rounds: a key of the configuration; write it as --config rounds=VALUE$"):
         command_line(["mine.yaml", "--rounds", "5"])
 
 

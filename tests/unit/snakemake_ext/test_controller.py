@@ -156,6 +156,7 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     """It asks to make incomplete files again without a profile, and never advises to unlock a living run."""
     starting._held = module.locks.Hold(False, "here process 1 is at work on it")
     starting._workflow.dag_settings = SimpleNamespace(force_incomplete=False)
+    starting._workflow.persistence = SimpleNamespace(_io_read=None)
     said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
     assert all(map(starting._on_message, said))
     assert starting._workflow.dag_settings.force_incomplete
