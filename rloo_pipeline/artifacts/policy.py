@@ -216,7 +216,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             base_of(folder), trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers checks few values of its files
         raise_disk_full(error)
         raise UserError(f"{folder}: no tokenizer can be loaded ({one_line(error)})") from error
     if tokenizer.eos_token_id is None:

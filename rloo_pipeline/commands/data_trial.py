@@ -65,8 +65,10 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _parts(inputs: RunInputs) -> PromptParts | None:
-    """What makes the prompts of the run; None if there is no model."""
+    """What makes the prompts of the run; None if there is no model, or no processor of the run's images."""
     if inputs.folder is None or inputs.tokenizer is None:
+        return None
+    if inputs.config.dataset.shows_images and inputs.processor is None:
         return None
     if inputs.trial is not None:
         templater = inputs.trial.templater

@@ -47,6 +47,7 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
         import transformers
 
         policy.check(folder)
+        policy.vocabulary(folder)
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         if size <= READ:
             policy.check_finite(folder)
