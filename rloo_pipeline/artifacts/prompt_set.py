@@ -32,6 +32,12 @@ TOOLS = "tools.json"
 """Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
 DEEPEST = 32
 """Most levels of lists and objects in Arrow; `pyarrow.ipc` reads 64, and objects take two."""
+TYPES = {
+    "prompt_ids": pa.list_(pa.int32()),
+    image_store.PLACEHOLDERS: pa.list_(pa.int32()),
+    image_store.IDS: pa.list_(pa.string()),
+}
+"""Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
 UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """Errors of values that Arrow cannot hold."""
 
@@ -127,7 +133,7 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") ->
     """
     import datasets
 
-    columns = {name: _column([row.get(name) for row in rows]) for name in rows[0]}
+    columns = {name: _column([row.get(name) for row in rows], TYPES.get(name)) for name in rows[0]}
     try:
         return datasets.Dataset.from_dict(columns)
     except UNSTORABLE as error:
@@ -154,8 +160,12 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def _column(values: list[Any]) -> list[Any] | pa.Array:
-    """A column as `datasets` takes it: JSON where Arrow's types would change it or cannot hold it."""
+def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
+    """A column as `datasets` takes it: in the type of a column of ours, or JSON where Arrow's types would change it or
+    cannot hold it.
+    """
+    if own_type is not None:
+        return pa.array(values, own_type)
     if not _keys_differ(values):
         try:
             if str(pa.array(values).type).count("<") <= DEEPEST:

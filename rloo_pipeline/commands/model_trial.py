@@ -56,7 +56,7 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
             transformers.logging.disable_progress_bar()
             plain_model.check_tensors(folder, config.model.trust_remote_code)
         values = "" if size <= READ else "; `warmstart` reads them and looks for values that are not finite"
-        yield Finding("weights", True, f"{size / 1e9:.1f} GB, all tensors of the model{values}")
+        yield Finding("weights", True, f"{places.size_of(size)}, all tensors of the model{values}")
     yield from problems
 
 

@@ -64,7 +64,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     model_inputs.check_context(config, hf_config, parts.longest, str(model))
     with atomic_folder(output) as temporary:
         for name, part in parts.rows.items():
-            _save(part, places[name]["path"], temporary / name)
+            as_dataset(part, places[name]["path"]).save_to_disk(str(temporary / name))
         write_json(temporary / COUNTS, parts.counts)
         if uses_tools:
             write_json(temporary / TOOLS, templater.tools)
@@ -175,16 +175,3 @@ def _save_images(column: str, templater: Templater, rows: dict[str, list[Row]], 
     files = {digest: templater.files[digest] for digest in digests}
     image_store.write(folder, files, image_store.About(column, templater.single, max(map(len, of_rows))))
     say(f"prompts/images: {len(files)} images, {sum(map(len, files.values())) / 1e6:.1f} MB")
-
-
-def _save(rows: list[Row], path: str, folder: Path) -> None:
-    """Writes Arrow with `datasets`; token ids are int32, other columns keep their types."""
-    import datasets
-
-    table = as_dataset(rows, path)
-    for name in ("prompt_ids", image_store.PLACEHOLDERS):
-        if name in table.column_names:
-            table = table.cast_column(name, datasets.List(datasets.Value("int32")))
-    if image_store.IDS in table.column_names:
-        table = table.cast_column(image_store.IDS, datasets.List(datasets.Value("string")))
-    table.save_to_disk(str(folder))
