@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,16 @@ import yaml
 from helpers import merged, mini, printed
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.commands import data_trial, model_trial
 from rloo_pipeline.commands.check import check, findings
+from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs, model_inputs, places
+from rloo_pipeline.stages.prompts import prompts
+from rloo_pipeline.stages.stage_assets import stage_assets
 
 ROWS, HELD_OUT = (
     [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(first, last)]
@@ -76,7 +82,7 @@ def problems(config: Config, folder: Path) -> dict[str, str]:
 def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
     results = list(findings(case(), tmp_path))
     assert all(one.ok and not one.note for one in results)
-    subjects = ["model", "tokenizer", "dataset.eval", "dataset.train", *["reward right"] * 2]
+    subjects = ["model", "weights", "tokenizer", "dataset.eval", "dataset.train", *["reward right"] * 2]
     assert [one.subject for one in results] == subjects
     messages = {one.subject: one.message for one in results}
     assert "qwen3, context 256, float32" in messages["model"]
@@ -160,6 +166,41 @@ def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path
             one for one in findings(case(model={"dtype": "bfloat16"}), folder) if one.subject == "model.dtype"
         )
         assert (finding.ok, finding.note) == (True, not trains)
+
+
+def test_rows_of_check_are_those_that_later_stages_read(case, tmp_path) -> None:
+    about = [{"n": 2**64}, {"city": "Paris"}, {"big": [1, 2**70]}, None]
+    write(tmp_path / "train.jsonl", [row | {"about": about[n % 4], "id": 2**63 + n} for n, row in enumerate(ROWS)])
+    config = case()
+    assets, output = tmp_path / "assets", tmp_path / "prompts"
+    stage_assets(config, assets)
+    prompts(config, assets, output)
+    with ExitStack() as stack:
+        given = RunInputs(config, tmp_path, stack, tmp_path / "model")
+        assert all(finding.ok for finding in [*model_trial.tokenizer(given), *data_trial.datasets(given)])
+    for name in ("train", "eval"):
+        stored = PromptSet(output / name)
+        assert given.datasets[f"dataset.{name}"].rows == stored.rows([*range(len(stored))])
+    assert given.datasets["dataset.train"].rows[2]["about"] == about[2]
+    assert given.datasets["dataset.train"].rows[2]["id"] == 2**63 + 2
+
+
+def test_prompts_that_repeat_with_other_columns_and_held_out_ones_are_noted(case, tmp_path) -> None:
+    write(tmp_path / "train.jsonl", [*ROWS, ROWS[0] | {"answer": "3"}, HELD_OUT[0] | {"answer": "4"}])
+    with ExitStack() as stack:
+        given = RunInputs(case(), tmp_path, stack, tmp_path / "model")
+        results = [*model_trial.tokenizer(given), *data_trial.datasets(given), *data_trial.enough(given)]
+    notes = [finding.message for finding in results if finding.note]
+    assert len(notes) == 2
+    assert "17 kept, dropped: 1 also in eval" in notes[0]
+    assert notes[1].startswith("1 prompts are in several rows, 2 in all, that differ in other columns")
+
+
+def test_a_folder_without_weights_is_a_problem_that_internet_does_not_cure(case, tmp_path) -> None:
+    (tmp_path / "model" / "model.safetensors").unlink()
+    message = f"{tmp_path}/model: no weights (no .safetensors file); copy or fetch the whole model"
+    assert problems(case(), tmp_path)["weights"] == message
+    assert [*places.model(case(), "where there is internet: …")][-1] == Finding("model", False, message)
 
 
 def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None:
