@@ -21,11 +21,11 @@ from scipy.special import expit, ndtri
 from rloo_pipeline.evaluation.across_seeds import compare_arms, summarize_arm
 
 PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
-EXPERIMENTS = 1000
+EXPERIMENTS = 500
 """Simulated experiments for each cell."""
 SEEDS = (3, 5, 10)
 PROMPTS = (50, 200, 1000)
-SHARES = (0.0, 0.002, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.998, 1.0)
+SHARES = (0.0, 0.002, 0.02, 0.1, 0.5, 0.9, 0.98, 0.998, 1.0)
 SPREADS = (0.3, 1.0)
 """Standard deviations of trainings, in log-odds."""
 OF_PROMPTS = 1.5

@@ -102,6 +102,7 @@ def make_batch(
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
     scores = shaping.exclude(completions.scores, excluded)
+    scores = nan_stats.merged(scores.view(-1, rollout.num_generations)).flatten()
     rewards, unpenalised, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
     token_kl = _kl_in_reward(algorithm, completions, masked)
     divergence = None if token_kl is None else token_kl.double().sum(-1)
@@ -118,8 +119,8 @@ def make_batch(
         advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
         # If the scores alone give equal advantages, as they are or clipped, their deviation is that of the penalties
-        # only: do not divide by it.
-        divide = all(nan_stats.differ(function.formula(values)) for values in plain)
+        # only: do not divide by it. Advantages of scores that differ by rounding have nothing to compare rounding with.
+        divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages = advantages.nan_to_num(0.0).float()
     batch = Batch(completions, rewards, divergence, advantages, masked, excluded, beta)
