@@ -26,8 +26,8 @@ def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"])
 def k2(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """½ (log π − log π_ref)²: biased as a value.
 
-    Summed in a loss, on samples of π, its gradient is that of the next token's KL(π‖π_ref) with the prefixes held fixed:
-    how a token changes the KL of later ones is not in it.
+    Summed in a loss, on samples of π, its gradient is that of the next token's KL(π‖π_ref) with the prefixes held
+    fixed: how a token changes the KL of later ones is not in it.
     """
     return 0.5 * (logps - reference_logps).square()
 

@@ -144,6 +144,11 @@ def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
     assert IN_GROUPS[name](torch.full((2, samples), float(reward), dtype=torch.float64)).abs().max() < 1e-9
 
 
+def test_the_configuration_knows_which_estimators_give_groups_of_equal_rewards_a_signal() -> None:
+    found = {name for name, one in ALL.items() if advantages.has_batch_baseline(one.formula)}
+    assert found == set(config.estimators("batch_baseline")) == {"reinforce_pp"}
+
+
 def leave_one_out(row: list[float]) -> dict[str, list[float]]:
     """The estimators in rational numbers, from the list of the other samples; 0 where no advantage is defined."""
     by_estimator: dict[str, list[float]] = {name: [] for name in ("rloo", "rloo_std", "dr_grpo", "grpo")}

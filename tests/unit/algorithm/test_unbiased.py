@@ -143,7 +143,7 @@ def in_the_reward(estimator) -> torch.Tensor:
 
 
 def next_token_kl(from_reference: bool) -> torch.Tensor:
-    """Gradient of the KL of the next token, over the prefixes of the latest policy, whose distribution is held fixed."""
+    """Gradient of the KL of the next token, over prefixes of the latest policy, whose distribution is held fixed."""
     met = torch.cat([torch.ones(1).double(), LATEST[0].softmax(-1)[:2]])
 
     def value(logits):

@@ -188,6 +188,20 @@ def test_where_the_clip_makes_scores_equal_a_small_kl_gives_small_advantages(key
     assert without.advantages.abs().max() > 0.9
 
 
+def centred_by_the_batch(rewards):
+    """A user's estimator without a mark."""
+    return rewards - rewards.nanmean()
+
+
+@pytest.mark.parametrize(("keys", "rollout"), [({"filter_zero_variance": True}, {}), ({}, {"oversample": 2.0})])
+def test_where_the_baseline_is_of_the_round_no_group_is_left_out(keys, rollout) -> None:
+    algorithm = Algorithm(advantage=f"{__name__}:centred_by_the_batch", beta=0.0, **keys)
+    data = completions(SCORES, (1,) * 8)
+    with pytest.raises(UserError, match="groups of equal scores a signal too"):
+        make_batch(algorithm, ROLLOUT.model_copy(update=rollout), data, AlgorithmState())
+    make_batch(Algorithm(beta=0.0, **keys), ROLLOUT.model_copy(update=rollout), data, AlgorithmState())
+
+
 def test_groups_that_the_clip_makes_equal_do_not_teach() -> None:
     scores = tensor([1.0, 1.2, 1.0, 1.2, 0.0, 1.0, 1.2, 1.2], dtype=torch.float64)
     algorithm = Algorithm.model_validate({"preset": "dapo", "reward_clip_range": (0, 1)})
