@@ -74,7 +74,7 @@ class PlainText:
             ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             if self._count(ids) <= len(self.pattern.findall(text)):
                 return ids
-            # special tokens from other spellings: a tokenizer may normalize what a text has, or its vocabulary have them
+            # a tokenizer may normalize other spellings to a special token, or have it in its vocabulary
         texts: list[str] = []
         text = render(self._hidden(messages, texts))
         return self._plain_ids(text, texts, spelled)
@@ -149,8 +149,8 @@ class PlainText:
 
     def _refusal(self, spelled: str | None, why: str) -> str:
         return (
-            f"{self.tokenizer.name_or_path}: a text spells the special token {spelled or ''!r}, which cannot be encoded "
-            f"as plain text ({why}); remove it from the text"
+            f"{self.tokenizer.name_or_path}: a text spells the special token {spelled or ''!r}, which cannot be "
+            f"encoded as plain text ({why}); remove it from the text"
         )
 
 

@@ -258,8 +258,8 @@ def _embedded(folder: str) -> int | None:
 def _check_length(text: str, path: str) -> None:
     if len(text) > MOST_CHARACTERS:
         raise UserError(
-            f"{path}: a prompt has {len(text):,} characters, and {MOST_CHARACTERS:,} can be tokenized; shorten the row, "
-            "or correct the chat template"
+            f"{path}: a prompt has {len(text):,} characters, and {MOST_CHARACTERS:,} can be tokenized; shorten the "
+            "row, or correct the chat template"
         )
 
 

@@ -1,4 +1,4 @@
-"""Texts of data are encoded as text: special tokens come from the chat template alone, and other ids stay as they are."""
+"""Texts of data are encoded as text: special tokens come from the chat template alone, and other ids stay."""
 
 from pathlib import Path
 
