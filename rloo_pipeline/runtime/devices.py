@@ -7,7 +7,7 @@ import re
 import subprocess
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
 
@@ -101,6 +101,43 @@ def free_gpu() -> None:
     """Frees the GPU memory of every registered object of this process."""
     for holder in list(_holders):
         holder.leave_gpu()
+
+
+class GpuProcess(NamedTuple):
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    """What it runs, in words for the user."""
+    used: float
+    """Bytes of the GPU."""
+
+
+def gpu_processes() -> list[GpuProcess]:
+    """Processes with memory of the GPUs that this one may use, the largest first; none where the driver does not tell,
+    as for some containers.
+    """
+    whole = [name for name in visible_gpus() if not name.startswith("MIG-")]
+    only = ["-i", ",".join(whole)] if whole else []
+    rows = nvidia_smi(*only, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    pairs = [row.split(", ") for row in rows]
+    found = [GpuProcess(int(pid), _process_name(int(pid)), float(mib) * 2**20) for pid, mib in pairs if mib.isdigit()]
+    return sorted(found, key=lambda process: -process.used)
+
+
+def _process_name(pid: int) -> str:
+    """Such as `process 41 (rloo rollout)`."""
+    if pid == os.getpid():
+        return "this process"
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:  # of another container
+        return f"process {pid}"
+    program, *arguments = words
+    ours = next((place for place, word in enumerate(words) if re.search(r"(^|/)rloo(_pipeline)?$", word)), None)
+    if ours is not None:
+        program, arguments = "rloo", words[ours + 1 :]
+    return f"process {pid} ({' '.join([Path(program).name, *arguments[:1]])})"
 
 
 def gpu_facts(facts: str) -> list[str]:

@@ -15,8 +15,12 @@ def of_stage(stage: str, configs: Iterable[Config]) -> int:
         stage: its command, such as `rollout`; one that Snakemake counts among those with GPUs.
         configs: of the runs.
     """
-    role = {"warmstart": "trainer", "harness": "sampler"}.get(stage, client.ROLES.get(stage, "scorer"))
-    return max(of_role(role, config) for config in configs)
+    return max(of_role(role_of(stage), config) for config in configs)
+
+
+def role_of(stage: str) -> str:
+    """The role whose engine a stage has; `scorer` for one without an engine."""
+    return {"warmstart": "trainer", "harness": "sampler"}.get(stage, client.ROLES.get(stage, "scorer"))
 
 
 def of_role(role: str, config: Config) -> int:
