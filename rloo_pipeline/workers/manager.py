@@ -83,6 +83,8 @@ def start(
         os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
         atexit.register(os.environ.pop, devices.WARM, None)
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
+    if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
+        trainers = set()  # stage has chosen its slice
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}
