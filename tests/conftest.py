@@ -1,5 +1,6 @@
 """Fixtures for all tests: a small model, a finished run, and isolation of engines between tests."""
 
+import json
 import os
 import shutil
 import sys
@@ -27,8 +28,14 @@ settings.load_profile("rloo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--long`, which `make test-all` uses."""
+    """Adds `--long`, which `make test-all` uses, and `--no-forks`."""
     parser.addoption("--long", action="store_true", help="run the tests that take long, too")
+    parser.addoption("--no-forks", action="store_true", help="start each command anew, as on a machine with a GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Turns forks off where the option says so."""
+    forks.use_forks = forks.use_forks and not config.getoption("--no-forks")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,8 +46,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=skipped_tests.LONG))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Gives tests with an engine the GPU in turns, with their fixtures; others do not see it."""
+    engine = item.get_closest_marker("slow") is not None or "engines" in getattr(item, "fixturenames", ())
+    with forks.turn(engine):
+        return (yield)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints how many tests were skipped, why, and how to run them."""
+    if file := os.environ.get("RLOO_TEST_COUNTS"):  # tools/gpu/machine.py reads it
+        counts = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+        Path(file).write_text(json.dumps(counts))
     reports = terminalreporter.stats.get("skipped", [])
     if reports:
         terminalreporter.section("skipped tests")

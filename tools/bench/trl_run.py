@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +26,39 @@ def main() -> None:
     """Trains."""
     run, output = Path(sys.argv[1]), Path(sys.argv[2])
     config = load(run / "config.yaml")
+    from trl.trainer.rloo_config import RLOOConfig
+
+    one, counted = trainer(run, config, RLOOConfig(**options(config, output, vocabulary(run))))
+    one.train()
+    one.save_model()
+    print(json.dumps({"completions": counted.completions, "tokens": counted.tokens}), flush=True)
+
+
+def trainer(run: Path, config: Config, arguments: Any, callbacks: Sequence[Any] = ()) -> tuple[Any, Counted]:
+    """TRL's trainer with the policy 0, prompts and rewards of a run, and the counts of what it samples."""
     from datasets import load_from_disk
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.rloo_trainer import RLOOTrainer
 
     counted = Counted()
-    trainer = RLOOTrainer(
+    made = RLOOTrainer(
         model=AutoModelForCausalLM.from_pretrained(run / "policies" / "00000", dtype=config.model.dtype),
         processing_class=AutoTokenizer.from_pretrained(run / "policies" / "00000"),
-        args=arguments(config, output, vocabulary(run)),
+        args=arguments,
         reward_funcs=[counted, *map(reward, config.rewards)],
+        callbacks=list(callbacks),
         train_dataset=load_from_disk(str(run / "prompts" / "train")).remove_columns(["prompt_id", "prompt_ids"]),
     )
-    trainer.train()
-    trainer.save_model()
-    print(json.dumps({"completions": counted.completions, "tokens": counted.tokens}), flush=True)
+    return made, counted
 
 
-def arguments(config: Config, output: Path, vocabulary: int) -> Any:
-    """The configuration in TRL's words."""
-    from trl.trainer.rloo_config import RLOOConfig
-
+def options(config: Config, output: Path, vocabulary: int) -> dict[str, Any]:
+    """The configuration in TRL's words: the options of RLOOConfig."""
     rollout, algorithm, section = config.rollout, config.algorithm, config.update
     step = rollout.generation_batch_size // algorithm.steps_per_generation
     room = max(1, LOGITS // (4 * vocabulary * rollout.max_completion_length))
     micro = next(size for size in range(min(room, step), 0, -1) if step % size == 0)
-    return RLOOConfig(
+    return dict(
         output_dir=str(output),
         use_cpu=True,
         bf16=config.model.dtype == "bfloat16",

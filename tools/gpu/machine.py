@@ -1,0 +1,119 @@
+"""Rows about the machine: versions, `rloo doctor`, the tests; and what a machine lacks for a row."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+from rows import Failed, Figures
+
+from rloo_pipeline.runtime import devices
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "trl")
+
+
+def missing(need: str) -> str | None:
+    """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `trl`, `apptainer` or `image`; None if it can."""
+    cards = len(devices.nvidia_smi("name"))
+    reasons = {
+        "gpu": (devices.has_gpu(), "no GPU here"),
+        "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
+        "trl": (_version("trl") is not None, "TRL is not installed"),
+        "apptainer": (shutil.which("apptainer") is not None, "Apptainer is not installed"),
+        "image": (any((ROOT / "images").glob("*cuda*.sif")), "no image for GPUs: `make images ACCELERATOR=cuda`"),
+    }
+    here, reason = reasons[need]
+    return None if here else reason
+
+
+def facts() -> dict[str, str]:
+    """The machine in words."""
+    cards = devices.nvidia_smi("name")
+    names = [f"{cards.count(name)} × {name}" for name in dict.fromkeys(cards)]
+    versions = [f"{name} {_version(name)}" for name in LIBRARIES if _version(name)]
+    return {
+        "cards": ", ".join(names) or "none",
+        "memory": ", ".join(dict.fromkeys(devices.nvidia_smi("memory.total"))) or "none",
+        "driver": ", ".join(dict.fromkeys(devices.nvidia_smi("driver_version"))) or "none",
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "libraries": ", ".join(versions),
+    }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def command(arguments: Sequence[object], folder: Path = ROOT, **variables: str) -> str:
+    """Runs a command with this interpreter's environment, prints and returns its output.
+
+    Raises:
+        Failed: with the line of its output that says what is wrong.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
+    outcome = subprocess.run(
+        [str(argument) for argument in arguments],
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=False,
+    )  # fmt: skip
+    print(outcome.stdout, flush=True)
+    if outcome.returncode:
+        raise Failed(sentence(outcome.stdout, outcome.returncode))
+    return outcome.stdout
+
+
+def sentence(output: str, code: int) -> str:
+    """The line of a failed command's output that names the error."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    after = [line for before, line in pairwise(lines) if before.startswith("WorkflowError in ")]
+    failed = [line for line in lines if line.startswith("failed: ")]
+    errors = [line for line in lines if re.search(r"\berror: ", line)]
+    raised = [line for line in lines[::-1] if re.match(r"[\w.]*(Error|Exception): ", line)]
+    return [*after, *failed, *errors, *raised, *lines[::-1], f"ended with {code}, without a word"][0][:400]
+
+
+def versions(folder: Path) -> Figures:
+    """The machine, and whether torch computes on it."""
+    program = "import torch; d = 'cuda' if torch.cuda.is_available() else 'cpu'; print(torch.ones(9, device=d).sum().item(), d)"
+    *_, (total, device) = [line.split() for line in command([sys.executable, "-c", program]).splitlines()]
+    if total != "9.0":
+        raise Failed(f"torch adds nine ones up to {total} on {device}")
+    return {**facts(), "torch computes on": device}
+
+
+def doctor(folder: Path) -> Figures:
+    """`rloo doctor` on the mini configuration, without an image."""
+    call = [sys.executable, "-m", "rloo_pipeline", "doctor", "--no-image", ROOT / ".test" / "config" / "config.yaml"]
+    output = command(call, folder)
+    return {name: len(re.findall(rf"^{name}\b", output, re.MULTILINE)) for name in ("ok", "warning")}
+
+
+def tests(folder: Path, select: str, paths: Sequence[str] = ()) -> Figures:
+    """The tests with a mark.
+
+    Args:
+        folder: of the row.
+        select: the mark.
+        paths: where they are, by default everywhere; all of a path's tests then run.
+    """
+    marked = [] if paths else ["-m", select]
+    options = ["-q", "-p", "no:cacheprovider", "-n", "0" if paths else "2", "--dist", "loadfile"]
+    report = folder / "tests.json"
+    command([sys.executable, "-m", "pytest", *options, *marked, *paths], RLOO_TEST_COUNTS=str(report))
+    counts: Figures = json.loads(report.read_text())
+    return counts
