@@ -4,8 +4,8 @@ A stage spends 5 to 10 s of CPU on imports, and in a test a tenth of that on its
 `subprocess.run([sys.executable, "-m", MODULE, *arguments])`: the same code from the same folder and PYTHONPATH, with
 its own environment, output and exit status. The libraries are imported already, the modules of this package are not.
 
-A process that has CUDA, or might get it, must not be forked. So on a machine with a GPU, and with pytest's `--no-forks`,
-each command is a new process (`use_forks`), and tests with an engine have the GPU in turns (`turn`).
+A process that has CUDA, or might get it, must not be forked. So on a machine with a GPU, and with pytest's
+`--no-forks`, each command is a new process (`use_forks`), and tests with an engine have the GPU in turns (`turn`).
 """
 
 import atexit

@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / part) for part in ("", "tools/gpu", "tools", "tools/bench", "tests", "tests/stages", "tests/families")]
+sys.path[:0] = [
+    str(ROOT / part) for part in ("", "tools/gpu", "tools", "tools/bench", "tests", "tests/stages", "tests/families")
+]
 
 import gpus_page  # noqa: E402
 import machine  # noqa: E402
 import psutil  # noqa: E402
-from rows import ROWS, Failed, NotHere, Row  # noqa: E402
+from rows import ROWS, NotHereError, Row, RowError  # noqa: E402
 
 MARK = "RLOO_GPU_ROW"
 """Environment variable of all processes of a row."""
@@ -40,7 +42,13 @@ END = 15.0
 """Seconds that processes of a row may go on after it."""
 REHEARSED_MINUTES = 15.0
 """Time limit of a row in the rehearsal, for a busy machine."""
-SOURCES = ("rloo_pipeline/**/*.py", "workflow/**/*.smk", "workflow/Snakefile", "tools/gpu/*.py", "requirements/cuda.txt")
+SOURCES = (
+    "rloo_pipeline/**/*.py",
+    "workflow/**/*.smk",
+    "workflow/Snakefile",
+    "tools/gpu/*.py",
+    "requirements/cuda.txt",
+)
 Record = dict[str, Any]
 
 
@@ -51,8 +59,8 @@ def main() -> None:
         for row in ROWS:
             print(f"{row.name:22} {row.shows}")
         return
-    if arguments.row:
-        _be_row(_named(arguments.row), arguments.rehearse, arguments.folder)
+    if arguments.call:
+        _be_row(arguments.call, json.loads(arguments.options), arguments.folder)
         return
     place = ROOT / "results" / ("gpu-rehearsal" if arguments.rehearse else "gpu")
     record = _record(place, arguments.rehearse)
@@ -77,10 +85,6 @@ def main() -> None:
     counts = gpus_page.counts(record)
     print(f"{counts}; {place.relative_to(ROOT)}/gpu.md, gpu.json, and a log of each row")
     raise SystemExit(any(outcome["outcome"] == "failed" for outcome in record["rows"].values()))
-
-
-def _named(name: str) -> Row:
-    return next(row for row in ROWS if row.name == name)
 
 
 def _record(place: Path, rehearse: bool) -> Record:
@@ -121,11 +125,18 @@ def run(row: Row, folder: Path, rehearse: bool) -> Record:
         return {"outcome": "not run", "why": reason}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = [sys.executable, __file__, "--row", row.name, "--folder", str(folder), *(["--rehearse"] if rehearse else [])]
+    options = {**row.options, **(row.rehearse if rehearse and isinstance(row.rehearse, Mapping) else {})}
+    call = ["--call", row.function, "--options", json.dumps(options), "--folder", str(folder)]
     minutes, began = REHEARSED_MINUTES if rehearse else row.minutes, time.monotonic()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, __file__, *call],
+            cwd=ROOT,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             code: int | None = process.wait(60 * minutes)
@@ -185,17 +196,16 @@ def _marked(folder: Path) -> list[psutil.Process]:
     return processes
 
 
-def _be_row(row: Row, rehearse: bool, folder: Path) -> None:
-    """Calls the row's function in this process, and writes the outcome."""
-    options: Mapping[str, Any] = {**row.options, **(row.rehearse if rehearse and isinstance(row.rehearse, Mapping) else {})}
-    module, _, name = row.function.partition(":")
+def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:
+    """Calls a row's function in this process, and writes the outcome."""
+    module, _, name = function.partition(":")
     try:
         outcome: Record = {"outcome": "passed", "figures": getattr(import_module(module), name)(folder, **options)}
-    except NotHere as reason:
+    except NotHereError as reason:
         outcome = {"outcome": "not run", "why": str(reason)}
     except Exception as error:
         traceback.print_exc()
-        why = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, RowError) else f"{type(error).__name__}: {error}"
         outcome = {"outcome": "failed", "why": (why.splitlines() or [""])[0][:400]}
     (folder / "outcome.json").write_text(json.dumps(outcome))
 
@@ -223,7 +233,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="start no row after so many minutes")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on CPUs")
     parser.add_argument("--list", action="store_true", help="name the rows")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--call", help=argparse.SUPPRESS)
+    parser.add_argument("--options", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,15 +46,14 @@ def cases(device: str) -> Iterator[Case]:
                 yield Case(dtype, head_dim, window)
 
 
-def compare(folder: Path, device: str) -> Figures:
+def compare(_: Path, device: str) -> Figures:
     """Outputs and gradients of each case, against float64.
 
     Args:
-        folder: of the row.
         device: cuda or cpu.
 
     Raises:
-        Failed: a kernel is farther from float64 than `MARGIN` times the formula in the same format.
+        RowError: a kernel is farther from float64 than `MARGIN` times the formula in the same format.
     """
     farthest, count, flash = 0.0, 0, 0
     for case in cases(device):
@@ -63,10 +62,10 @@ def compare(folder: Path, device: str) -> Figures:
         for name, distance in ours.items():
             bound = MARGIN * max(plain[name], LEAST[case.dtype])
             if not distance <= bound:  # NaN is farther, too
-                raise Failed(f"{case}: {name} is {distance:.2g} from float64, and the formula is {plain[name]:.2g}")
+                raise RowError(f"{case}: {name} is {distance:.2g} from float64, and the formula is {plain[name]:.2g}")
             farthest, count = max(farthest, distance / bound), count + 1
     if device == "cuda" and not flash:
-        raise Failed("FlashAttention was not used in any case")
+        raise RowError("FlashAttention was not used in any case")
     return {"comparisons": count, "by FlashAttention": flash, "largest distance by its bound": round(farthest, 3)}
 
 
@@ -84,8 +83,12 @@ def distances(case: Case, device: str) -> tuple[dict[str, float], dict[str, floa
     scores = attention.Scores(case.head_dim**-0.5, local=getattr(mask, attention.DESCRIPTION, None))
     right = _results(exact, upstream.double(), lambda *heads: _formula(heads, scores))
     plain = _results(low, upstream, lambda *heads: _formula(heads, scores))
-    layout, module = pack_layout().to(torch.device(device)), torch.nn.Identity()
-    ours = _results(low, upstream, lambda *heads: attention.packed_attention(module, *heads, mask, layout=layout)[0])
+    module, layout = torch.nn.Identity(), pack_layout().to(torch.device(device))
+
+    def of_pack(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention.packed_attention(module, query, key, value, mask, layout=layout)[0]
+
+    ours = _results(low, upstream, of_pack)
     flash = attention._supports_flash(low[0], low[2], scores)
     return _apart(ours, right), _apart(plain, right), flash
 
@@ -135,7 +138,9 @@ def _results(heads: Sequence[Tensor], upstream: Tensor, attend: Callable[..., Te
     leaves = [tensor.detach().requires_grad_() for tensor in heads]
     out = attend(*leaves)
     gradients = torch.autograd.grad(out, leaves, upstream)
-    return dict(zip(("output", "query gradient", "key gradient", "value gradient"), (out.detach(), *gradients), strict=True))
+    return dict(
+        zip(("output", "query gradient", "key gradient", "value gradient"), (out.detach(), *gradients), strict=True)
+    )
 
 
 def _apart(actual: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:

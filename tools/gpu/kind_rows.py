@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 LARGEST, MEAN = 1e-3, 1e-4
 """Differences of log-probs in float32, nats, as in tests/stages/test_model_kinds.py."""
@@ -18,7 +18,7 @@ def kind(folder: Path, kind: str) -> Figures:
     """Rollout, update, rollout, and the same with an adapter; see tests/stages/two_rounds.py.
 
     Raises:
-        Failed: sampler and trainer differ, an update changed nothing, or an engine does not sample as another one did.
+        RowError: sampler and trainer differ, an update changed nothing, or an engine took or refused a swap.
     """
     forks: Any = import_module("forks")
     two_rounds: Any = import_module("two_rounds")
@@ -26,12 +26,14 @@ def kind(folder: Path, kind: str) -> Figures:
     outcome, facts = two_rounds.run(kind, folder), two_rounds.KINDS[kind]
     means = [distance.mean for distance in outcome.distances]
     if min(outcome.gains) <= 1:
-        raise Failed(f"an update made its completions likelier by only {min(outcome.gains):.2g} nats")
+        raise RowError(f"an update made its completions likelier by only {min(outcome.gains):.2g} nats")
     bound = ON_GPU * MEAN if facts.dtype == "float32" else 2 * outcome.rounding
     if not max(means) < bound:
-        raise Failed(f"sampler and trainer differ by {max(means):.2g} nats a token on average; at most {bound:.2g} expected")
+        raise RowError(
+            f"sampler and trainer differ by {max(means):.2g} nats a token on average; at most {bound:.2g} expected"
+        )
     if outcome.warm is not facts.warm:
-        raise Failed(f"another policy in a running engine: {outcome.refusal or 'taken, and it was to be refused'}")
+        raise RowError(f"another policy in a running engine: {outcome.refusal or 'taken, and it was to be refused'}")
     return {
         "sampler and trainer, nats a token": f"{max(means):.2g}",
         "same tokens by a new engine": str(outcome.same),

@@ -13,12 +13,18 @@ from collections.abc import Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 from rloo_pipeline.runtime import devices
 
 ROOT = Path(__file__).resolve().parents[2]
+SUM = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+print(torch.ones(9, device=device).sum().item(), device)
+"""
 LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "trl")
 
 
@@ -62,7 +68,7 @@ def command(arguments: Sequence[object], folder: Path = ROOT, **variables: str) 
     """Runs a command with this interpreter's environment, prints and returns its output.
 
     Raises:
-        Failed: with the line of its output that says what is wrong.
+        RowError: with the line of its output that says what is wrong.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
@@ -73,7 +79,7 @@ def command(arguments: Sequence[object], folder: Path = ROOT, **variables: str) 
     )  # fmt: skip
     print(outcome.stdout, flush=True)
     if outcome.returncode:
-        raise Failed(sentence(outcome.stdout, outcome.returncode))
+        raise RowError(sentence(outcome.stdout, outcome.returncode))
     return outcome.stdout
 
 
@@ -87,12 +93,16 @@ def sentence(output: str, code: int) -> str:
     return [*after, *failed, *errors, *raised, *lines[::-1], f"ended with {code}, without a word"][0][:400]
 
 
-def versions(folder: Path) -> Figures:
+def last_json(output: str) -> Any:
+    """The object in the last line of a command's output that is one; libraries may print after it."""
+    return json.loads(next(line for line in output.splitlines()[::-1] if line.startswith("{")))
+
+
+def versions(_: Path) -> Figures:
     """The machine, and whether torch computes on it."""
-    program = "import torch; d = 'cuda' if torch.cuda.is_available() else 'cpu'; print(torch.ones(9, device=d).sum().item(), d)"
-    *_, (total, device) = [line.split() for line in command([sys.executable, "-c", program]).splitlines()]
+    total, device = command([sys.executable, "-c", SUM]).split()[-2:]
     if total != "9.0":
-        raise Failed(f"torch adds nine ones up to {total} on {device}")
+        raise RowError(f"torch adds nine ones up to {total} on {device}")
     return {**facts(), "torch computes on": device}
 
 
@@ -103,17 +113,15 @@ def doctor(folder: Path) -> Figures:
     return {name: len(re.findall(rf"^{name}\b", output, re.MULTILINE)) for name in ("ok", "warning")}
 
 
-def tests(folder: Path, select: str, paths: Sequence[str] = ()) -> Figures:
-    """The tests with a mark.
+def suite(folder: Path, paths: Sequence[str] = ()) -> Figures:
+    """The tests that start an engine or Snakemake.
 
     Args:
-        folder: of the row.
-        select: the mark.
-        paths: where they are, by default everywhere; all of a path's tests then run.
+        folder: an empty folder for the row's files.
+        paths: files of which all tests run instead.
     """
-    marked = [] if paths else ["-m", select]
-    options = ["-q", "-p", "no:cacheprovider", "-n", "0" if paths else "2", "--dist", "loadfile"]
+    chosen = ["-n", "0", *paths] if paths else ["-n", "2", "--dist", "loadfile", "-m", "slow"]
     report = folder / "tests.json"
-    command([sys.executable, "-m", "pytest", *options, *marked, *paths], RLOO_TEST_COUNTS=str(report))
+    command([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen], RLOO_TEST_COUNTS=str(report))
     counts: Figures = json.loads(report.read_text())
     return counts

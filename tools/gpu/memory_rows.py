@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 from rloo_pipeline.runtime import devices
 
@@ -24,12 +24,12 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
     """GB predicted and measured of a first update, model by model.
 
     Args:
-        folder: of the row.
+        folder: an empty folder for the row's files.
         device: cuda: NVML's memory of the card; cpu: the resident set.
         sizes: of the models.
 
     Raises:
-        Failed: a prediction is off by more than `WITHIN`.
+        RowError: a prediction is off by more than `WITHIN`.
     """
     cases: Any = import_module("test_plan_memory")
     cases.SIZES.update(LARGE)
@@ -40,7 +40,7 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
         if abs(predicted - measured) > WITHIN[device] * measured:
             off.append(f"{size}: predicted {predicted / 1e9:.2f} GB, measured {measured / 1e9:.2f} GB")
     if off:
-        raise Failed("; ".join(off))
+        raise RowError("; ".join(off))
     return figures
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -42,7 +41,7 @@ def against_trl(folder: Path, tiny: bool = False) -> Figures:
     """Seconds of a round of both, each round but the first, and where ours go.
 
     Args:
-        folder: of the row.
+        folder: an empty folder for the row's files.
         tiny: whether model and rounds are. TRL is then only planned: its vLLM needs a GPU.
     """
     config = yaml.safe_load(CONFIGURATION.read_text())
@@ -58,7 +57,7 @@ def against_trl(folder: Path, tiny: bool = False) -> Figures:
     if tiny:
         machine.command([*call, "--arguments"], folder)
     else:
-        theirs = json.loads(machine.command(call, folder).splitlines()[-1])
+        theirs = machine.last_json(machine.command(call, folder))
         figures |= {"a round of TRL s": round(median(theirs["steps"][1:]), 1)}
         figures |= {"speed by TRL's": round(median(theirs["steps"][1:]) / median(ours), 2)}
         figures |= {"TRL GB": round(theirs["peak_gb"], 1)}
@@ -70,7 +69,10 @@ def against_trl(folder: Path, tiny: bool = False) -> Figures:
 def parts(project: whole.Project, rounds: int) -> Figures:
     """Seconds of a round's sampling, training and rest, from the logs of each round but the first."""
     logs, names = project.run / "logs", [f"{number:05d}" for number in range(2, rounds + 1)]
-    sampled = [re.findall(r"([\d.]+) tokens/s, sampled in ([\d.]+) s", (logs / f"rollout/{name}-000.log").read_text()) for name in names]
+    sampled = [
+        re.findall(r"([\d.]+) tokens/s, sampled in ([\d.]+) s", (logs / f"rollout/{name}-000.log").read_text())
+        for name in names
+    ]
     trained = [re.findall(r"trained in ([\d.]+) s", (logs / f"update/{name}.log").read_text()) for name in names]
     rest = [a - b for a, b in zip(project.seconds(rounds), project.worked(rounds), strict=True)]
     return {

@@ -13,11 +13,11 @@ Figures = dict[str, float | int | str]
 """Of a row, by name; the name of a number ends with its unit."""
 
 
-class Failed(Exception):
+class RowError(Exception):
     """A row has failed; the message is the sentence that the page shows."""
 
 
-class NotHere(Exception):
+class NotHereError(Exception):
     """A row cannot run on this machine; the message says why."""
 
 
@@ -41,8 +41,9 @@ DRY = {"dry": True}
 """A whole run is only planned in the rehearsal; the tests run it on CPUs."""
 
 
-def _mini(name: str, shows: str, *needs: str, minutes: float = 10, **options: Any) -> Row:
-    return Row(f"mini-{name}", f"the mini configuration: {shows}", "whole_runs:mini", minutes, options, DRY, needs or ("gpu",))
+def _mini(name: str, shows: str, *needs: str, **options: Any) -> Row:
+    shows = f"the mini configuration: {shows}"
+    return Row(f"mini-{name}", shows, "whole_runs:mini", 12, options, DRY, needs or ("gpu",))
 
 
 def _trainer(**keys: Any) -> dict[str, Any]:
@@ -54,7 +55,11 @@ def _update(**keys: Any) -> dict[str, Any]:
 
 
 LORA = {"r": 8, "lora_alpha": 16}
-OFFLOAD = {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}, {"optimizer": "nvme", "parameters": "nvme"}
+OFFLOAD = {
+    "optimizer": {"optimizer": "cpu"},
+    "all": {"optimizer": "cpu", "parameters": "cpu"},
+    "nvme": {"optimizer": "nvme", "parameters": "nvme"},
+}
 TOOLS = {
     "model": {"build": "rloo_pipeline.demo.character_model:tool_qwen3"},
     "dataset": {
@@ -101,47 +106,95 @@ ROWS = (
     Row("demo", "`make demo` from its first job to its page", "whole_runs:demo", 30, rehearse=DRY),
     _mini("bfloat16", "bfloat16, as most users have it"),
     Row(
-        *("attention", "FlashAttention against the formula, forward and backward, with and without a window"),
-        *("attention_rows:compare", 5, {"device": "cuda"}, {"device": "cpu"}),
+        "attention",
+        "FlashAttention against the formula, forward and backward, with and without a window",
+        "attention_rows:compare",
+        minutes=5,
+        options={"device": "cuda"},
+        rehearse={"device": "cpu"},
     ),
     Row(
-        *("resume", "kill -9 in a rollout and in an update; the same command goes on and leaves nothing behind"),
-        *("whole_runs:resume", 15, {}, "the row same-bytes does the same and more"),
+        "resume",
+        "kill -9 in a rollout and in an update; the same command goes on and leaves nothing behind",
+        "whole_runs:resume",
+        minutes=15,
+        rehearse="the row same-bytes does the same and more",
     ),
     _mini("lora", "a LoRA adapter", **_update(lora=LORA)),
     _mini("qlora", "a LoRA adapter on weights in NF4", changes=QLORA),
-    _mini("zero3-offload", "ZeRO 3, weights and optimizer in the node's memory", **_trainer(zero_stage=3, offload=OFFLOAD[1])),
-    Row(
-        *("round", "a round of 1.7 billion weights, 512 completions of up to 1,024 tokens, against TRL with vLLM"),
-        *("round_rows:against_trl", 25, {}, {"tiny": True}, ("gpu", "trl")),
+    _mini(
+        "zero3-offload",
+        "ZeRO 3, weights and optimizer in the node's memory",
+        **_trainer(zero_stage=3, offload=OFFLOAD["all"]),
     ),
     Row(
-        *("sampling", "vLLM's `generate` alone: start, tokens/s, the same tokens again and in smaller batches"),
-        *("sampling_rows:bare", 12, {}, {"tiny": True}),
+        "round",
+        "a round of 1.7 billion weights, 512 completions of up to 1,024 tokens, against TRL with vLLM",
+        "round_rows:against_trl",
+        minutes=25,
+        rehearse={"tiny": True},
+        needs=("gpu", "trl"),
     ),
     Row(
-        *("sampling-invariant", "the same with VLLM_BATCH_INVARIANT=1: all tokens are equal"),
-        *("sampling_rows:bare", 12, {"invariant": True}, "batch invariance is of vLLM's kernels for GPUs"),
+        "sampling",
+        "vLLM's `generate` alone: start, tokens/s, the same tokens again and in smaller batches",
+        "sampling_rows:bare",
+        minutes=12,
+        rehearse={"tiny": True},
     ),
     Row(
-        *("same-bytes", "with VLLM_BATCH_INVARIANT=1, a run that was killed twice has the bytes of an undisturbed one"),
-        *("whole_runs:resume", 25, {"invariant": True}, {"invariant": False, "first": True, "on_cpu": True}),
+        "sampling-invariant",
+        "the same with VLLM_BATCH_INVARIANT=1: all tokens are equal",
+        "sampling_rows:bare",
+        minutes=12,
+        options={"invariant": True},
+        rehearse="batch invariance is of vLLM's kernels for GPUs",
     ),
     Row(
-        *("step-1.5B", "an optimizer step of 1.5 billion weights against TRL's"),
-        *("step_rows:step", 10, {"size": "1.5B"}, {"size": "tiny", "sides": ("plain",)}, ("gpu", "trl")),
+        "same-bytes",
+        "with VLLM_BATCH_INVARIANT=1, a run that was killed twice has the bytes of an undisturbed one",
+        "whole_runs:resume",
+        minutes=25,
+        options={"invariant": True},
+        rehearse={"invariant": False, "first": True, "on_cpu": True},
     ),
     Row(
-        *("tests", "the tests that start vLLM, DeepSpeed or Snakemake, as `make test` runs them on a GPU"),
-        *("machine:tests", 40, {"select": "slow"}, {"select": "slow", "paths": ("tests/unit/test_forks.py",)}),
+        "step-1.5B",
+        "an optimizer step of 1.5 billion weights against TRL's",
+        "step_rows:step",
+        minutes=10,
+        options={"size": "1.5B"},
+        rehearse={"size": "tiny", "sides": ["plain"]},
+        needs=("gpu", "trl"),
+    ),
+    Row(
+        "tests",
+        "the tests that start vLLM, DeepSpeed or Snakemake, as `make test` runs them on a GPU",
+        "machine:suite",
+        minutes=60,
+        rehearse={"paths": ["tests/unit/test_seeds.py"]},
     ),
     *(
-        Row(f"kind-{kind}", f"two rounds of `{kind}`, longer than its window", "kind_rows:kind", 8, {"kind": kind}, ELSEWHERE)
+        Row(
+            f"kind-{kind}",
+            f"two rounds of `{kind}`, longer than its window",
+            "kind_rows:kind",
+            minutes=8,
+            options={"kind": kind},
+            rehearse=ELSEWHERE,
+        )
         for kind in MODEL_KINDS
     ),
     _mini("tools", "rollouts of several turns with a calculator", changes=TOOLS),
     *(
-        Row(f"images-{kind}", f"the demo of images with `{kind}`, two rounds", "whole_runs:images", 12, {"kind": kind}, DRY)
+        Row(
+            f"images-{kind}",
+            f"the demo of images with `{kind}`, two rounds",
+            "whole_runs:images",
+            minutes=12,
+            options={"kind": kind},
+            rehearse=DRY,
+        )
         for kind in IMAGES
     ),
     _mini("reward-model", "a reward model on the GPU", reward_model=True),
@@ -155,22 +208,35 @@ ROWS = (
     _mini("zero1", "ZeRO 1", **_trainer(zero_stage=1)),
     _mini("zero2", "ZeRO 2", **_trainer(zero_stage=2)),
     _mini("zero3", "ZeRO 3", **_trainer(zero_stage=3)),
-    _mini("offload", "ZeRO 2, the optimizer in the node's memory", **_trainer(zero_stage=2, offload=OFFLOAD[0])),
-    _mini("nvme", "ZeRO 3, weights and optimizer in files", **_trainer(zero_stage=3, offload=OFFLOAD[2])),
+    _mini(
+        "offload",
+        "ZeRO 2, the optimizer in the node's memory",
+        **_trainer(zero_stage=2, offload=OFFLOAD["optimizer"]),
+    ),
+    _mini("nvme", "ZeRO 3, weights and optimizer in files", **_trainer(zero_stage=3, offload=OFFLOAD["nvme"])),
     _mini("checkpointing", "activations computed twice", **_trainer(gradient_checkpointing=True)),
     _mini("two-ranks", "an update on two GPUs", "2 gpus", **_trainer(processes=2, zero_stage=3)),
     _mini("two-gpus-lag", "`rollout.lag: 1` with a GPU for each side", "2 gpus", changes={"rollout": {"lag": 1}}),
     _mini("two-gpus-sampler", "vLLM over two GPUs", "2 gpus", changes={"vllm": {"tensor_parallel_size": 2}}),
     Row(
-        *("memory", "memory that `rloo plan` predicts against what an update takes, three models"),
-        *("memory_rows:update", 15, {"device": "cuda"}, {"device": "cpu", "sizes": ("small",)}),
+        "memory",
+        "memory that `rloo plan` predicts against what an update takes, three models",
+        "memory_rows:update",
+        minutes=15,
+        options={"device": "cuda"},
+        rehearse={"device": "cpu", "sizes": ["small"]},
     ),
     *(
         Row(
-            *(f"step-{size}", f"an optimizer step of {size[:-1]} billion weights against TRL's", "step_rows:step", 15),
-            *({"size": size}, "the row step-1.5B does it with a tiny model", ("gpu", "trl")),
+            f"step-{size}",
+            f"an optimizer step of {size[:-1]} billion weights against TRL's",
+            "step_rows:step",
+            minutes=15,
+            options={"size": size},
+            rehearse="the row step-1.5B does it with a tiny model",
+            needs=("gpu", "trl"),
         )
         for size in ("0.5B", "7B")
     ),
-    _mini("image", "in the image for GPUs (`--sdm apptainer`)", "gpu", "apptainer", "image", container=True, minutes=20),
+    _mini("image", "in the image for GPUs (`--sdm apptainer`)", "gpu", "apptainer", "image", container=True),
 )

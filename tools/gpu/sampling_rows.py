@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 LARGE: dict[str, Any] = {
     "vocabulary": 151_936, "hidden_size": 2048, "layers": 28, "heads": 16, "key_value_heads": 8, "head_dim": 128,
@@ -31,7 +31,7 @@ def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
     """Two starts of vLLM, the first without a compile cache; the second then samples.
 
     Args:
-        folder: of the row.
+        folder: an empty folder for the row's files.
         invariant: whether kernels give the same sums for every batch. All tokens must then be equal.
         tiny: whether the model and the requests are.
     """
@@ -43,17 +43,12 @@ def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
     variables |= {"VLLM_BATCH_INVARIANT": "1"} if invariant else {}
     call = [sys.executable, __file__, folder / "model", *(REQUESTS if not tiny else TOKENS)]
     variables |= {"RLOO_GPU_DTYPE": "float32"} if tiny else {}
-    first = {} if invariant or tiny else _last(machine.command([*call, "start"], folder, **variables))
-    figures = _last(machine.command([*call, "sample"], folder, **variables))
+    first = {} if invariant or tiny else machine.last_json(machine.command([*call, "start"], folder, **variables))
+    figures = machine.last_json(machine.command([*call, "sample"], folder, **variables))
     starts = {"first start s": first["start s"]} if first else {}
     if invariant and not figures["equal again"] == figures["equal in smaller batches"] == figures["requests"]:
-        raise Failed(f"with VLLM_BATCH_INVARIANT=1 completions differ: {figures}")
+        raise RowError(f"with VLLM_BATCH_INVARIANT=1 completions differ: {figures}")
     return {**starts, **figures}
-
-
-def _last(output: str) -> Figures:
-    figures: Figures = json.loads(output.splitlines()[-1])
-    return figures
 
 
 def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
@@ -61,10 +56,11 @@ def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    dtype: Any = os.environ.get("RLOO_GPU_DTYPE", "bfloat16")
     began = time.monotonic()
     llm = LLM(
-        str(model), dtype=os.environ.get("RLOO_GPU_DTYPE", "bfloat16"), max_model_len=CONTEXT, gpu_memory_utilization=0.35,
-        logprobs_mode="processed_logprobs", seed=0,
+        str(model), dtype=dtype, max_model_len=CONTEXT,
+        gpu_memory_utilization=0.35, logprobs_mode="processed_logprobs", seed=0,
     )  # fmt: skip
     figures: Figures = {"start s": round(time.monotonic() - began, 1)}
     draw = random.Random(0)
@@ -93,4 +89,6 @@ def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
 
 
 if __name__ == "__main__":
-    print(json.dumps(sample(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "sample")), flush=True)
+    print(
+        json.dumps(sample(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "sample")), flush=True
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import machine
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 SCRIPT = Path(__file__).parents[1] / "bench" / "gpu.py"
 PROMPTS, MICRO = 16, 16
@@ -18,12 +18,12 @@ def step(folder: Path, size: str, sides: Sequence[str] = ("plain", "deepspeed", 
     """Tokens/s, share of the card's peak and memory of each side.
 
     Args:
-        folder: of the row.
+        folder: an empty folder for the row's files.
         size: of the model; `tiny` is measured on a CPU.
         sides: ours without and with DeepSpeed, and TRL's.
 
     Raises:
-        Failed: a side was left out.
+        RowError: a side was left out.
     """
     on_cpu = ["--device", "cpu", "--dtype", "float32", "--steps", "1"] if size == "tiny" else []
     counts = [4, 4] if size == "tiny" else [PROMPTS, MICRO]
@@ -32,7 +32,7 @@ def step(folder: Path, size: str, sides: Sequence[str] = ("plain", "deepspeed", 
     rows, figures = json.loads((folder / "step.json").read_text())[size], Figures()
     for side, row in rows.items():
         if "left_out" in row:
-            raise Failed(f"{side} was left out: {row['left_out']}")
+            raise RowError(f"{side} was left out: {row['left_out']}")
         figures[f"{side} tokens/s"] = round(row["tokens_per_s"]["value"])
         figures[f"{side} share of peak"] = round(row["model_flops_utilisation"], 3)
         figures[f"{side} GB"] = round(row["peak_memory_gb"], 1)

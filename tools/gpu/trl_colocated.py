@@ -16,17 +16,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-import trl_run  # noqa: E402
+import trl_run
 
-from rloo_pipeline.config import Config  # noqa: E402
-from rloo_pipeline.config.loading import load  # noqa: E402
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import load
 
 
 def arguments(config: Config, output: Path, micro: int, on_gpu: bool) -> Any:
     """The configuration in TRL's words, with its vLLM in sleep mode."""
     from trl.trainer.rloo_config import RLOOConfig
 
-    own = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.35, "vllm_enable_sleep_mode": True}
+    own = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.35,
+        "vllm_enable_sleep_mode": True,
+    }
     batch = {
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": config.rollout.generation_batch_size // micro,

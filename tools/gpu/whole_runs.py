@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ import machine
 import soak
 import whole
 import yaml
-from rows import Failed, Figures
+from rows import Figures, RowError
 
 from rloo_pipeline.config.section import merge
 
@@ -38,7 +40,7 @@ def mini(
     """The mini configuration from its first job to its page.
 
     Args:
-        folder: of the row.
+        folder: an empty folder for the row's files.
         changes: keys that differ.
         dry: whether jobs are only planned.
         reward_model: whether a model on the GPU scores as well.
@@ -58,7 +60,11 @@ def demo(folder: Path, dry: bool = False) -> Figures:
 def images(folder: Path, kind: str, dry: bool = False) -> Figures:
     """The demo of images in bfloat16, two rounds of a kind of model."""
     config = yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text())
-    changes = {"rounds": 2, "model": {"dtype": "bfloat16", "build_options": {"model_type": kind}}, "algorithm": OLD_LOGPS}
+    changes = {
+        "rounds": 2,
+        "model": {"dtype": "bfloat16", "build_options": {"model_type": kind}},
+        "algorithm": OLD_LOGPS,
+    }
     return _run(folder, merge(config, changes), dry)
 
 
@@ -66,14 +72,15 @@ def resume(folder: Path, invariant: bool = False, first: bool = False, on_cpu: b
     """A mini run that is killed in its first rollout and in its first update, with all of its processes.
 
     Args:
-        folder: of the row.
+        folder: an empty folder for the row's files.
         invariant: whether vLLM's kernels give the same sums for every batch. The bytes are then compared with those of
             an undisturbed run.
         first: whether they are compared without that, as on CPUs, where sums never depend on the batch.
         on_cpu: whether the run is in float32.
     """
     config = _mini_config({"model": {"dtype": "float32"}} if on_cpu else {})
-    variables = {"VLLM_BATCH_INVARIANT": "1"} if invariant else {}
+    scratch = tempfile.mkdtemp(prefix="rloo-gpu-")
+    variables = {"TMPDIR": scratch} | ({"VLLM_BATCH_INVARIANT": "1"} if invariant else {})
     figures = {}
     if invariant or first:
         figures = _run(folder / "undisturbed", config, False, **variables)
@@ -81,16 +88,19 @@ def resume(folder: Path, invariant: bool = False, first: bool = False, on_cpu: b
     for stage in ("rollout", "update"):
         _kill(place, stage, variables)
     _snakemake(place, **variables)
-    left = [path for path in soak.leftovers(place, _temporary(place)) if not _is_empty_of_snakemake(path)]
+    left = [path for path in soak.leftovers(place, Path(scratch)) if not _is_empty_of_snakemake(path)]
     if left:
-        raise Failed(f"left over after the run: {', '.join(map(str, left))}")
+        raise RowError(f"left over after the run: {', '.join(map(str, left))}")
+    shutil.rmtree(scratch)
     if not figures:
         return {"kills": 2}
     expected, now = soak.digests(folder / "undisturbed"), soak.digests(place)
     names = sorted(expected.keys() | now.keys())
     different = [name for name in names if expected.get(name) != now.get(name)]
     if different:
-        raise Failed(f"{len(different)} of {len(names)} files differ from those of an undisturbed run, first {different[0]}")
+        raise RowError(
+            f"{len(different)} of {len(names)} files differ from those of an undisturbed run, first {different[0]}"
+        )
     return {"kills": 2, "equal files": len(names)}
 
 
@@ -106,18 +116,12 @@ def _project(folder: Path, config: Mapping[str, Any]) -> Path:
     return place
 
 
-def _temporary(place: Path) -> Path:
-    folder = place.parent / f"{place.name}-tmp"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def _call() -> list[str]:
     return [sys.executable, "-m", "snakemake", "--cores", "all", "--configfile", "gpu-row.yaml"]
 
 
 def _snakemake(place: Path, *options: str, **variables: str) -> str:
-    return machine.command([*_call(), *options], place, TMPDIR=str(_temporary(place)), **variables)
+    return machine.command([*_call(), *options], place, **variables)
 
 
 def _run(folder: Path, config: Mapping[str, Any], dry: bool, *options: str, **variables: str) -> Figures:
@@ -135,17 +139,20 @@ def _result(run: Path) -> Figures:
     """The figures of a finished run.
 
     Raises:
-        Failed: policy 0 has failed a check, or there is no page.
+        RowError: policy 0 has failed a check, or there is no page.
     """
     if not (run / "report.html").exists():
-        raise Failed(f"{run}: Snakemake succeeded, and there is no report.html")
+        raise RowError(f"{run}: Snakemake succeeded, and there is no report.html")
     summary = json.loads((run / "summary.json").read_text())
-    return {f"pass@1 {name}": round(summary[key]["accuracy"], 4) for name, key in (("before", "warmstart"), ("after", "final"))}
+    return {
+        f"pass@1 {name}": round(summary[key]["accuracy"], 4)
+        for name, key in (("before", "warmstart"), ("after", "final"))
+    }
 
 
 def _kill(place: Path, stage: str, variables: Mapping[str, str]) -> None:
     """Starts or continues the run, and ends all of its processes by SIGKILL while a stage runs."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), soak.MARK: str(place), "TMPDIR": str(_temporary(place))}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), soak.MARK: str(place)}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with (place / "killed.log").open("ab") as log:
         run = subprocess.Popen(
@@ -157,7 +164,7 @@ def _kill(place: Path, stage: str, variables: Mapping[str, str]) -> None:
         if run.poll() is not None or time.monotonic() > deadline:
             code = run.poll()
             _end(place, run)
-            raise Failed(f"{stage} did not start: {machine.sentence((place / 'killed.log').read_text(), code or 0)}")
+            raise RowError(f"{stage} did not start: {machine.sentence((place / 'killed.log').read_text(), code or 0)}")
         time.sleep(0.05)
     time.sleep(0.5)
     _end(place, run)
@@ -186,8 +193,13 @@ def _model_that_scores(folder: Path) -> dict[str, Any]:
     from rloo_pipeline.demo.character_model import character_tokenizer
 
     tokenizer = character_tokenizer(256)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    names = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    names: dict[str, Any] = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
     Qwen3ForSequenceClassification(Qwen3Config(**sizes, **names, intermediate_size=64)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
