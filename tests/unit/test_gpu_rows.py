@@ -140,7 +140,7 @@ def test_each_row_starts_the_stored_command_on_a_gpu(acceptance, tmp_path, monke
         line = f"{row.name}: {started.pop()}"
         for path, word in ((folder, "ROW"), (ROOT, "ROOT"), (sys.executable, "PYTHON")):
             line = line.replace(str(path), word)
-        lines.append(line)
+        lines.append(line.replace("\n", "; "))
     if not COMMANDS.exists():
         COMMANDS.write_text("\n".join(lines) + "\n")
     assert lines == COMMANDS.read_text().splitlines()
