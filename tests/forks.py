@@ -36,7 +36,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 """What the tests were started with."""
-use_forks = not Path("/dev/nvidiactl").exists()
+HAS_GPU = Path("/dev/nvidiactl").exists()
+use_forks = not HAS_GPU
 """Whether commands are forks; `--no-forks` makes it false."""
 _in_turns = FileLock(Path(tempfile.gettempdir()) / f"rloo-tests-{os.getuid()}.gpu")
 _server: subprocess.Popen[str] | None = None
@@ -60,7 +61,7 @@ def run(*command: Any) -> subprocess.CompletedProcess[str]:
 @contextlib.contextmanager
 def turn(engine: bool) -> Iterator[None]:
     """A test's turn: with an engine it has the GPU to itself, else it sees none. Without a GPU, nothing changes."""
-    if not Path("/dev/nvidiactl").exists():
+    if not HAS_GPU:
         yield
         return
     if engine:
