@@ -110,7 +110,7 @@ def doctor(folder: Path) -> Figures:
     """`rloo doctor` on the mini configuration, without an image."""
     call = [sys.executable, "-m", "rloo_pipeline", "doctor", "--no-image", ROOT / ".test" / "config" / "config.yaml"]
     output = command(call, folder)
-    return {name: len(re.findall(rf"^{name}\b", output, re.MULTILINE)) for name in ("ok", "warning")}
+    return {name: len(re.findall(rf"^{name}\b", output, re.MULTILINE)) for name in ("ok", "note")}
 
 
 def suite(folder: Path, paths: Sequence[str] = ()) -> Figures:
