@@ -16,7 +16,7 @@ import os, signal, subprocess, time
 from rows import RowError, NotHereError
 
 def passes(folder, number): return {"answer": number}
-def fails(folder): raise RowError("the sentence")
+def fails(folder): raise RowError("the sentence", {"so far": 1})
 def raises(folder): raise ValueError("first line\\nsecond line")
 def is_not_here(folder): raise NotHereError("no such card")
 def dies(folder): os.kill(os.getpid(), signal.SIGKILL)
@@ -67,6 +67,7 @@ def test_each_end_of_a_row_is_an_outcome_with_its_reason(outcome_of, acceptance,
     ):
         result = outcome_of(name)
         assert (result["outcome"], result["why"][: len(why)]) == (outcome, why)
+    assert outcome_of("fails")["figures"] == {"so far": 1}
     assert outcome_of("hangs", minutes=0.02)["why"] == "took longer than 0.02 minutes"
 
 

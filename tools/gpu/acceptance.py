@@ -207,6 +207,7 @@ def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:
         traceback.print_exc()
         why = str(error) if isinstance(error, RowError) else f"{type(error).__name__}: {error}"
         outcome = {"outcome": "failed", "why": (why.splitlines() or [""])[0][:400]}
+        outcome |= {"figures": error.figures} if isinstance(error, RowError) and error.figures else {}
     (folder / "outcome.json").write_text(json.dumps(outcome))
 
 

@@ -122,6 +122,13 @@ def suite(folder: Path, paths: Sequence[str] = ()) -> Figures:
     """
     chosen = ["-n", "0", *paths] if paths else ["-n", "2", "--dist", "loadfile", "-m", "slow"]
     report = folder / "tests.json"
-    command([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen], RLOO_TEST_COUNTS=str(report))
+    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    try:
+        command(call, RLOO_TEST_COUNTS=str(report))
+    except RowError:
+        if not report.exists():
+            raise
+        of_failure = json.loads(report.read_text())
+        raise RowError(f"{of_failure['failed'] + of_failure['error']} tests fail", of_failure) from None
     counts: Figures = json.loads(report.read_text())
     return counts

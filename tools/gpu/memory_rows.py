@@ -40,7 +40,7 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
         if abs(predicted - measured) > WITHIN[device] * measured:
             off.append(f"{size}: predicted {predicted / 1e9:.2f} GB, measured {measured / 1e9:.2f} GB")
     if off:
-        raise RowError("; ".join(off))
+        raise RowError("; ".join(off), figures)
     return figures
 
 

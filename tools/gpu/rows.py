@@ -14,7 +14,11 @@ Figures = dict[str, float | int | str]
 
 
 class RowError(Exception):
-    """A row has failed; the message is the sentence that the page shows."""
+    """A row has failed; the message is the sentence that the page shows, beside the figures so far."""
+
+    def __init__(self, why: str, figures: Figures | None = None) -> None:
+        super().__init__(why)
+        self.figures = figures or {}
 
 
 class NotHereError(Exception):

@@ -47,7 +47,7 @@ def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
     figures = machine.last_json(machine.command([*call, "sample"], folder, **variables))
     starts = {"first start s": first["start s"]} if first else {}
     if invariant and not figures["equal again"] == figures["equal in smaller batches"] == figures["requests"]:
-        raise RowError(f"with VLLM_BATCH_INVARIANT=1 completions differ: {figures}")
+        raise RowError("with VLLM_BATCH_INVARIANT=1 completions differ", figures)
     return {**starts, **figures}
 
 

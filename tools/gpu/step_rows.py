@@ -29,11 +29,14 @@ def step(folder: Path, size: str, sides: Sequence[str] = ("plain", "deepspeed", 
     counts = [4, 4] if size == "tiny" else [PROMPTS, MICRO]
     call = [sys.executable, SCRIPT, "--sizes", size, "--sides", *sides, "--output", folder / "step.json", *on_cpu]
     machine.command([*call, "--prompts", counts[0], "--micro", counts[1]], folder)
-    rows, figures = json.loads((folder / "step.json").read_text())[size], Figures()
+    rows, figures, left_out = json.loads((folder / "step.json").read_text())[size], Figures(), []
     for side, row in rows.items():
         if "left_out" in row:
-            raise RowError(f"{side} was left out: {row['left_out']}")
+            left_out.append(f"{side} was left out: {row['left_out']}")
+            continue
         figures[f"{side} tokens/s"] = round(row["tokens_per_s"]["value"])
         figures[f"{side} share of peak"] = round(row["model_flops_utilisation"], 3)
         figures[f"{side} GB"] = round(row["peak_memory_gb"], 1)
+    if left_out:
+        raise RowError("; ".join(left_out), figures)
     return figures
