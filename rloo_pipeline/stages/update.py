@@ -23,6 +23,7 @@ from rloo_pipeline.training import round_data, round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
+from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.settings import TrainerSettings
@@ -54,6 +55,7 @@ def update(
     inputs: RoundFiles,
     outputs: UpdateOutputs,
     prompts: Path | None = None,
+    checks: Path | None = None,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
 
@@ -65,17 +67,21 @@ def update(
         inputs: tables of the round.
         outputs: what to write.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        checks: checks.json of the run, to prove that the rollouts are of the policy; without it nothing is proven.
 
     Raises:
-        UserError: an input is damaged, the tables are not of this round and policy, or the state is not of the policy
-            before.
+        UserError: an input is damaged, the tables are not of this round and policy, the rollouts are of another policy
+            by their log-probs, or the state is not of the policy before.
     """
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
+    proof = checks and RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
+    if proof and policies.sampling != policies.start:
+        proof.by_older_policy(sampled.rollouts, prompts)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
-    trained = round_training.train(config, round_, engine, state, sampled, prompts)
+    trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
     policy_digest = engine.save_policy(outputs.policy)
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
     if engine.rank.first:
