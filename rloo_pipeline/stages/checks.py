@@ -80,6 +80,7 @@ def checks(
             "prompts": len(evidence.rewards),
             "num_generations": evidence.rewards.shape[1],
             sampler_proof.KEY: _mean_size(evidence.differences),
+            "accept": config.checks.accept,
             "checks": verdicts,
             "asks_for_sft": [check["name"] for check in verdicts if check["asks_for_sft"]],
             **_distributions(evidence),

@@ -62,8 +62,8 @@ def distance(
     if checks is not None:
         found = sampler_proof.of_lists(logps, table["sampling_logps"].to_pylist(), truncated=False)
         bound = sampler_proof.bound(policy_folder, config.model.dtype, settings.temperature, checks)
-        remedy = f"delete {completions.parent}, and see docs/troubleshooting.md if it happens again"
-        sampler_proof.require(found, bound, policy_folder, f"the completions in {completions}", remedy)
+        what = f"the completions in {completions}"
+        sampler_proof.require(found, bound, policy_folder, what, sampler_proof.remedy(completions.parent))
     kl = _summed(logps)
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
     kl -= _summed(_logps(config, reference, sequences, "policy 0"))

@@ -19,7 +19,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
-from rloo_pipeline.training.sampler_proof import COMPLETIONS, Difference
+from rloo_pipeline.training.sampler_proof import COMPLETIONS, SamplerDifference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class RolloutProof:
         """
         self.config, self.round, self.folder = config, round_, folder
         self.bound = sampler_proof.bound(folder, config.model.dtype, config.rollout.temperature, checks)
-        self.remedy = f"delete {rollouts[0].parent}, and see docs/troubleshooting.md if it happens again"
+        self.remedy = sampler_proof.remedy(rollouts[0].parent)
         self.is_done = False
 
     def by_older_policy(self, rollouts: pa.Table, prompts: Path | None) -> None:
@@ -112,7 +112,7 @@ class RolloutProof:
         truncated = self.config.rollout.cut_by is not None
         self._require(sampler_proof.of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
 
-    def _require(self, found: Difference) -> None:
+    def _require(self, found: SamplerDifference) -> None:
         self.is_done = True
         what = f"the rollouts of round {self.round}"
         sampler_proof.require(found, self.bound, self.folder, what, self.remedy)

@@ -34,11 +34,13 @@ EXPERTS = 4
 TIMES, ERRORS = 3.0, 4.0
 COMPLETIONS = 64
 """Completions that are compared where no pass of the update gives the trainer's log-probs."""
+CHECK = "logprob_difference"
+"""The same check of policy 0. Its name in `checks.accept` accepts later differences too."""
 KEY = "sampler_difference"
 """In checks.json: the difference of policy 0 in nats a token; null if its distribution was truncated."""
 
 
-class Difference(NamedTuple):
+class SamplerDifference(NamedTuple):
     """How far the sampler's log-probs are from the trainer's."""
 
     mean: float
@@ -56,7 +58,7 @@ class Bound(NamedTuple):
     """By what, for the message."""
 
 
-def difference(absolute: Float[Tensor, " completions"], tokens: Float[Tensor, " completions"]) -> Difference:
+def difference(absolute: Float[Tensor, " completions"], tokens: Float[Tensor, " completions"]) -> SamplerDifference:
     """The difference over some completions.
 
     Args:
@@ -67,12 +69,12 @@ def difference(absolute: Float[Tensor, " completions"], tokens: Float[Tensor, " 
     count, total = len(absolute), float(tokens.sum())
     mean = float(absolute.sum()) / total
     if count < 2:
-        return Difference(mean, math.inf, int(total))
+        return SamplerDifference(mean, math.inf, int(total))
     squares = float((absolute - mean * tokens).square().sum())
-    return Difference(mean, math.sqrt(squares * count / (count - 1)) / total, int(total))
+    return SamplerDifference(mean, math.sqrt(squares * count / (count - 1)) / total, int(total))
 
 
-def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: bool) -> Difference:
+def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: bool) -> SamplerDifference:
     """The difference of log-probs by completion and token; `truncated` as in the module's docstring."""
     sums, tokens = [], []
     for own, other in zip(trainer, sampler, strict=True):
@@ -93,14 +95,15 @@ def bound(folder: Path, dtype: str, temperature: float, checks: Path) -> Bound:
     """
     experts = bool(model_dims.experts_key(read_json(policy.base_of(folder) / "config.json")))
     rounding = ROUNDING[dtype] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
-    measured = read_json(checks).get(KEY) or 0.0
+    found = read_json(checks)
+    measured = found.get(KEY) or 0.0
     return Bound(
-        max(rounding, TIMES * measured),
+        math.inf if CHECK in found.get("accept", ()) else max(rounding, TIMES * measured),
         f"{rounding:.2g} by {dtype}{' and experts' if experts else ''}, {measured:.2g} measured for policy 0",
     )
 
 
-def require(found: Difference, allowed: Bound, folder: Path, what: str, remedy: str) -> None:
+def require(found: SamplerDifference, allowed: Bound, folder: Path, what: str, remedy: str) -> None:
     """Refuses completions that are not of a policy.
 
     Args:
@@ -117,9 +120,14 @@ def require(found: Difference, allowed: Bound, folder: Path, what: str, remedy: 
         return
     raise UserError(
         f"{what} are not of {folder}: the sampler's log-probs are {found.mean:.2g} nats a token from the trainer's "
-        f"(over {found.tokens} tokens), and at most {allowed.nats:.2g} is explained ({allowed.explained}); the likely cause: "
-        f"{_cause(folder)}; {remedy}"
+        f"(over {found.tokens} tokens), and at most {allowed.nats:.2g} is explained ({allowed.explained}); the likely "
+        f"cause: {_cause(folder)}; {remedy}"
     )
+
+
+def remedy(folder: Path) -> str:
+    """What to do about samples in a folder that are of another policy."""
+    return f"delete {folder} and run again; to train in spite of it, set checks.accept: [{CHECK}]"
 
 
 def _cause(folder: Path) -> str:
