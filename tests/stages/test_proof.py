@@ -26,7 +26,7 @@ WAYS = {
 
 
 def sampled(folder: Path, model: Path, shift: float, **changes) -> tuple[Round, list[object]]:
-    """A round with the log-probs that the model gives, each `shift` nats lower or higher; and its update's arguments."""
+    """A round with the log-probs that a model gives, each `shift` nats off; and the arguments of its update."""
     lag = changes.get("rollout", {}).get("lag", 0)
     number, about = 1 + lag, {"policy": policy.digest(model), "policy_round": 0}
     run = Round(folder, model, **changes)
