@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
@@ -86,7 +86,11 @@ class Sampler:
     def _start_engine(self) -> LLM:
         engine = self._engine_of_base()
         if self.lora is not None:
-            adapters.load(engine, self.lora)
+            try:
+                adapters.load(engine, self.lora)
+            except UserError:
+                engine.llm_engine.engine_core.shutdown()
+                raise
         return engine
 
     def _engine_of_base(self) -> LLM:
