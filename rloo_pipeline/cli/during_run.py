@@ -30,7 +30,7 @@ def _why(arguments: argparse.Namespace) -> None:
 
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
-    from rloo_pipeline.snakemake_ext import failures, frozen_config
+    from rloo_pipeline.snakemake_ext import edited_functions, failures, frozen_config
 
     project = Path.cwd()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -42,7 +42,8 @@ def _submit(arguments: argparse.Namespace) -> None:
     runs = runs_of(raw, arguments.config, str(arguments.config))
     folder = project / "results" / runs.name / submission.FOLDER
     submission.refuse_second(runs.name, folder)
-    # the job may start, and start again, after the user has edited the file for the next run
+    # the job may start, and start again, after the user has edited the files for the next run
+    edited_functions.EditedFunctions(runs, folder.parent).settle()
     copy = frozen_config.write(raw, runs, arguments.config, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
     argv = [*installation.snakefile_option(project), "--configfile", str(copy)]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts import fence
+from rloo_pipeline.artifacts import fence, function_copies
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
@@ -17,12 +17,14 @@ from rloo_pipeline.runtime import environment, gpu_claims, ranks
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     """The part of the configuration that the stage may read.
 
-    Without `--config` it is that of the run folder, and the fence makes this process the only writer of the output.
+    Without `--config` it is that of the run folder, with the functions that the run has frozen, and the fence makes
+    this process the only writer of the output.
     """
     if arguments.config:
         return load(arguments.config).only(stage)
     run = run_folder(arguments)
     fence.acquire(run, arguments.output)
+    function_copies.use(run)
     return load(run / "config.yaml").only(stage)
 
 

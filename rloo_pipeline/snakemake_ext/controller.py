@@ -35,6 +35,7 @@ from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import (
     ancient_inputs,
     early_stop,
+    edited_functions,
     failures,
     frozen_config,
     locks,
@@ -124,12 +125,15 @@ class Controller:
             os.environ[nodes.IMAGE] = self.image
         else:
             trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
+        self._functions = edited_functions.EditedFunctions(self.runs, self.folder, in_job=not self._main)
         if self._main:
             logger.addFilter(self._judge_rest)
         if self._workflow.output_settings.dryrun:
             self._require_inputs()
             for longer in self._longer(self.runs.configs):
                 logger.warning(longer)
+            if notice := self._functions.notice():
+                logger.warning(notice)
         elif self._main:
             self._hold_run()
 
@@ -157,6 +161,7 @@ class Controller:
         if self._held.alone and self._is_module:
             self._refuse_fewer_rounds(self.runs.configs)
             self._before = lost_metadata.written(self.runs, self._results)
+            self._functions.settle()
             self._write_configs()
 
     def rules_read(self) -> None:
@@ -206,6 +211,9 @@ class Controller:
         self._refuse_fewer_rounds(again)
         if kept := self._kept():
             raise UserError(kept)
+        self._functions.settle(self._workflow)
+        if notice := self._functions.notice():
+            logger.info(notice)
         self._freeze_config()
         self._write_configs()
         for run in again:
@@ -229,6 +237,7 @@ class Controller:
         assets = (self._results / run / "assets" for run in self.runs.by_folder)
         replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in made)
         kept = lost_metadata.kept(self._workflow, self.runs, self._results, self._before)
+        kept = kept or self._functions.kept(self._workflow)
         return kept or next(filter(None, replaced), None)
 
     def _judge_rest(self, record: logging.LogRecord) -> bool:
