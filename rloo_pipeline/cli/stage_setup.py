@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts import fence, function_copies
+from rloo_pipeline.artifacts import fence, function_copies, lineage
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks
+
+INPUTS = (
+    *("assets", "prompts", "policy_folder", "sampler", "trainer", "rollouts", "scores", "reference", "parts"),
+    *("difficulty", "pass_rates", "earlier", "probed", "completions"),
+)
+"""Arguments of stages that name files of the run which they read."""
 
 
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
@@ -25,7 +31,16 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     run = run_folder(arguments)
     fence.acquire(run, arguments.output)
     function_copies.use(run)
-    return load(run / "config.yaml").only(stage)
+    config = load(run / "config.yaml")
+    lineage.require_own(config.seed, _inputs(arguments))
+    return config.only(stage)
+
+
+def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Files and folders of the run that a stage reads."""
+    for name in INPUTS:
+        value = getattr(arguments, name, None)
+        yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:

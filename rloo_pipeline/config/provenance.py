@@ -38,6 +38,7 @@ WITHOUT_EFFECT = {
     *(
         "artifacts.fence",
         "artifacts.function_copies",
+        "artifacts.lineage",
         "artifacts.manifest",
         "trackers.events",
         "trackers.names",
