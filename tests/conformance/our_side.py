@@ -10,8 +10,8 @@ import torch
 from conformance.rounds import LONGEST, Round, Step, shift
 from torch import Tensor
 
-from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.artifacts.tables import weighted_sums
+from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.training import packing, policy_model
 from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 from rloo_pipeline.training.engine import loss_at_rows
