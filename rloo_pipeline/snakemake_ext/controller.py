@@ -44,6 +44,7 @@ from rloo_pipeline.snakemake_ext import (
     planning_speed,
     run_folders,
     run_sources,
+    shared_cache,
     steps,
 )
 from rloo_pipeline.snakemake_ext.logger import LogHandler
@@ -115,6 +116,8 @@ class Controller:
         gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
         atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
         ancient_inputs.find_all_jobs()
+        if self._workflow.workflow_settings.cache is not None:
+            shared_cache.make_safe()
         if self._workflow.output_settings.dryrun and self._only_logger():
             planning_speed.report_briefly()
         prepare_jobs()
