@@ -28,6 +28,12 @@ def _why(arguments: argparse.Namespace) -> None:
     launch.become_snakemake([*arguments.unparsed, "--dry-run"])
 
 
+def _adopt(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands import launch
+
+    launch.become_snakemake([*arguments.unparsed, "--touch"])
+
+
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
     from rloo_pipeline.snakemake_ext import edited_functions, failures, frozen_config
@@ -108,6 +114,13 @@ COMMANDS = (
         "why",
         _why,
         "Say what `rloo run` with the same arguments would run, why, and how long that took before.",
+        (),
+        passes_on=True,
+    ),
+    Command(
+        "adopt",
+        _adopt,
+        "Take the files of a run that was copied as they are, after a check of their content: `rloo adopt [CONFIG]`.",
         (),
         passes_on=True,
     ),

@@ -33,6 +33,7 @@ from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import (
+    adoption,
     ancient_inputs,
     early_stop,
     edited_functions,
@@ -217,6 +218,8 @@ class Controller:
         self._functions.settle(self._workflow)
         if notice := self._functions.notice():
             logger.info(notice)
+        if self._workflow.executor_plugin.name == "touch":
+            adoption.check(self.runs, self._results)
         self._freeze_config()
         self._write_configs()
         for run in again:
@@ -243,13 +246,27 @@ class Controller:
         kept = kept or self._functions.kept(self._workflow)
         return kept or next(filter(None, replaced), None)
 
+    def _missing(self) -> str | None:
+        """A sentence if a finished run lacks what its user wants of it; Snakemake needs it no more."""
+        for run, config in () if self._workflow.dag_settings.targets else self.runs.configs.items():
+            evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
+            for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
+                file = self._results / run / name
+                if not file.exists():
+                    rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
+                    return (
+                        f"{file} is missing, and nothing else of the finished run needs it: put it back, or make it "
+                        f"again{rounds if 'policies' in name else ''}: {failures.typed()} -- {file}"
+                    )
+        return None
+
     def _judge_rest(self, record: logging.LogRecord) -> bool:
         """A filter for Snakemake's messages, which the thread calls that logs: without a job to run it calls no hook.
 
         Raises:
             WorkflowError: it finds none, although a file is not what the configuration describes.
         """
-        if str(record.msg).startswith("Nothing to be done") and (kept := self._kept()):
+        if str(record.msg).startswith("Nothing to be done") and (kept := self._kept() or self._missing()):
             if not self._workflow.dryrun:
                 raise WorkflowError(kept)
             logger.warning(kept)

@@ -1,9 +1,9 @@
 """Snakemake's cache between workflows, for runs that begin at the same time and for entries that were damaged.
 
 Of two runs that store the same entry at once, Snakemake 9.27 moves the second one's folder into that of the first. Here
-the first stays, and the second run uses it: what decides an entry is in its name. An entry is checked before a run takes
-it; a damaged one is removed and made again. A folder in a run is one of links to files, so that no run changes the time
-of another's, and folders below it are found by those who do not follow links.
+the first stays, and the second run uses it: what decides an entry is in its name. An entry is checked before a run
+takes it; a damaged one is removed and made again. In a run, a folder of the cache is a folder of links to files: no run
+changes the time of another's folder, and readers that do not follow links find the folders below it.
 """
 
 from __future__ import annotations
