@@ -8,21 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rloo_pipeline.cli.command import command, option
+from rloo_pipeline.cli.command import CONFIGURATION, command, option
 from rloo_pipeline.config import Scoring
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.loading import ConfigArguments, reward_from_arguments
 from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
-from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
 
 QUEUE_WAIT = 10.0
 """Minutes that `rloo plan` assumes for a SLURM job's wait in the queue."""
-CONFIGURATION = (
-    option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),
-    option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as for Snakemake"),
-)
 
 
 def _configuration(arguments: argparse.Namespace) -> ConfigArguments:

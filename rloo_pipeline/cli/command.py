@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
+
 
 class Option(NamedTuple):
     """Arguments for argparse's `add_argument`."""
@@ -32,6 +34,8 @@ class Command(NamedTuple):
     options: tuple[Option, ...]
     passes_on: bool = False
     """Whether it takes any arguments, as `arguments.unparsed`."""
+    passes_rest: bool = False
+    """Whether it takes any arguments after `--`, as `arguments.unparsed`."""
 
 
 def option(*flags: str, **keywords: Any) -> Option:
@@ -39,7 +43,13 @@ def option(*flags: str, **keywords: Any) -> Option:
     return Option(flags, keywords)
 
 
-def command(name: str, run: Callable[[argparse.Namespace], None] | str, about: str, *options: Option) -> Command:
+def command(
+    name: str,
+    run: Callable[[argparse.Namespace], None] | str,
+    about: str,
+    *options: Option,
+    passes_rest: bool = False,
+) -> Command:
     """A command that also takes `--log`.
 
     Args:
@@ -47,9 +57,10 @@ def command(name: str, run: Callable[[argparse.Namespace], None] | str, about: s
         run: its function; or, as `module:function`, one that takes the options by their names.
         about: one sentence for the help.
         options: besides `--log`.
+        passes_rest: as in `Command`.
     """
     function = partial(call, run, options) if isinstance(run, str) else run
-    return Command(name, function, about, (LOG, *options))
+    return Command(name, function, about, (LOG, *options), passes_rest=passes_rest)
 
 
 def call(reference: str, options: Sequence[Option], arguments: argparse.Namespace, *first: Any) -> None:
@@ -78,7 +89,14 @@ def positive(number: str) -> float:
 
 
 LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and the output of the engines")
+CONFIGURATION = (
+    option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),
+    option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as for Snakemake"),
+)
 CONFIG = option(
-    "--config", type=Path, help="configuration; by default the config.yaml in the run folder that holds the output"
+    "--configfile",
+    dest="config",
+    type=Path,
+    help="configuration; by default the config.yaml in the run folder that holds the output",
 )
 RUN = option("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")

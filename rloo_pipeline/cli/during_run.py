@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.cli.command import RUN, Command, command, option, positive
+from rloo_pipeline.cli.command import CONFIGURATION, RUN, Command, command, option, positive
 from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
@@ -41,16 +41,15 @@ def _submit(arguments: argparse.Namespace) -> None:
     project = Path.cwd()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", "-C", nargs="*", default=[])
-    named, others = parser.parse_known_args(arguments.snakemake)
-    if others and others[0].endswith((".yaml", ".yml")):
-        raise UserError(f"{others[0]}: name the configuration by --config {others[0]}")
-    raw = read_mapping(arguments.config, named.config)
-    runs = runs_of(raw, arguments.config, str(arguments.config))
+    named, others = parser.parse_known_args(arguments.unparsed)
+    file = arguments.configuration
+    raw = read_mapping(file, [*arguments.config, *named.config])
+    runs = runs_of(raw, file, str(file))
     folder = project / "results" / runs.name / submission.FOLDER
     submission.refuse_second(runs.name, folder)
     # the job may start, and start again, after the user has edited the files for the next run
     edited_functions.EditedFunctions(runs, folder.parent).settle()
-    copy = frozen_config.write(raw, runs, arguments.config, folder)
+    copy = frozen_config.write(raw, runs, file, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
     argv = [*installation.snakefile_option(project), "--configfile", str(copy)]
     argv += ["--profile", installation.profile(name)]
@@ -138,8 +137,9 @@ COMMANDS = (
     command(
         "submit",
         _submit,
-        "Submit a whole run as one SLURM job, which requeues itself until the run is finished.",
-        option("--config", type=Path, default=installation.DEFAULT_CONFIG, help="configuration of the run"),
+        "Submit a whole run as one SLURM job, which requeues itself until the run is finished. "
+        "Arguments after `--` go to Snakemake: -- --sdm apptainer",
+        *CONFIGURATION,
         option("--controller", action="store_true", help="run only Snakemake in the job; each stage is its own job"),
         option("--profile", help="Snakemake profile; by default allocation, or slurm with --controller"),
         option("--time", required=True, help="time limit of the job, in sbatch's format: 12:00:00"),
@@ -159,7 +159,7 @@ COMMANDS = (
             metavar="KEY[=VALUE]",
             help="another option of sbatch, such as partition=gpu; can be repeated",
         ),
-        option("snakemake", nargs="*", metavar="-- ARGUMENT", help="arguments for Snakemake: -- --sdm apptainer"),
+        passes_rest=True,
     ),
     command(
         "status",

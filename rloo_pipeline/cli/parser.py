@@ -58,7 +58,10 @@ class RlooParser(Parser):
             arguments = self.parse_args(argv[:1])
             arguments.unparsed = argv[1:]
             return arguments
-        arguments, unknown = self.parse_known_args(argv)
+        rest = {command.name for commands in self.groups.values() for command in commands if command.passes_rest}
+        end = argv.index("--") if argv and argv[0] in rest and "--" in argv else len(argv)
+        arguments, unknown = self.parse_known_args(argv[:end])
+        arguments.unparsed = argv[end + 1 :]
         if unknown:
             parser = names[argv[0]]
             option = unknown[0].partition("=")[0]

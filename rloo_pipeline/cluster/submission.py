@@ -58,6 +58,8 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
     import submitit
 
     folder = plan.folder
+    if "\n" in str(folder):  # it would add lines to the script, and so options of sbatch
+        raise UserError(f"{str(folder)!r}: a folder with a line break in its name; rename it")
     try:
         executor = submitit.SlurmExecutor(folder=folder)
     except RuntimeError:

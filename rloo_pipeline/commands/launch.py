@@ -12,18 +12,22 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import is_yaml_name, read_changes
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 from rloo_pipeline.snakemake_ext import failures
 
 if TYPE_CHECKING:
     from rloo_pipeline.report.runs import Run
+
+FILES = ("--configfile", "--configfiles")
+CHANGES = ("--config", "-C")
 
 
 def run(
@@ -54,12 +58,9 @@ def run(
 
     project, file = Path(folder).resolve(), Path(config).resolve()
     name = (changes or {}).get("run") or load(file).run
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as changed:  # --config would make text of numbers in sections
-        json.dump(dict(changes or {}), changed)
-        changed.flush()
-        files = [str(file), *([changed.name] if changes else [])]
-        options = [*files, "--cores", str(cores), *(["--dry-run"] if dry_run else [])]
-        failed = _run_child(command_line(options, project), project, f"rloo_pipeline.run({str(config)!r}, …)")
+    changed = [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
+    options = [str(file), *changed, "--cores", str(cores), *(["--dry-run"] if dry_run else [])]
+    failed = _run_child(command_line(options, project), project, f"rloo_pipeline.run({str(config)!r}, …)")
     if failed:
         raise UserError(f"{file}: the run failed; see the lines above and results/{name}/logs")
     return None if dry_run else Run(project / "results" / name)
@@ -72,35 +73,82 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
     says how many.
 
     Raises:
-        UserError: no configuration is named, and the folder has none; or `--config` has no KEY=VALUE.
+        UserError: no configuration is named, and the folder has none; a change is not KEY=VALUE; or an option is the
+            name of a key.
     """
-    options, snakefile = list(arguments), installation.snakefile_option(folder)
-    if options and not options[0].startswith("-"):
-        options.insert(0, "--configfile")
-    names_config = any(word.startswith("--configfile") for word in options)
-    if snakefile and not names_config and not (folder / installation.DEFAULT_CONFIG).exists():
+    files, changes, options = _sort(arguments)
+    read_changes(changes)
+    snakefile = installation.snakefile_option(folder)
+    if snakefile and not files and not (folder / installation.DEFAULT_CONFIG).exists():
         raise UserError(f"{installation.DEFAULT_CONFIG}: no such configuration file{installation.NO_PROJECT}")
     for index, (before, word) in enumerate(pairwise(["", *options])):
         if before == "--profile":
             options[index] = installation.profile(word)
         elif word.startswith("--profile="):
             options[index] = f"--profile={installation.profile(word.removeprefix('--profile='))}"
-    _refuse_bad_changes(options)
     says_cores = any(re.match(r"--cores|--jobs|--profile|-[cj]\d*$", word) for word in options)
     cores = [] if says_cores else ["--cores", "all"]
-    return [sys.executable, "-m", "snakemake", *snakefile, *cores, *options]
+    configuration = ["--configfile", *files] if files else []
+    configuration += ["--config", *changes] if changes else []
+    return [sys.executable, "-m", "snakemake", *snakefile, *cores, *configuration, *options]
 
 
-def _refuse_bad_changes(options: Sequence[str]) -> None:
-    """Checks what follows `--config`, of which Snakemake ends with a traceback."""
-    changes = False
+class _Words(NamedTuple):
+    """The words of `rloo run`: configuration files, changes KEY=VALUE, and options of Snakemake with their values."""
+
+    files: list[str]
+    changes: list[str]
+    others: list[str]
+
+
+def _sort(words: Sequence[str]) -> _Words:
+    """Finds configuration files and changes wherever they stand: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
+
+    Raises:
+        UserError: an option is the name of a key, such as --rounds.
+    """
+    files, changes, others = sorted_words = _Words([], [], [])
+    options = words[: words.index("--")] if "--" in words else words
+    option, number = "--configfile", 0  # the option before a word, and how many values it has by then
     for word in options:
-        if word.startswith("-"):
-            changes = word in ("--config", "-C")
-        elif changes:
-            from rloo_pipeline.config.loading import split_change
+        if not word.startswith("-"):
+            kind = _kind(word, option, number)
+            (files if kind in FILES else changes if kind in CHANGES else others).append(word)
+            number += 1
+            continue
+        option, _, value = word.partition("=")
+        number = int(bool(value))
+        _refuse_key(option)
+        if option in FILES + CHANGES:
+            (files if option in FILES else changes).extend([value] if value else [])
+        else:
+            others.append(word)
+    others.extend(words[len(options) :])
+    return sorted_words
 
-            split_change(word)
+
+def _kind(word: str, option: str, number: int) -> str:
+    """The option that takes a word, which stands after `option` and `number` of its values."""
+    is_change, is_file = re.match(r"[A-Za-z_][\w.-]*=", word), is_yaml_name(word)
+    if option in FILES + CHANGES:
+        return "--configfile" if is_file else "--config" if is_change else option
+    if not (is_file or is_change) or _takes(option, number):
+        return option
+    return "--configfile" if is_file else "--config"
+
+
+def _takes(option: str, number: int) -> bool:
+    """Whether an option of Snakemake that has a number of values takes another one."""
+    from snakemake.cli import get_argument_parser  # takes a second
+
+    action = get_argument_parser()._option_string_actions.get(option)
+    return action is not None and (number == 0 if action.nargs is None else action.nargs != 0)
+
+
+def _refuse_key(option: str) -> None:
+    name = option.lstrip("-").replace("-", "_")
+    if option.startswith("--") and name in Config.model_fields:
+        raise UserError(f"{option}: a key of the configuration; write it as --config {name}=VALUE")
 
 
 def become_snakemake(arguments: Sequence[str]) -> NoReturn:

@@ -63,6 +63,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
     Raises:
         UserError: the file is missing, damaged or not YAML, or a key is unknown, missing, duplicated or out of range.
     """
+    for change in changes:
+        split_change(change)
     return _load_text(_unsealed(_read(path), path), str(path), tuple(changes))
 
 
@@ -92,7 +94,7 @@ def _unsealed(text: str, path: Path) -> str:
 def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
     raw = _parse(text, origin)
     require_one_run(raw, origin)
-    return validate(_with_changes(raw, changes), origin)
+    return validate(merge(_require_mapping(raw, origin), read_changes(changes)), origin)
 
 
 def is_experiment(raw: object) -> bool:
@@ -123,14 +125,22 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
     Raises:
         UserError: the file is missing, not YAML or no mapping.
     """
-    return dict(_require_mapping(_with_changes(_parse(_read(path), str(path)), changes), str(path)))
+    changed = read_changes(changes)
+    return merge(_require_mapping(_parse(_read(path), str(path)), str(path)), changed)
 
 
-def _with_changes(raw: Any, changes: Sequence[str]) -> Any:
-    for change in changes if isinstance(raw, Mapping) else ():
+def read_changes(changes: Iterable[str]) -> JSON:
+    """The keys that `--config` changes. A value means what it means in a file; Snakemake makes text of each number,
+    boolean and null inside a section.
+
+    Raises:
+        UserError: a change is not KEY=VALUE, or its value is not YAML.
+    """
+    read: JSON = {}
+    for change in changes:
         key, value = split_change(change)
-        raw = merge(raw, {key: _parse(value, f"--config {change}")})
-    return raw
+        read = merge(read, {key: _parse(value, f"--config {change}")})
+    return read
 
 
 def split_change(change: str) -> tuple[str, str]:
@@ -140,6 +150,10 @@ def split_change(change: str) -> tuple[str, str]:
         UserError: it has no value, or dots in its key, which Snakemake refuses with a traceback.
     """
     key, equals, value = change.partition("=")
+    if not equals and is_yaml_name(change):
+        raise UserError(
+            f"--config {change}: --config takes KEY=VALUE; name a file before the options, or with --configfile"
+        )
     if not equals:
         raise UserError(f"--config {change}: write it as KEY=VALUE, such as rounds=20")
     first, *rest = key.split(".")
@@ -147,6 +161,11 @@ def split_change(change: str) -> tuple[str, str]:
         nested = functools.reduce(lambda inner, name: f"{{{name}: {inner}}}", reversed(rest), value)
         raise UserError(f"--config {change}: write a key of a section as --config '{first}={nested}'")
     return key, value
+
+
+def is_yaml_name(word: str) -> bool:
+    """Whether a word on a command line is the name of a YAML file."""
+    return word.endswith((".yaml", ".yml"))
 
 
 def refuse_bad_files(files: Iterable[Path]) -> None:

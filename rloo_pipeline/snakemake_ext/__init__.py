@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config.run_set import RunSet
@@ -33,6 +34,18 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     controller.prepare()
     _controllers.append(controller)
     return controller.runs, controller
+
+
+def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
+    """Gives the values of `--config` in a workflow's configuration the meaning that they have in a file.
+
+    Raises:
+        UserError: a value is not YAML.
+    """
+    from rloo_pipeline.snakemake_ext import configfiles
+
+    settings = workflow.config_settings
+    configfiles.restore_values(config, settings.config, settings.config_args or ())
 
 
 def start() -> None:

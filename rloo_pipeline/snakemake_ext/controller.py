@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.path_modifier import PathModifier
+from snakemake.persistence.file import FilePersistence as Persistence
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
 from rloo_pipeline.cluster import containers, nodes
@@ -107,6 +108,7 @@ class Controller:
         scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
         guard.require_callable(PathModifier, "modify", "(self, path, property)")
+        guard.require_callable(Persistence, "_io_read", "(self, subject, id)")
         for display in self._displays():
             for run, config in self.runs.configs.items():
                 display.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
@@ -131,7 +133,7 @@ class Controller:
             trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
         self._functions = edited_functions.EditedFunctions(self.runs, self.folder, in_job=not self._main)
         if self._main:
-            logger.addFilter(self._judge_rest)
+            logger.addFilter(self._on_message)
         if self._workflow.output_settings.dryrun:
             self._require_inputs()
             for longer in self._longer(self.runs.configs):
@@ -160,7 +162,7 @@ class Controller:
         """Before Snakemake looks at its own lock."""
         origin.note_commit()
         self._held = locks.hold(Path.cwd(), self.runs.name)
-        if self._held.message:
+        if self._held.alone and self._held.message:
             logger.info(self._held.message)
         if self._held.alone and self._is_module:
             self._refuse_fewer_rounds(self.runs.configs)
@@ -205,7 +207,8 @@ class Controller:
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
                 f"{slurm_checks.USE_OURS}"
             )
-        if not self._held.alone:  # Snakemake's own lock was left out, or cleared
+        if not self._held.alone:  # Snakemake's own lock was left out, cleared or not yet taken by the other process
+            locks.leave_to_owner(self._workflow.persistence)
             raise UserError(self._held.message)
         if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
             self._workflow.scheduler.keepgoing = True
@@ -260,13 +263,23 @@ class Controller:
                     )
         return None
 
-    def _judge_rest(self, record: logging.LogRecord) -> bool:
-        """A filter for Snakemake's messages, which the thread calls that logs: without a job to run it calls no hook.
+    def _on_message(self, record: logging.LogRecord) -> bool:
+        """A filter for Snakemake's messages, which mark moments without a hook; the thread calls it that logs.
+
+        Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. Where the folder is
+        locked, says by whom, in place of the advice to unlock it. Where there is no job to run, looks for files that
+        another configuration has made.
 
         Raises:
             WorkflowError: it finds none, although a file is not what the configuration describes.
         """
-        if str(record.msg).startswith("Nothing to be done") and (kept := self._kept() or self._missing()):
+        message = str(record.msg)
+        if message.startswith("Building DAG"):
+            self._workflow.dag_settings.force_incomplete = True
+            lost_metadata.ignore_damaged_records(self._workflow.persistence)
+        if "Directory cannot be locked" in message and self._held.message:
+            record.msg = f"Error: {self._held.message}"
+        if message.startswith("Nothing to be done") and (kept := self._kept() or self._missing()):
             if not self._workflow.dryrun:
                 raise WorkflowError(kept)
             logger.warning(kept)

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
@@ -41,16 +41,23 @@ def hold(folder: Path, run: str) -> Hold:
         run: the run's name.
 
     Raises:
-        UserError: nothing can be written there.
+        UserError: nothing can be written there, its name has a line break, or the lock is another user's.
     """
+    if "\n" in str(folder):
+        raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
     hidden = folder / ".snakemake"
     own = hidden / f"rloo-{run}.lock"
     try:
         hidden.mkdir(exist_ok=True)
         handle = os.open(own, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
+        if isinstance(error, PermissionError) and own.exists():
+            raise UserError(
+                f"results/{run}: started by {own.owner()}, whose lock {own} this user cannot write; if that run has "
+                "ended, have it deleted and repeat the command"
+            ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
-    owner = os.read(handle, 1000).decode()
+    owner = os.read(handle, 1000).decode(errors="replace")
     locked = _lock(handle)
     if not locked and owner and owner == os.environ.get(OWNER):
         return Hold(True)  # the call by which the owner finishes the run
@@ -73,9 +80,20 @@ def hold(folder: Path, run: str) -> Hold:
     return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
 
 
+def leave_to_owner(persistence: Any) -> None:
+    """Makes Snakemake's end remove no markers but those that this process has written: they are the owner's.
+
+    Args:
+        persistence: Snakemake's, of a process that may not write to the run.
+    """
+    for marker in getattr(persistence, "_lockfile", {}).values():
+        Path(marker).unlink(missing_ok=True)
+    persistence.unlock = persistence.noop
+
+
 def _leave(handle: int, owner: str) -> None:
     """Removes the name of a process that ends by itself, unless the file has that of a later one."""
-    if os.pread(handle, 1000, 0).decode() == owner:
+    if os.pread(handle, 1000, 0).decode(errors="replace") == owner:
         os.ftruncate(handle, 0)
 
 
@@ -115,7 +133,7 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 def _is_free(path: Path) -> bool:
     """Whether no process holds a run's lock, as far as this host's file system and SLURM can tell."""
-    with path.open() as file:
+    with path.open(errors="replace") as file:
         locked = _lock(file.fileno(), fcntl.LOCK_SH)
         owner = file.read()
     return locked is not False and (not owner or _has_ended(owner, locked))

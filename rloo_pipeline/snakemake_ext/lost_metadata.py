@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snakemake.logging import logger
 from snakemake.settings.enums import RerunTrigger
 
 from rloo_pipeline.config import STAGES, Config
@@ -43,6 +44,29 @@ def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]
                     "file, or make all files of the run again with --forceall"
                 )
     return None
+
+
+def ignore_damaged_records(persistence: Any) -> None:
+    """Makes Snakemake take a record that is not a JSON object for a missing one; of most it ends with a traceback.
+
+    Args:
+        persistence: Snakemake's, which reads the records of this process.
+    """
+    read = getattr(persistence, "_io_read", None)
+    if read is None:  # records in a database
+        return
+
+    def read_or_ignore(subject: str, id: str) -> Any:
+        try:
+            record = read(subject, id)
+        except ValueError:  # not UTF-8
+            record = None
+        if isinstance(record, dict):
+            return record
+        logger.warning(f"Ignored a damaged record of how {id} was made: {persistence._record_path(subject, id)}")
+        return {}
+
+    persistence._io_read = read_or_ignore
 
 
 def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:

@@ -122,7 +122,7 @@ class Cluster(Project):
     def submit(self, *arguments: str, **changes) -> str:
         """Runs `rloo submit` with the configuration. Returns the id of its job."""
         self.configure(**changes)
-        outcome = self.rloo("submit", "--config", "config/test.yaml", "--sbatch=mem=12000", *arguments)
+        outcome = self.rloo("submit", "config/test.yaml", "--sbatch=mem=12000", *arguments)
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         return outcome.stdout.split()[1].rstrip(";")
 

@@ -31,7 +31,7 @@ def test_a_run_in_several_allocations_gives_the_bytes_of_a_run_in_one(cluster, f
     printed = cluster.rloo("status", "mini").stdout
     assert f"mini: job {job} " in printed
     assert "rounds done: 1 of 2" in printed
-    again = cluster.rloo("submit", "--config", "config/test.yaml", "--time=2")
+    again = cluster.rloo("submit", "config/test.yaml", "--time=2")
     assert f"job {job} is already in the queue" in again.stderr
     outcome = cluster.outcome(job)
     assert outcome["outcome"] == "done"

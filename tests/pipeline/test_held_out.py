@@ -39,7 +39,7 @@ def test_tensorboard_has_held_out_accuracy_at_the_step_of_its_policy(finished) -
 def test_a_rounds_completions_are_the_same_without_held_out_prompts_beside_them(finished, tmp_path) -> None:
     run = finished.folder / "results" / "mini"
     output = tmp_path / "000.parquet"
-    config = ("--config", run / "config.yaml")
+    config = ("--configfile", run / "config.yaml")
     inputs = ("--prompts", run / "prompts", "--policy", run / "policies" / "00000")
     outcome = rloo("rollout", *config, *inputs, "--round", 1, "--shard", 0, "--output", output)
     assert outcome.returncode == 0, outcome.stderr

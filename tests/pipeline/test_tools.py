@@ -91,7 +91,7 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
         assert written.count(f"{before}\n") == 1
         written = written.replace(before, after)
     config.write_text(written)
-    repeated = rloo(*arguments, "--config", config)
+    repeated = rloo(*arguments, "--configfile", config)
     assert repeated.returncode == 0, repeated.stderr
     first, second = (pq.read_table(file) for file in (shard, again))
     assert first.drop_columns("sampling_logps").equals(second.drop_columns("sampling_logps")), (

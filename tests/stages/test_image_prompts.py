@@ -138,7 +138,16 @@ def test_reference_log_probs_are_of_a_model_that_sees_the_images(run) -> None:
     facts = {"run": "mini", "round": 1, "shard": 0, "seed": 1, "policy": policy.digest(folder), "policy_round": 0}
     shard, written = run / "rollouts.parquet", run / "reference.parquet"
     tables.write(shard, rollouts(run), tables.WITH_IMAGES, "rollouts", **facts)
-    inputs = ("--config", run / "config.yaml", "--policy", folder, "--prompts", run / "prompts", "--rollouts", shard)
+    inputs = (
+        "--configfile",
+        run / "config.yaml",
+        "--policy",
+        folder,
+        "--prompts",
+        run / "prompts",
+        "--rollouts",
+        shard,
+    )
     done("reference", *inputs, "--output", written)
     first, again, other, _ = tables.read(written, "reference")["reference_logps"].to_pylist()
     assert first == pytest.approx(again, abs=1e-6)

@@ -64,7 +64,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
             score(load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, rollouts, output)
         else:
             places = ("--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", rollouts)
-            arguments = ("--config", run.run / "config.yaml", *places)
+            arguments = ("--configfile", run.run / "config.yaml", *places)
             outcome = done("score", *arguments, "--output", output)
             assert "reward stuck: mean 0.5000 over 28 of 32; 4 failed" in outcome.stderr
         read.append(tables.read(output, "scores"))
@@ -101,7 +101,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     tables.write(
         other, completions.slice(4), tables.ROLLOUTS, "rollouts", run="made-up", round=1, shard=1, seed=1, policy="x"
     )
-    other_shard = ("--config", run.run / "config.yaml", *places[:4], "--rollouts", other, "--parts", *parts)
+    other_shard = ("--configfile", run.run / "config.yaml", *places[:4], "--rollouts", other, "--parts", *parts)
     outcome = rloo("score", *other_shard, "--output", tmp_path / "none.parquet")
     assert outcome.returncode == 1
     assert f"{parts[0]}: its rollouts is" in outcome.stderr

@@ -53,7 +53,7 @@ def test_checks_on_two_ranks_find_what_one_finds(finished, tmp_path, monkeypatch
     config.write_text(yaml.safe_dump(mini(deepspeed={"processes": 2, "zero_stage": 3})))
     inputs = {"assets": "assets", "prompts": "prompts", "policy": "policies/00000", "probe": "warmstart/probe.parquet"}
     arguments = [word for name, path in inputs.items() for word in (f"--{name}", str(run / path))]
-    arguments = ["checks", "--config", str(config), *arguments, "--output", str(output)]
+    arguments = ["checks", "--configfile", str(config), *arguments, "--output", str(output)]
     for outcome in forks.run_ranks("rloo_pipeline", arguments, 2):
         assert outcome.returncode == 0, outcome.stderr[-2000:]
     own, expected = (json.loads(file.read_text()) for file in (output, run / "warmstart" / "checks.json"))

@@ -64,7 +64,7 @@ def _stage(run: Path, stage: str, target: Path) -> list[str]:
     second, first = run / "rounds" / "00002", run / "policies" / "00001"
     tables = {kind: [str(second / kind / f"{shard:03}.parquet") for shard in (0, 1)] for kind in ("rollouts", "scores")}
     references = [str(second / "reference" / f"{shard:03}.parquet") for shard in (0, 1)]
-    common = [stage, "--config", str(run / "config.yaml"), "--output", str(target / "output")]
+    common = [stage, "--configfile", str(run / "config.yaml"), "--output", str(target / "output")]
     if stage == "rollout":
         return [*common, "--prompts", str(run / "prompts"), "--policy", str(first), "--round", "2", "--shard", "0"]
     if stage == "score":

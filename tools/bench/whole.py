@@ -100,7 +100,7 @@ class Project:
         """
         target = str((self.run / "policies" / f"{last:05d}").relative_to(self.folder))
         resources = ("--nodes=2", "--cpus-per-node=1", "--time=120", "--sbatch=mem=12000")
-        command = [sys.executable, "-m", "rloo_pipeline", "submit", "--config", configuration, *resources, "--"]
+        command = [sys.executable, "-m", "rloo_pipeline", "submit", configuration, *resources, "--"]
         run_measured([*command, *self.configuration, "--", target], self.folder, {})
         in_queue = ["squeue", "-h", "-n", f"rloo-{self.run.name}"]
         while (queue := subprocess.run(in_queue, capture_output=True, check=False)).returncode or queue.stdout.strip():

@@ -13,6 +13,7 @@ from rloo_pipeline.errors import UserError
 try:
     CONFIGFILES = list(map(Path, workflow.overwrite_configfiles))
     refuse_bad_files(map(Path, workflow.configfiles))  # with those that a Snakefile names
+    snakemake_ext.restore_values(workflow, config)
     RUNS, CONTROLLER = snakemake_ext.install(
         workflow,
         runs_of(

@@ -42,7 +42,7 @@ def run_stage(tmp_path, monkeypatch):
         monkeypatch.setattr(torchrun, "launch", lambda count, _: claims.append(f"{count} ranks"))
         config = tmp_path / "config.yaml"
         config.write_text(yaml.safe_dump(mini(**changes)))
-        argv = [stage, "--config", str(config), "--output", str(tmp_path / "output"), *WORDS[stage]]
+        argv = [stage, "--configfile", str(config), "--output", str(tmp_path / "output"), *WORDS[stage]]
         arguments = main.parser().parse(argv)
         arguments.argv = argv
         arguments.command(arguments)

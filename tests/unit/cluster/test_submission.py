@@ -26,15 +26,15 @@ def project(tmp_path) -> Path:
     [
         (("submit", "--time=60"), "rloo submit: error: no srun on the PATH"),
         (("submit", "--time=60", "--sbatch=Partition gpu"), "write it as KEY=VALUE"),
-        (("submit", "mine.yaml", "--time=60"), "mine.yaml: name the configuration by --config mine.yaml"),
+        (("submit", "--time=60", "--config", "mine.yaml"), "mine.yaml: --config takes KEY=VALUE; name a file before"),
         (("status", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
         (("cancel", "mini"), "nothing was submitted from here; submit it with `rloo submit`"),
     ],
 )
 def test_each_error_is_one_line(project, argv, message) -> None:
-    config = (f"--config={MINI}",) if argv[0] == "submit" else ()
+    config = (str(MINI),) if argv[0] == "submit" else ()
     outcome = subprocess.run(
-        [sys.executable, "-m", "rloo_pipeline", *argv, *config],
+        [sys.executable, "-m", "rloo_pipeline", argv[0], *config, *argv[1:]],
         cwd=project,
         env={"PATH": "", "PYTHONPATH": str(ROOT), "HOME": str(project)},
         capture_output=True,
@@ -52,12 +52,12 @@ def test_a_submitted_run_has_the_name_and_the_keys_that_its_arguments_give_it_th
     monkeypatch.setenv(failures.COMMAND, "")
     submitted = []
     monkeypatch.setattr(submission, "submit", lambda run, plan, _: submitted.append((run, plan)) or "7")
-    options = ("--sdm=apptainer", "--config", "run=other", "update={learning_rate: 1.0e-6}", "--retries=0")
+    options = ("--sdm=apptainer", "--config", "update={learning_rate: 1.0e-6}", "--retries=0")
     shutil.copyfile(MINI, "mine.yaml")
-    main.main(["submit", "--config=mine.yaml", "--time=60", "--", *options])
+    main.main(["submit", "mine.yaml", "--time=60", "--config", "run=other", "--", *options])
     Path("mine.yaml").write_text("run: [")
     [(run, plan)] = submitted
-    assert failures.go_on().endswith(": rloo submit --config=mine.yaml --time=60 -- " + shlex.join(options))
+    assert failures.go_on().endswith(": rloo submit mine.yaml --time=60 --config run=other -- " + shlex.join(options))
     assert (run, plan.folder) == ("other", project / "results" / "other" / submission.FOLDER)
     assert plan.snakemake_args[-2:] == ["--sdm=apptainer", "--retries=0"]
     copy = Path(plan.snakemake_args[plan.snakemake_args.index("--configfile") + 1])
@@ -71,7 +71,7 @@ def test_the_reason_for_which_slurm_refuses_a_job_is_in_the_error(project, monke
     monkeypatch.setenv(failures.COMMAND, "")
     monkeypatch.setenv("PATH", str(project))
     with pytest.raises(SystemExit):
-        main.main(["submit", f"--config={MINI}", "--time=60", "--sbatch=partition=gpu"])
+        main.main(["submit", str(MINI), "--time=60", "--sbatch=partition=gpu"])
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert last_line == ("rloo submit: error: SLURM refuses the job: sbatch: error: invalid partition specified: gpu")
 

@@ -1,6 +1,5 @@
 """The command line that `rloo run` becomes, and that a run from Python starts."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from helpers import mini
 
 from rloo_pipeline.commands import launch
 from rloo_pipeline.commands.launch import command_line
-from rloo_pipeline.config.loading import load
+from rloo_pipeline.config.loading import load, read_changes
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 
@@ -27,9 +26,13 @@ def configuration() -> None:
         (["a.yaml", "-n"], ["--cores", "all", "--configfile", "a.yaml", "-n"]),
         (["-c2", "--", "results/x/prompts"], ["-c2", "--", "results/x/prompts"]),
         (["a.yaml", "--profile", "mine"], ["--configfile", "a.yaml", "--profile", "mine"]),
+        (["-n", "a.yaml", "x=1"], ["--cores", "all", "--configfile", "a.yaml", "--config", "x=1", "-n"]),
+        (["-n", "--config", "x=1", "a.yaml"], ["--cores", "all", "--configfile", "a.yaml", "--config", "x=1", "-n"]),
+        (["-R", "x=1", "-c", "2", "y=1"], ["--config", "y=1", "-R", "x=1", "-c", "2"]),
+        (["--config=x=1", "-n", "--", "y=1"], ["--cores", "all", "--config", "x=1", "-n", "--", "y=1"]),
     ],
 )
-def test_a_configuration_may_come_first_and_all_cores_are_the_default(
+def test_a_configuration_and_changes_may_stand_anywhere_and_all_cores_are_the_default(
     arguments, options, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,6 +75,11 @@ def test_a_change_that_snakemake_would_refuse_with_a_traceback_is_one_sentence(c
     command_line([str(file), "--config", "rounds=3", "--", "results/mini/report.html"])
 
 
+def test_a_key_as_an_option_is_told_how_to_write_it() -> None:
+    with pytest.raises(UserError, match=r"^--rounds: a key of the configuration; write it as --config rounds=VALUE$"):
+        command_line(["mine.yaml", "--rounds", "5"])
+
+
 def test_a_run_from_python_is_that_command_so_that_it_too_goes_on_after_a_gate(tmp_path, monkeypatch) -> None:
     """early_stop.py repeats the command line of Snakemake. Changes keep their types."""
     file = tmp_path / "mine.yaml"
@@ -80,13 +88,14 @@ def test_a_run_from_python_is_that_command_so_that_it_too_goes_on_after_a_gate(t
     commands = []
 
     def run_child(argv: list[str], folder: Path, _: str) -> int:
-        assert json.loads(Path(argv[argv.index(str(file)) + 1]).read_text()) == changes
         commands.append((argv, folder))
         return 0
 
     monkeypatch.setattr(launch, "_run_child", run_child)
     assert launch.run(file, 2, changes=changes, folder=tmp_path, dry_run=True) is None
     [(argv, folder)] = commands
-    words = ["--snakefile", str(installation.root() / "Snakefile"), "--configfile", str(file), argv[-4]]
+    changed = argv[argv.index("--config") + 1 : argv.index("--config") + 3]
+    assert read_changes(changed) == changes
+    words = ["--snakefile", str(installation.root() / "Snakefile"), "--configfile", str(file), "--config", *changed]
     assert argv[1:] == ["-m", "snakemake", *words, "--cores", "2", "--dry-run"]
     assert folder == tmp_path

@@ -1,6 +1,7 @@
 """What a Snakemake process refuses, in one sentence, and what its jobs get from it."""
 
 import copy
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers import mini
+from snakemake.exceptions import LockException
 from snakemake.settings.enums import RerunTrigger
 from snakemake.settings.types import ConfigSettings, SharedFSUsage
 from snakemake.spawn_jobs import SpawnedJobArgsFactory
@@ -137,9 +139,28 @@ def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_
 def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cleared(starting) -> None:
     """Its stages would read the configuration that the other one has written."""
     starting._held = module.locks.Hold(False, "here process 1 is at work on it")
+    own, others = Path("own.lock"), Path("others.lock")
+    own.touch()
+    others.touch()
+    noop = object()
+    persistence = SimpleNamespace(_lockfile={"output": str(own)}, noop=noop, unlock=None)
+    starting._workflow.persistence = persistence
     with pytest.raises(UserError, match="here process 1 is at work"):
         starting.start()
     assert not Path("results").exists()
+    assert (own.exists(), others.exists()) == (False, True)
+    assert persistence.unlock is noop, "Snakemake removes the markers of all processes when it ends"
+
+
+def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
+    """It asks to make incomplete files again without a profile, and never advises to unlock a living run."""
+    starting._held = module.locks.Hold(False, "here process 1 is at work on it")
+    starting._workflow.dag_settings = SimpleNamespace(force_incomplete=False)
+    starting._workflow.persistence = SimpleNamespace(_io_read=None)
+    said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
+    assert all(map(starting._on_message, said))
+    assert starting._workflow.dag_settings.force_incomplete
+    assert said[1].msg == "Error: here process 1 is at work on it"
 
 
 def described(runs: RunSet) -> tuple[Any, ...]:

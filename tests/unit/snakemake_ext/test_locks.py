@@ -48,6 +48,11 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path) -> None:
         locks.hold(tmp_path, "a")
 
 
+def test_a_folder_that_would_add_lines_to_a_script_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match="a folder with a line break in its name"):
+        locks.hold(tmp_path / "a\n#SBATCH --account=other", "a")
+
+
 @pytest.mark.parametrize(("job", "cleared"), [("7", True), ("8", False)])
 def test_marks_of_an_earlier_time_of_the_same_slurm_job_are_cleared(tmp_path, monkeypatch, job, cleared) -> None:
     """After a node has died, say, and the job went back into the queue."""

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import snakemake.api  # noqa: F401 - its modules cannot be imported in another order
 from helpers import mini
+from snakemake.cli import parse_config
 from snakemake.exceptions import CliException
 from snakemake.logging import DefaultFormatter
+from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
@@ -309,6 +311,32 @@ def test_a_wrong_file_of_a_project_is_a_sentence_too(folder, tmp_path, monkeypat
         configfiles.check(argv)
     (tmp_path / "mine.yaml").write_text("seed: 1\n")
     configfiles.check([*argv, "--configfile", "mine.yaml"])
+
+
+def test_a_key_of_a_section_is_a_sentence_and_not_a_traceback() -> None:
+    with pytest.raises(CliException, match=r"write a key of a section as --config 'update=\{lr: 1\}'"):
+        configfiles.check(["snakemake", "-n", "--config", "rounds=2", "update.lr=1"])
+
+
+TYPED = ["seed=1", "section={n: 3, t: true, none: null, text: '3', list: [1, 2.5]}", "name=null", "lr=1e-5"]
+
+
+def test_values_on_the_command_line_mean_what_they_mean_in_a_file() -> None:
+    config = {"section": {"other": 1}}
+    update_config(config, parse_config(TYPED))
+    configfiles.restore_values(config, parse_config(TYPED), TYPED)
+    assert config == {
+        "seed": 1,
+        "section": {"other": 1, "n": 3, "t": True, "none": None, "text": "3", "list": [1, 2.5]},
+        "name": None,
+        "lr": "1e-5",  # as YAML 1.1 reads it in a file
+    }
+
+
+def test_a_module_with_a_part_of_the_configuration_gets_no_value_of_the_whole() -> None:
+    config = {"rounds": 3}
+    configfiles.restore_values(config, parse_config(["rounds=9", "seed=1"]), ["rounds=9", "seed=1"])
+    assert config == {"rounds": 3}
 
 
 def test_a_wrong_json_file_is_a_sentence(tmp_path) -> None:

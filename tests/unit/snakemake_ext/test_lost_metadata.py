@@ -1,5 +1,6 @@
 """A file without Snakemake's record stays only if the configuration still describes it."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +67,14 @@ def test_files_that_the_configuration_describes_stay(kept, workflow, changes) ->
 def test_a_run_without_a_configuration_of_before_is_new(kept, tmp_path) -> None:
     (tmp_path / "mini" / "config.yaml").unlink()
     assert kept(planned("update"), algorithm={"beta": 0.5}) is None
+
+
+@pytest.mark.parametrize("content", [b"\xff\x00", b"[1]", b"null", b'{"rule": "a"}'])
+def test_a_damaged_record_counts_as_missing(tmp_path, content) -> None:
+    path = tmp_path / "record"
+    path.write_bytes(content)
+    persistence = SimpleNamespace(
+        _io_read=lambda subject, id: json.loads(path.read_text()), _record_path=lambda subject, id: path
+    )
+    lost_metadata.ignore_damaged_records(persistence)
+    assert persistence._io_read("metadata", "a") == ({"rule": "a"} if content.startswith(b"{") else {})
