@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rloo_pipeline.artifacts import fence
+from rloo_pipeline.artifacts import fence, function_copies
 from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.cli.stage_options import (
     CHECKS,
@@ -44,6 +44,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     chosen = chosen_of(arguments.selection, arguments.seed)
     config = load(chosen.run / "config.yaml").only("evaluate-chosen")
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    function_copies.use(chosen.run)
     take_sampler(config)
     evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 

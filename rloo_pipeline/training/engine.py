@@ -221,7 +221,7 @@ class Engine:
         torch.distributed.all_reduce(summed)
         return summed.cpu()
 
-    def save_policy(self, target: Path) -> str:
+    def save_policy(self, target: Path, **made_from: object) -> str:
         """Writes the policy as Hugging Face or PEFT files. Every rank takes part; the first one writes.
 
         Returns:
@@ -231,7 +231,7 @@ class Engine:
         if self.rank.first:
             with files.atomic_folder(target) as temporary:
                 self._write_policy(weights, temporary)
-                digest = policy.seal(temporary, target.name)
+                digest = policy.seal(temporary, target.name, **made_from)
         elif self.settings.zero_stage == 3:
             for _ in weights:  # each is put together by all ranks, for the first one
                 pass
