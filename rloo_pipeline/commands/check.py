@@ -90,5 +90,6 @@ CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     episode_trial.tools,
     data_trial.datasets,
     data_trial.enough,
+    data_trial.template,
     reward_trial.rewards,
 )

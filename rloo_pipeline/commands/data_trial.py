@@ -9,6 +9,7 @@ from typing import Any
 from rloo_pipeline.artifacts import image_store, policy
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
+from rloo_pipeline.checks.template_lint import TemplateLint
 from rloo_pipeline.commands import episode_trial, reward_trial
 from rloo_pipeline.commands.run_inputs import DatasetSample, RunInputs
 from rloo_pipeline.config import JSON, Config
@@ -51,6 +52,15 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
                 yield from _part(inputs, parts, key, rows, place)
         yield from problems
     inputs.datasets = {key: inputs.datasets[key] for key in sources if key in inputs.datasets}
+
+
+def template(inputs: RunInputs) -> Iterator[Finding]:
+    """What is odd about the chat template on prompts of the data."""
+    if inputs.folder is not None and inputs.tokenizer is not None:
+        prompts = [prompt for dataset in inputs.datasets.values() for prompt in dataset.prompts]
+        lint = TemplateLint(inputs.config, inputs.tokenizer, policy.stop_ids(inputs.folder, inputs.tokenizer))
+        for finding in lint.findings(prompts):
+            yield Finding("chat template", True, finding.message, note=True)
 
 
 def enough(inputs: RunInputs) -> Iterator[Finding]:
