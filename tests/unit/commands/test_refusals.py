@@ -134,8 +134,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.episodes": STAGES_FILE,
     "artifacts.fence": "about a second start of a stage",
     "artifacts.files": STAGES_FILE,
+    "artifacts.function_copies": STAGES_FILE,
     "artifacts.image_store.decode": (images("PIL cannot read the image", {"image": PIXEL | {"bytes": b"x"}}),),
     "artifacts.image_store.ImageStore.file": STAGES_FILE,
+    "artifacts.lineage": STAGES_FILE,
     "artifacts.manifest": STAGES_FILE,
     "artifacts.model_dims": "about a plan; stages go on without the dimensions",
     "artifacts.policy.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
@@ -224,7 +226,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             model=edited("config.json", model_type="qwen2_5_vl"),
         ),
     ),
-    "data.images.encode": (IMAGES, IMAGES),
+    "data.images.encode": (IMAGES, IMAGES, IMAGES),
     "data.json_rows.read": (Case("train.jsonl: is empty", "\n\n"),),
     "data.json_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
     "data.json_rows._parsed": (
@@ -242,6 +244,12 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.kinds._key": (values("row 0: column 'extra' has the key 1", {1: 2}),),
     "data.kinds._text": (Case("line 1: column 'question' has half of a character", '{"question": "\\ud83d"}'),),
     "data.kinds._float": (Case("line 2: column 'a' holds the integer", f'{{"a": 0.5}}\n{{"a": {2**53 + 1}}}'),),
+    "data.plain_text.PlainText": "tests/unit/data/test_plain_text.py",
+    "data.prompting._ids_of_string": (prompts("row 0: a prompt that is a string spells", "<|im_end|>"),),
+    "data.prompting.check_embedded": (
+        Case("has no row in the model's embedding (4 rows)", model=edited("config.json", vocab_size=4)),
+    ),
+    "data.prompting._check_length": (prompts("row 0: a prompt has 10,000,001 characters", "1" * 10_000_001),),
     "data.prompting.check_names": (Case("column 'seconds' has a name", [ROWS[0] | {"seconds": 1}]),),
     "data.prompting.check_column": (Case("no column 'question'", [{"qestion": "1"}]),),
     "data.prompting.prompt_of": (
@@ -278,6 +286,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
+    "rollout.adapters": "counts the modules that a started engine applies",
     "rollout.cpu_limits._check_delta_net": (
         machine("DeltaNet layers (linear_num_value_heads) in bfloat16 only", **DELTA),
         machine("and linear_key_head_dim is 96", "bfloat16", **DELTA),
@@ -297,6 +306,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.groups": SAMPLED,
     "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
+    "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
     "rollout.tool_calls": TOOLS,
     "stages.checks": SAMPLED,
@@ -321,6 +331,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case(
             "no demonstration is left to train on; lower warmstart.sft.held_out",
             config={"warmstart": {"sft": DEMONSTRATIONS | {"held_out": 20}}},
+        ),
+    ),
+    "training.demonstrations._check_turns": (
+        Case(
+            "row 0: a completion (warmstart.sft.completion_column) spells",
+            [ROWS[0] | {"answer": "1<|im_end|>2"}],
+            {"warmstart": {"sft": DEMONSTRATIONS}},
         ),
     ),
     "training.engine": "about the gradient of a step",
@@ -371,11 +388,17 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
     "training.plain_model.from_pretrained": "`self_check` says it before",
     "training.plain_model.load_adapter": STAGES_FILE,
+    "training.policy_model._with_adapter": (
+        Case(
+            "PEFT makes no adapter of nothing", config={"update": {"lora": {"target_modules": "nothing"}}}, checks=MODEL
+        ),
+    ),
     "training.policy_model._check_targets": (
         Case("no layer 'q_poj'", config={"update": {"lora": {"target_modules": ["q_poj"]}}}, checks=MODEL),
     ),
     "training.quantized": WEIGHTS_IN_MEMORY,
     "training.row_images": BY_HAND,
+    "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.load_or_run": (
         Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
     ),
