@@ -296,11 +296,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
-    "rollout.engine_size": (
-        Case(
-            "the longest prompt (",
-            config={"rollout": {"max_completion_length": 250}},
-        ),
+    "rollout.engine_size": NODE,
+    "rollout.engine_size.context_length": (
+        Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
     "rollout.groups": SAMPLED,
