@@ -143,8 +143,8 @@ def coverage_table(draw: np.random.Generator) -> str:
 
 
 def _range(counts: tuple[int | None, ...]) -> str:
-    shares = [100 * count / EXPERIMENTS for count in counts if count is not None]
-    return f"{min(shares):.0f} to {max(shares):.0f}%" if shares else ""
+    shares = [f"{100 * count / EXPERIMENTS:.0f}" for count in sorted(one for one in counts if one is not None)]
+    return f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))}%" if shares else ""
 
 
 def power_table(draw: np.random.Generator) -> str:
