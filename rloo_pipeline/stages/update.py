@@ -74,21 +74,14 @@ def update(
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
-    proof = checks and RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
+    proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
     if proof and policies.sampling != policies.start:
         proof.by_older_policy(sampled.rollouts, prompts)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
-<<<<<<< HEAD
     trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
-    policy_digest = engine.save_policy(outputs.policy)
-    trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
-=======
-    trained = round_training.train(config, round_, engine, state, sampled, prompts)
-    made_from = {"seed": config.seed, "assets": lineage.facts_of(policies.start).get("assets"), "parent": digest}
-    policy_digest = engine.save_policy(outputs.policy, **made_from)
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
->>>>>>> w-frozen
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
         _write(config, round_, trained, metrics, outputs, policy_digest, inputs.scores[0])
@@ -138,9 +131,6 @@ def _write(
     known = metrics["ratio/mean"] is not None
     table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=known)
     about = {"run": config.run, "round": round_, "seed": config.seed, "policy": policy_digest}
-    about["metrics"] = lineage.metrics_digest(metrics)
-    if functions := lineage.facts_of(scores).get(lineage.FUNCTIONS):
-        about[lineage.FUNCTIONS] = functions
-    tables.write(outputs.table, table, tables.TRAIN, "train", **about)
+    tables.write(outputs.table, table, tables.TRAIN, "train", **about, **lineage.of_metrics(metrics, scores))
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)
