@@ -26,6 +26,11 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     return load(run / "config.yaml").only(stage)
 
 
+def whole_config(arguments: argparse.Namespace) -> Config:
+    """The configuration of the run, with all of its sections."""
+    return load(arguments.config or run_folder(arguments) / "config.yaml")
+
+
 def run_folder(arguments: argparse.Namespace) -> Path:
     """The folder of the run: the nearest one above the output that has a config.yaml.
 

@@ -20,6 +20,7 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
+from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
 from rloo_pipeline.runtime.progress import counting
@@ -72,6 +73,11 @@ class Sampler:
         dims = engine_size.dims_of(base)
         self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = _llm_settings(folder, engine, self.max_model_len, seed)
+        if _on_gpu():
+            parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization
+            self.settings |= engine_size.gpu_settings(
+                base, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
+            )
         self.sleeping = False
         """Whether vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
@@ -248,7 +254,6 @@ def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed
         "seed": seed & 0x7FFFFFFF,
         "trust_remote_code": engine.trust_remote_code,
         "tensor_parallel_size": engine.tensor_parallel_size,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
         "generation_config": "vllm",
         **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
     }
@@ -268,6 +273,18 @@ def _reset_cache(llm: LLM) -> None:
     llm.llm_engine.reset_encoder_cache()
     if not llm.reset_prefix_cache():
         raise IncompatibleEngine("a cache in use")
+
+
+def visible_gpu(parallel: int) -> VisibleGpu:
+    """The first GPU of this process. For several, vLLM forks its processes, so CUDA must not start here."""
+    from vllm.platforms import current_platform
+
+    if parallel > 1:
+        return VisibleGpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
+    import torch
+
+    facts = torch.cuda.get_device_properties(0)  # also right for a slice of a GPU in MIG mode
+    return VisibleGpu(facts.total_memory, facts.name)
 
 
 def _on_gpu() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import forks
 import model_folders
 import pytest
+from rounding import within
 from test_swap import ENGINE, sampled
 
 from rloo_pipeline.errors import IncompatibleEngine
@@ -75,7 +76,7 @@ def test_a_swapped_engine_samples_as_a_fresh_one_to_the_bit(results, kind) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_swapped_engine_is_as_near_to_transformers_as_float32_is(results, kind) -> None:
-    assert results[kind]["differences"][0] < 1e-4
+    assert results[kind]["differences"][0] < within(1e-4, 2e-3)
 
 
 def test_experts_that_vllm_leaves_unpacked_are_noticed(results) -> None:
