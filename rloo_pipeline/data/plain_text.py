@@ -165,16 +165,16 @@ def _made(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainTex
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of a tokenizer's special tokens and of those that end a completion, by their text; without that for unknown
-    characters, which is not a control token.
+    """Ids of a tokenizer's special tokens and of the added ones that end a completion, by their text; without that for
+    unknown characters, which controls nothing.
     """
-    added = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for id_ in {*tokenizer.all_special_ids, *_stop_ids(tokenizer)} - {*added}:
-        token = tokenizer.convert_ids_to_tokens(id_)
-        added |= {id_: token} if isinstance(token, str) else {}
+    added = tokenizer.get_added_vocab().values()  # an end token such as a newline is a token of ordinary text
+    ids = sorted({*policy.special_ids(tokenizer), *(_stop_ids(tokenizer) & {*added})})
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    unknown = {tokenizer.unk_token, getattr(model, "unk_token", None), ""}
-    return {text: id_ for id_, text in added.items() if text not in unknown}
+    others = {tokenizer.unk_token, getattr(model, "unk_token", None), "", None}
+    return {
+        text: id_ for id_, text in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True) if text not in others
+    }
 
 
 def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
