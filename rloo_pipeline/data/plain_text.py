@@ -66,13 +66,20 @@ class PlainText:
             render: returns the text of messages in the template.
 
         Raises:
-            UserError: a text spells a special token that this tokenizer cannot write as plain text.
+            UserError: a text spells a special token that this tokenizer cannot write as plain text, or the tokenizer
+                makes none of what the template writes.
         """
         spelled = self.spelled(messages)
         if spelled is None:
             text = render(messages)
             ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-            if self._count(ids) <= len(self.pattern.findall(text)):
+            written = len(self.pattern.findall(text))
+            if written > 0 == self._count(ids):
+                raise UserError(
+                    f"{self.tokenizer.name_or_path}: the tokenizer encodes the special tokens of the chat template as "
+                    "plain text, as those of mistral-common do; give the model's folder a tokenizer.json"
+                )
+            if self._count(ids) <= written:
                 return ids
             # a tokenizer may normalize other spellings to a special token, or have it in its vocabulary
         texts: list[str] = []
@@ -168,8 +175,9 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Ids of a tokenizer's special tokens and of the added ones that end a completion, by their text; without that for
     unknown characters, which controls nothing.
     """
-    added = tokenizer.get_added_vocab().values()  # an end token such as a newline is a token of ordinary text
-    ids = sorted({*policy.special_ids(tokenizer), *(_stop_ids(tokenizer) & {*added})})
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    # an end token that was not added, such as a newline, is one of ordinary text
+    ids = sorted({*policy.special_ids(tokenizer), *(_stop_ids(tokenizer) & {*added.values()})})
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     others = {tokenizer.unk_token, getattr(model, "unk_token", None), "", None}
     return {
