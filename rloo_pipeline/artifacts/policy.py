@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
@@ -123,9 +124,15 @@ def check_finite(folder: Path) -> None:
                     raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")
 
 
-def seal(folder: Path, name: str) -> str:
-    """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest."""
-    return _digest(write_manifest(folder, policy=name).digests)
+def seal(folder: Path, name: str, **made_from: object) -> str:
+    """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
+
+    Args:
+        folder: with the policy.
+        name: of the policy.
+        made_from: facts about the run, for `lineage`.
+    """
+    return _digest(write_manifest(folder, policy=name, **made_from).digests)
 
 
 def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | None:
@@ -153,11 +160,13 @@ def digest(folder: Path) -> str:
     """One digest of a policy's weights and configuration, which tables name as `policy` in their footers.
 
     Raises:
-        UserError: as `verify`.
+        UserError: as `verify`, or it is not the policy that its round has trained.
     """
     manifest = verify(folder)
     if manifest:
-        return _digest(manifest.digests)
+        digest_of_policy = _digest(manifest.digests)
+        lineage.check_policy(folder, digest_of_policy)
+        return digest_of_policy
     return _digest({file.name: digest_of(file) for end in DECIDING for file in folder.glob(f"*{end}")})
 
 
