@@ -93,6 +93,9 @@ PROMPTS = path("prompts", "folder that prompts wrote")
 POLICY = path("policy", "folder of a policy", dest="policy_folder", metavar="POLICY")
 IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
 ROLLOUTS = path("rollouts", "table of rollouts")
+CHECKS = option(
+    "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
+)
 SUMMARY = path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")

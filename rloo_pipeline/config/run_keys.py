@@ -80,6 +80,12 @@ class RunKeys(Section):
     writes an offline folder results/<run>/wandb/ for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
     set, otherwise to results/<run>/mlflow/.
     """
+    functions: Literal["ask", "keep", "take"] = "ask"
+    """What to do if a function of yours (a reward, environment, tool, generator or estimator) was edited after the run
+    began. A run copies their files into results/<run>/functions/, and its jobs use the copies. `ask`: end with an
+    error that says what would run again. `keep`: go on with the copies. `take`: copy the files anew and run again what
+    they decide.
+    """
     data_dir: str | None = None
     """Folder in which relative dataset paths are looked up. Default: the working folder."""
     model: Model

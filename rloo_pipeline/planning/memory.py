@@ -2,7 +2,7 @@
 
 Only the constants below must be fitted again when training or sampling changes. Those for CPUs were fitted to the peak
 resident set of `rloo update` and `rloo rollout` (tests/stages/test_plan_memory.py measures it). Those for GPUs follow
-DeepSpeed's and vLLM's documentation and were not measured.
+DeepSpeed's and vLLM's documentation; the row `memory` of `make gpu` measures them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes that a vLLM engine is started with: context, KV cache, LoRA rank."""
+"""Sizes that a vLLM engine is started with: context, KV cache, images of a prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ LIVE = {"hidden": 4, "heads": 2, "key_value": 4, "intermediate": 3}
 LOGITS = 4
 """Copies of the logits in float32 that vLLM has at once while it samples."""
 GB = 1e9
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of max_lora_rank that vLLM allows."""
 
 
 def context_length(folder: Path, needed: int) -> int:
@@ -194,19 +192,3 @@ def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
         return {}
     videos = {} if vision.kind_of(hf_config).video is None else {"video": 0}
     return {"limit_mm_per_prompt": {"image": most, **videos}, "mm_device_do_normalize": False}
-
-
-def adapter_settings(facts: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's settings for a LoRA adapter, by its adapter_config.json.
-
-    vLLM leaves modules that no adapter changes as they are. Otherwise it would also prepare layers of experts for
-    adapters, which it cannot on CPUs.
-    """
-    settings: dict[str, Any] = {"enable_lora": True, "max_lora_rank": vllm_lora_rank(facts["r"])}
-    modules = facts["target_modules"]
-    return settings if isinstance(modules, str) else {**settings, "lora_target_modules": sorted(modules)}
-
-
-def vllm_lora_rank(rank: int) -> int:
-    """The smallest LoRA rank of vLLM that is at least `rank`."""
-    return next(allowed for allowed in LORA_RANKS if allowed >= rank)

@@ -19,7 +19,7 @@ from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
+from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
@@ -55,7 +55,8 @@ class Sampler:
         """Loads the policy (a full model, or an adapter with its base); `digest` is its digest if it is verified.
 
         Raises:
-            UserError: the policy is not complete, or prompt and completion do not fit the model's context.
+            UserError: the policy is not complete, prompt and completion do not fit the model's context, or vLLM does
+                not apply all modules of its adapter.
         """
         base = policy.base_of(folder)
         policy.check(base)
@@ -96,6 +97,16 @@ class Sampler:
         devices.hold_gpu(self)
 
     def _start_engine(self) -> LLM:
+        engine = self._engine_of_base()
+        if self.lora is not None:
+            try:
+                adapters.load(engine, self.lora)
+            except UserError:
+                engine.llm_engine.engine_core.shutdown()
+                raise
+        return engine
+
+    def _engine_of_base(self) -> LLM:
         vllm = import_shims.import_vllm()
         file = Path(self.settings["model"]) / "config.json"
         hf_config = read_json(file)
@@ -136,6 +147,7 @@ class Sampler:
         Raises:
             IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
                 compute with the new weights.
+            UserError: it does not compute with the new adapter, which a new engine would load in the same way.
         """
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
@@ -160,6 +172,7 @@ class Sampler:
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
+            adapters.load(llm, self.lora)
         else:
             weight_reload.reload_weights(llm, folder)
         _reset_cache(llm)
@@ -267,7 +280,7 @@ def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed
     if engine.router_replay:
         settings["enable_return_routed_experts"] = True
     if policy.is_adapter(folder):
-        settings |= engine_size.adapter_settings(read_json(folder / policy.ADAPTER))
+        settings |= adapters.settings(folder)
     if engine_cache.is_enabled() and _on_gpu():
         settings["enable_sleep_mode"] = True
     return settings

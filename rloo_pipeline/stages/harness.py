@@ -18,8 +18,7 @@ from rloo_pipeline.artifacts import model_dims, policy
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import cpu_kernels, engine_size
-from rloo_pipeline.rollout.engine_size import vllm_lora_rank
+from rloo_pipeline.rollout import adapters, cpu_kernels, engine_size
 from rloo_pipeline.rollout.sampler import visible_gpu
 from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import say
@@ -184,6 +183,5 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         sizes = (base, config.model.dtype, visible_gpu(parallel), share, parallel)
         arguments |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
     if policy.is_adapter(folder):
-        rank = vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
-        arguments |= {"lora_local_path": str(folder), "max_lora_rank": rank}
+        arguments |= {"lora_local_path": str(folder), **adapters.settings(folder)}
     return arguments
