@@ -124,7 +124,7 @@ def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> N
         lora_support.check_lora(folder, lora.model_copy(update={"target_modules": sorted(names)}))
 
 
-def _with_adapter(model: PreTrainedModel, lora: Lora, **options: bool) -> Any:
+def _with_adapter(model: PreTrainedModel, lora: Lora, **options: Any) -> Any:
     """The model with a new adapter."""
     import peft
 
