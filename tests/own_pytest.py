@@ -21,8 +21,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     config = ("-c", str(item.config.inipath), "--rootdir", str(item.config.rootpath))
     test = f"{item.path}::{item.nodeid.partition('::')[2]}"
-    environment = {**os.environ, VARIABLE: "1"}
-    run = subprocess.run([*COMMAND, *config, test], env=environment, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    run = subprocess.run(
+        [*COMMAND, *config, test], env=environment | {VARIABLE: "1"}, capture_output=True, text=True, check=False
+    )
     outcome, text = ("failed", run.stdout[-5000:]) if run.returncode else ("passed", None)
     keywords = dict.fromkeys(item.keywords, 1)
     report = pytest.TestReport(item.nodeid, item.location, keywords, outcome, text, "call")
