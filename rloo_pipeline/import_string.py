@@ -1,4 +1,7 @@
-"""Functions that a configuration names as `module:function` or `path/file.py:function`."""
+"""Functions that a configuration names as `module:function` or `path/file.py:function`.
+
+In a job of a run, their code is that which the run has frozen (`frozen_functions`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline import frozen_functions
 from rloo_pipeline.errors import UserError, did_you_mean
 
 UNLISTED = {"*", "__getattr__", "sys.modules[__name__]"}
@@ -22,12 +26,13 @@ def source_of(reference: str) -> Path | None:
     Raises:
         UserError: the reference is malformed, or there is no such file or module.
     """
+    frozen_functions.in_use()
     module, colon, name = reference.rpartition(":")
     if not colon or not module or not name:
         raise UserError(f"'{reference}': write `module:function` or `path/file.py:function`")
     if module.endswith(".py"):
         path = Path(module)
-        if not path.is_file():
+        if not frozen_functions.exists(path):
             suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.py")))
             raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()}){suggestion}")
         return path
@@ -50,7 +55,7 @@ def check(reference: str) -> Path | None:
     module, _, name = reference.rpartition(":")
     if path is not None and path.suffix == ".py":
         try:
-            names = _top_level_names(path.read_text(encoding="utf-8"))
+            names = _top_level_names(frozen_functions.source(path).read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: not valid Python ({error})") from error
         if name not in names and not names & UNLISTED:
@@ -133,7 +138,7 @@ def _import_file(path: Path) -> Any:
     import hashlib  # every scoring worker imports this module, and most need neither hashlib nor ast
 
     name = f"rloo_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = frozen_functions.spec_of(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -9,20 +9,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.manifest import check_entries, entries, folder_files, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.policy import PICKLES
 
-ASSETS = "assets.json"
+ASSETS = lineage.ASSETS
 
 
-def write(folder: Path, places: Mapping[str, Mapping[str, str | None]], output: Path | None = None) -> None:
+def write(
+    folder: Path, places: Mapping[str, Mapping[str, str | None]], output: Path | None = None, **about: object
+) -> None:
     """Writes path, revision and digests of each source, and the manifest of the folder, which a built model is in.
 
     Args:
         folder: to write to.
         places: path and revision of each source.
         output: where the folder will be, if it is moved.
+        about: facts about the run, for `lineage`.
     """
     described = {}
     for key, place in places.items():
@@ -30,7 +34,7 @@ def write(folder: Path, places: Mapping[str, Mapping[str, str | None]], output: 
         top, names = (path, []) if path.is_relative_to(output or folder) else _files(path)
         described[key] = {**place, "files": entries(top, names)}
     write_json(folder / ASSETS, described)
-    write_manifest(folder)
+    write_manifest(folder, **about)
 
 
 def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:

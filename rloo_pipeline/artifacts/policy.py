@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
@@ -122,9 +124,15 @@ def check_finite(folder: Path) -> None:
                     raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")
 
 
-def seal(folder: Path, name: str) -> str:
-    """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest."""
-    return _digest(write_manifest(folder, policy=name).digests)
+def seal(folder: Path, name: str, **made_from: object) -> str:
+    """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
+
+    Args:
+        folder: with the policy.
+        name: of the policy.
+        made_from: facts about the run, for `lineage`.
+    """
+    return _digest(write_manifest(folder, policy=name, **made_from).digests)
 
 
 def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | None:
@@ -152,11 +160,13 @@ def digest(folder: Path) -> str:
     """One digest of a policy's weights and configuration, which tables name as `policy` in their footers.
 
     Raises:
-        UserError: as `verify`.
+        UserError: as `verify`, or it is not the policy that its round has trained.
     """
     manifest = verify(folder)
     if manifest:
-        return _digest(manifest.digests)
+        digest_of_policy = _digest(manifest.digests)
+        lineage.check_policy(folder, digest_of_policy)
+        return digest_of_policy
     return _digest({file.name: digest_of(file) for end in DECIDING for file in folder.glob(f"*{end}")})
 
 
@@ -224,3 +234,31 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
     eos = tokenizer.eos_token_id
     return sorted({*ids, *([eos] if isinstance(eos, int) else [])})
+
+
+def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
+    """The ids that are text for rewards: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+
+    Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
+
+    Args:
+        tokenizer: of the model.
+        ends: tokens that end a completion.
+        ids: of a text.
+    """
+    hidden = {*ends, *_named_ids(tokenizer)}
+    return [id_ for id_ in ids if id_ not in hidden]
+
+
+@lru_cache(maxsize=8)
+def _named_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    names = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+    ids = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
+    return frozenset(id_ for id_ in ids if isinstance(id_, int))
+
+
+@lru_cache(maxsize=8)
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """All special tokens of a tokenizer."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset({*tokenizer.all_special_ids, *(id_ for id_, token in added if token.special)})

@@ -7,6 +7,7 @@ by (prompt, sample), so one group is K consecutive rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import episodes, image_store
 from rloo_pipeline.artifacts.files import REMEDY, atomic_write, check_facts
@@ -80,6 +82,8 @@ SCORED = [
     pa.field("error", pa.string()),
 ]
 """Columns of a table of scores, besides the keys and one column per reward function."""
+WEIGHTS = "weights"
+"""Key of the footer of a table of scores with the weights of its functions, as JSON."""
 SCORES = "scores/"
 """What the column of a reward function begins with, which may have the name of a column of the dataset."""
 
@@ -99,6 +103,27 @@ def part_schema(function: str) -> pa.Schema:
     """Schema of the scores of one reward function that ran in a job of its own, before `score` merges them."""
     score = pa.field(score_column(function), pa.float64())
     return pa.schema([*KEYS, score, pa.field("seconds", pa.float64()), pa.field("error", pa.string())])
+
+
+def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
+    """Σ w·r of each row over the functions that gave a score. None means "does not apply" and never counts as 0.
+
+    Args:
+        weights: of the functions; the sum is taken in their order.
+        columns: the scores of each function.
+
+    Returns:
+        NaN where no function of non-zero weight gave a score, and the completion is unscorable.
+    """
+    total = np.zeros(len(columns[0]))
+    scorable = np.zeros(len(columns[0]), bool)
+    for weight, column in zip(weights, columns, strict=True):
+        values = np.array(column, float)  # None is NaN
+        counts = ~np.isnan(values) & (weight != 0)
+        total[counts] += weight * values[counts]
+        scorable |= counts
+    total[~scorable] = np.nan
+    return total
 
 
 def functions_of(table: pa.Table) -> list[str]:
@@ -161,7 +186,8 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
 
     Raises:
         UserError: the file is missing, truncated, damaged, of another kind or of another schema version, its footer has
-            other facts, a group lacks a completion, a number is not finite, or an episode contradicts itself.
+            other facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
+            reward is not the weighted sum of the scores.
     """
     try:
         content = path.read_bytes()
@@ -186,6 +212,7 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
         raise UserError(f"{path}: has no digest, so it was changed since it was written; {REMEDY}")
     check_facts(path, facts, {key: str(value) for key, value in expected.items()})
     _check_values(path, table, kind)
+    _check_reward(path, table)
     episodes.check(path, table)
     return table.replace_schema_metadata({**facts, DIGEST: written.decode()})
 
@@ -207,9 +234,29 @@ def _check_values(path: Path, table: pa.Table, kind: str) -> None:
             raise UserError(f"{path}: {name} has values that are not finite; {REMEDY}")
 
 
+def _check_reward(path: Path, table: pa.Table) -> None:
+    """Checks the column `reward` of a table of scores, which follows from the scores of the functions.
+
+    Raises:
+        UserError: it does not.
+    """
+    weights = json.loads(footer(table).get(WEIGHTS, "{}"))
+    if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):
+        return
+    sums = weighted_sums(list(weights.values()), [table[score_column(name)].to_pylist() for name in weights])
+    if not np.array_equal(sums, np.array(table["reward"].to_pylist(), float), equal_nan=True):
+        raise UserError(f"{path}: its column reward is not the weighted sum of its functions' scores; {REMEDY}")
+
+
 def footer(table: pa.Table) -> dict[str, str]:
     """The facts in a table's footer."""
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+
+
+def facts_in(path: Path) -> dict[str, str]:
+    """The facts in the footer of a file, which is not read otherwise."""
+    metadata = pq.read_metadata(path).metadata or {}
+    return {key.decode(): value.decode() for key, value in metadata.items() if key != b"ARROW:schema"}
 
 
 def facts_about(rollouts: pa.Table) -> dict[str, str]:

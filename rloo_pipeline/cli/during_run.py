@@ -28,9 +28,15 @@ def _why(arguments: argparse.Namespace) -> None:
     launch.become_snakemake([*arguments.unparsed, "--dry-run"])
 
 
+def _adopt(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.commands import launch
+
+    launch.become_snakemake([*arguments.unparsed, "--touch"])
+
+
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
-    from rloo_pipeline.snakemake_ext import failures, frozen_config
+    from rloo_pipeline.snakemake_ext import edited_functions, failures, frozen_config
 
     project = Path.cwd()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -41,7 +47,8 @@ def _submit(arguments: argparse.Namespace) -> None:
     runs = runs_of(raw, file, str(file))
     folder = project / "results" / runs.name / submission.FOLDER
     submission.refuse_second(runs.name, folder)
-    # the job may start, and start again, after the user has edited the file for the next run
+    # the job may start, and start again, after the user has edited the files for the next run
+    edited_functions.EditedFunctions(runs, folder.parent).settle()
     copy = frozen_config.write(raw, runs, file, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
     argv = [*installation.snakefile_option(project), "--configfile", str(copy)]
@@ -106,6 +113,13 @@ COMMANDS = (
         "why",
         _why,
         "Say what `rloo run` with the same arguments would run, why, and how long that took before.",
+        (),
+        passes_on=True,
+    ),
+    Command(
+        "adopt",
+        _adopt,
+        "Take the files of a run that was copied as they are, after a check of their content: `rloo adopt [CONFIG]`.",
         (),
         passes_on=True,
     ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rloo_pipeline.artifacts import fence
+from rloo_pipeline.artifacts import fence, function_copies
 from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.cli.stage_options import (
+    CHECKS,
     IMAGES,
     NAME,
     OUTPUT,
@@ -43,6 +44,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     chosen = chosen_of(arguments.selection, arguments.seed)
     config = load(chosen.run / "config.yaml").only("evaluate-chosen")
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    function_copies.use(chosen.run)
     take_sampler(config)
     evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
@@ -80,7 +82,7 @@ COMMANDS = (
         "distance",
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
-        *(path("reference", "folder of policy 0"), IMAGES),
+        *(path("reference", "folder of policy 0"), IMAGES, CHECKS),
         log_probs=True,
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),

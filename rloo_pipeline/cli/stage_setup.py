@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rloo_pipeline.artifacts import fence
+from rloo_pipeline.artifacts import fence, function_copies, lineage
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks
 
+INPUTS = (
+    *("assets", "prompts", "policy_folder", "sampler", "trainer", "rollouts", "scores", "reference", "parts"),
+    *("difficulty", "pass_rates", "earlier", "probed", "completions"),
+)
+"""Arguments of stages that name files of the run which they read."""
+
 
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     """The part of the configuration that the stage may read.
 
-    Without `--config` it is that of the run folder, and the fence makes this process the only writer of the output.
+    Without `--config` it is that of the run folder, with the functions that the run has frozen, and the fence makes
+    this process the only writer of the output.
     """
     if arguments.config:
         return load(arguments.config).only(stage)
     run = run_folder(arguments)
     fence.acquire(run, arguments.output)
-    return load(run / "config.yaml").only(stage)
+    function_copies.use(run)
+    config = load(run / "config.yaml")
+    lineage.require_own(config.seed, _inputs(arguments))
+    return config.only(stage)
+
+
+def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Files and folders of the run that a stage reads."""
+    for name in INPUTS:
+        value = getattr(arguments, name, None)
+        yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
+
+
+def whole_config(arguments: argparse.Namespace) -> Config:
+    """The configuration of the run, with all of its sections."""
+    return load(arguments.config or run_folder(arguments) / "config.yaml")
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:

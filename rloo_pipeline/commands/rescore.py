@@ -21,7 +21,7 @@ from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.change import Change, change, columns
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table
+from rloo_pipeline.scoring.score_table import score_table, scoring_facts
 from rloo_pipeline.training.round_data import completions_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def _tables(
         shard_rollouts = tables.read(shard, "rollouts")
         new.append(score_table(config, shard_rollouts, prompts, run / "policies" / "00000"))
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
+        about |= scoring_facts(config.rewards)
         tables.write(output / path.relative_to(folder), new[-1], schema, "scores", **about)
     return rollouts, old.scores, pa.concat_tables(new)
 

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -21,7 +21,7 @@ from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.run_keys import RUN_NAME
 from rloo_pipeline.config.section import JSON, Section, flatten, merge, nest
 
-RESERVED = ("shared", "logs", "benchmarks", "test")
+RESERVED = ("shared", "logs", "benchmarks", "test", "functions")
 """Folders of an experiment, so no names of arms."""
 OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds under `seeds`"}
 """Keys that no arm can change, and why."""
@@ -44,6 +44,8 @@ class Experiment(Section):
     """Choice of an arm and of a round of each of its runs, as the key of the same name of a run. Default: that of the
     base.
     """
+    functions: Literal["ask", "keep", "take"] | None = None
+    """What to do with edited functions, as the key of the same name of a run. Default: that of the base."""
 
     @field_validator("vary", "arms", mode="before")
     @classmethod
@@ -142,6 +144,8 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
     require_one_run(base, str(folder / experiment.base))
     if experiment.select:
         base["select"] = experiment.select.model_dump()
+    if experiment.functions:
+        base["functions"] = experiment.functions
     configs = {}
     for arm, changes in experiment.arm_changes().items():
         raw = base

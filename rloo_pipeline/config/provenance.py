@@ -18,14 +18,16 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from rloo_pipeline import import_string
+from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.config import STAGES, Config, estimator
+from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
-    *("config", "errors", "import_string", "runtime", "workers", "planning", "preflight", "artifacts.files"),
-    *("artifacts.fence", "artifacts.manifest", "trackers.events", "trackers.names", "rollout.swap_check"),
-    *("training.formats", "training.lora_support", "training.model_support", "training.self_check", "version"),
+    *("config", "errors", "frozen_functions", "import_string", "runtime", "workers", "planning", "preflight"),
+    *("artifacts.files", "artifacts.fence", "artifacts.function_copies", "artifacts.lineage", "artifacts.manifest"),
+    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.rollout_proof"),
+    *("training.sampler_proof", "training.lora_support", "training.model_support", "training.self_check", "version"),
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """
@@ -48,7 +50,9 @@ def source_digest(stage: str, config: Config) -> str:
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(stage_file.resolve())]
     closures += [_closure(*_start(reference, file)) for reference, file in files.items() if file is not None]
-    digests = {(_name(file), _digest(file, text)) for closure in closures for file, text in _with_text_flag(closure)}
+    digests = {
+        (_name(file), _digest(source(file), text)) for closure in closures for file, text in _with_text_flag(closure)
+    }
     if "harness" in stage:
         digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}
     total = hashlib.sha256()
@@ -67,6 +71,20 @@ def _task_files(config: Config) -> Iterator[Path]:
 def source_files(reference: str, file: Path) -> frozenset[Path]:
     """The file of a user's function and the modules that it imports, directly or indirectly, but those of libraries."""
     return frozenset(file for file in _closure(*_start(reference, file)) if not file.is_relative_to(PACKAGE))
+
+
+def function_files(reference: str) -> dict[Path, str]:
+    """`source_files` of a function, but those of installed packages, and their digests, in which comments do not count.
+
+    Raises:
+        UserError: there is no such function.
+    """
+    file = import_string.check(reference)
+    if file is None:
+        return {}
+    roots = _start(reference, file)[1]
+    files = frozenset(file for file in source_files(reference, file) if not _is_installed(file, roots))
+    return {file: _digest(source(file), as_text) for file, as_text in _with_text_flag(files)}
 
 
 def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
@@ -104,7 +122,7 @@ def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
         getattr(node, "attr", getattr(node, "id", None))
         for file in user_files
         if file.suffix == ".py"
-        for node in ast.walk(_tree(file))
+        for node in ast.walk(_tree(source(file)))
     }
     for file in closure:
         yield file, file.suffix != ".py" or (file in user_files and not names.isdisjoint(READS_TEXT))
@@ -147,27 +165,28 @@ def _has_no_effect(node: object, parent: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...]]:
-    """The real path of a function's file, and the folders in which imports are looked up, the nearest first.
+def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
+    """The real path of a function's file, the folders in which imports are looked up, the nearest first, and the folder
+    of the copies in use, which caches tell apart.
 
     Of `package.module:function` it is the one that has the package; of `path/file.py:function` that of the file, and
     those above it up to the working folder, since a package may begin there.
     """
     file, module = file.resolve(), reference.rpartition(":")[0]
     if not module.endswith(".py"):
-        return file, (file.parents[module.count(".") + (file.name == "__init__.py")],)
+        return file, (file.parents[module.count(".") + (file.name == "__init__.py")],), frozen_functions.in_use().folder
     above = (folder for folder in file.parent.parents if folder.is_relative_to(Path.cwd().resolve()))
-    return file, (file.parent, *above)
+    return file, (file.parent, *above), frozen_functions.in_use().folder
 
 
 @cache
-def _closure(start: Path, roots: tuple[Path, ...] = ()) -> frozenset[Path]:
+def _closure(start: Path, roots: tuple[Path, ...] = (), copies: str = "") -> frozenset[Path]:
     """A file, the modules of this package or below `roots` that it imports, directly or indirectly, and the Jinja
     templates of all of them.
     """
     files, queue = {start}, [start]
     while queue:
-        for file in _imports(queue.pop(), roots) - files:
+        for file in _imports(queue.pop(), roots, copies) - files:
             files.add(file)
             queue.append(file)
     templates = (template for file in files for template in file.parent.glob(f"{file.stem}.*.j2"))
@@ -175,10 +194,10 @@ def _closure(start: Path, roots: tuple[Path, ...] = ()) -> frozenset[Path]:
 
 
 @cache
-def _imports(file: Path, roots: tuple[Path, ...]) -> frozenset[Path]:
+def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path]:  # noqa: ARG001 - a key of the cache
     """Files of this package that a file imports anywhere in its code; of a user's file also those below `roots`."""
     names, relative = set[str](), set[tuple[Path, str]]()
-    for node in _executed(_tree(file)):
+    for node in _executed(_tree(source(file))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -224,4 +243,4 @@ def _file_of(folder: Path, parts: list[str]) -> Path | None:
     """
     path = folder.joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py")
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+    return next((candidate for candidate in candidates if frozen_functions.exists(candidate)), None)

@@ -211,7 +211,7 @@ def _require_choice(configs: Sequence[Config], origin: str) -> None:
 
 def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
     """Keys that rules of the workflow take once for all runs."""
-    keys = ["container", "deepspeed.nodes", "workers", "select"]
+    keys = ["container", "deepspeed.nodes", "workers", "select", "functions"]
     if next(iter(configs.values())).select:  # what arms are compared by has to be the same measure
         keys += ["dataset.dev", "dataset.eval", "correct.reward", "correct.threshold"]
         keys += [f"evaluation.{key}" for key in ("num_prompts", "num_generations", "temperature")]

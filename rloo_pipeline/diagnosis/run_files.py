@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
@@ -198,9 +199,11 @@ def read_metrics(folder: Path, number: int) -> JSON:
     """metrics.json of a round.
 
     Raises:
-        UserError: it is missing, damaged, or of another round.
+        UserError: it is missing, damaged, of another round, or not of the update that wrote the round's table.
     """
-    return read_artifact(metrics_of(folder, number), round=number)
+    metrics = read_artifact(metrics_of(folder, number), round=number)
+    lineage.check_metrics(metrics_of(folder, number), metrics)
+    return metrics
 
 
 def metrics_until(folder: Path, last: int) -> list[Metrics]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline import import_string
+from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.config import provenance
 from rloo_pipeline.environments import fork_server
 from rloo_pipeline.errors import UserError
@@ -94,6 +94,9 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
         argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, [file]), *sys.path]
         return ForkServerCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
     own = {str(PACKAGE), *read_only_paths(confinement), *_sources(references, with_modules=not confinement.image)}
+    if copies := frozen_functions.in_use().folder:
+        own.add(copies)
+        variables[frozen_functions.VARIABLE] = copies
     folders = [path for path in read_only_paths(confinement) if Path(path).is_dir()]
     if confinement.image:
         arguments = ["-c", BOOT_IN_IMAGE.format(fork_server.__name__, [file]), str(PACKAGE.parent), *folders]
@@ -188,7 +191,7 @@ def _sources(references: Iterable[str], with_modules: bool) -> Iterator[str]:
     for reference in references:
         module, source = reference.rpartition(":")[0], import_string.source_of(reference)
         if source is not None and module.endswith(".py"):
-            yield from map(str, provenance.source_files(reference, source))
+            yield from map(str, filter(Path.exists, provenance.source_files(reference, source)))
         elif source is not None and with_modules and not any(source.is_relative_to(folder) for folder in installed):
             package = importlib.util.find_spec(module.partition(".")[0])
             yield from (package.submodule_search_locations or [str(source)]) if package else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -11,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import lineage, policy, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.config import Config, Reward, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
@@ -77,7 +77,8 @@ def score_columns(
 def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, FunctionScores]) -> pa.Table:
     """The table of scores: one column per function, in the order of the configuration, and their weighted sum."""
     scores = {reward.column: columns[reward.column].scores for reward in rewards}
-    total = pa.array(weighted_sums(rewards, list(scores.values())), from_pandas=True)  # NaN is null
+    sums = tables.weighted_sums([reward.weight for reward in rewards], list(scores.values()))
+    total = pa.array(sums, from_pandas=True)  # NaN is null
     table = as_table(
         rollouts,
         tables.scores_schema(list(scores)),
@@ -110,25 +111,15 @@ def as_table(
     return pa.table({**keys, **scores, "seconds": seconds, "error": errors}, schema=schema)
 
 
-def weighted_sums(rewards: Sequence[Reward], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
-    """Σ w·r of each row over the functions that gave a score. None means "does not apply" and never counts as 0.
-
-    Args:
-        rewards: the functions; the sum is taken in their order.
-        columns: the scores of each function.
-
-    Returns:
-        NaN where no function of non-zero weight gave a score, and the completion is unscorable.
-    """
-    total = np.zeros(len(columns[0]))
-    scorable = np.zeros(len(columns[0]), bool)
-    for reward, column in zip(rewards, columns, strict=True):
-        values = np.array(column, float)  # None is NaN
-        counts = ~np.isnan(values) & (reward.weight != 0)
-        total[counts] += reward.weight * values[counts]
-        scorable |= counts
-    total[~scorable] = np.nan
-    return total
+def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
+    """What the footer of a table of scores says of the functions: their weights, and a digest of those of the user."""
+    files = sorted(
+        f"{file.name} {digest}"
+        for reward in rewards
+        for file, digest in provenance.function_files(reward.function).items()
+    )
+    own = {lineage.FUNCTIONS: hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]} if files else {}
+    return {tables.WEIGHTS: json.dumps({reward.column: reward.weight for reward in rewards}), **own}
 
 
 def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:

@@ -29,21 +29,25 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import inputs, slurm_checks
+from rloo_pipeline.preflight import inputs, slurm_checks, warm_engines
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
 from rloo_pipeline.snakemake_ext import (
+    adoption,
     ancient_inputs,
     early_stop,
+    edited_functions,
     failures,
     frozen_config,
+    gpu_stages,
     locks,
     longer_run,
     lost_metadata,
     planning_speed,
     run_folders,
     run_sources,
+    shared_cache,
     steps,
 )
 from rloo_pipeline.snakemake_ext.logger import LogHandler
@@ -93,8 +97,11 @@ class Controller:
         """Threads of a stage that only observes: none where it runs beside the rounds on this machine, so that it never
         takes the core that a round waits for; elsewhere `threads`.
         """
-        on_this_machine = self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
-        return 0 if on_this_machine else threads
+        return 0 if self._on_this_machine() else threads
+
+    def _on_this_machine(self) -> bool:
+        """Whether jobs run beside this process, rather than as jobs or steps of SLURM."""
+        return self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
 
     def prepare(self) -> None:
         """Prepares this process: changes to Snakemake, the environment of its jobs, the run's lock.
@@ -116,6 +123,8 @@ class Controller:
         gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
         atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
         ancient_inputs.find_all_jobs()
+        if self._workflow.workflow_settings.cache is not None:
+            shared_cache.make_safe()
         if self._workflow.output_settings.dryrun and self._only_logger():
             planning_speed.report_briefly()
         prepare_jobs()
@@ -126,12 +135,15 @@ class Controller:
             os.environ[nodes.IMAGE] = self.image
         else:
             trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
+        self._functions = edited_functions.EditedFunctions(self.runs, self.folder, in_job=not self._main)
         if self._main:
             logger.addFilter(self._on_message)
         if self._workflow.output_settings.dryrun:
             self._require_inputs()
             for longer in self._longer(self.runs.configs):
                 logger.warning(longer)
+            if notice := self._functions.notice():
+                logger.warning(notice)
         elif self._main:
             self._hold_run()
 
@@ -159,10 +171,11 @@ class Controller:
         if self._held.alone and self._is_module:
             self._refuse_fewer_rounds(self.runs.configs)
             self._before = lost_metadata.written(self.runs, self._results)
+            self._functions.settle()
             self._write_configs()
 
     def rules_read(self) -> None:
-        """After all rules: makes stages steps of this SLURM job, where it has several nodes.
+        """After all rules: limits stages to the GPUs of this machine, or makes them steps of a job of several nodes.
 
         Raises:
             UserError: a profile sets threads or resources of a rule that is not here; Snakemake itself ignores that.
@@ -182,6 +195,8 @@ class Controller:
         planning_speed.note_parameters(self._workflow.rules)
         if self.several_nodes:
             steps.spread(self._workflow.rules, self._workflow.global_resources)
+        if self._on_this_machine():
+            gpu_stages.limit(self._workflow.rules, self._workflow.global_resources, self.runs.configs.values())
 
     def start(self) -> None:
         """Before the first job: checks what the run needs, writes its configuration, starts its workers.
@@ -209,6 +224,11 @@ class Controller:
         self._refuse_fewer_rounds(again)
         if kept := self._kept():
             raise UserError(kept)
+        self._functions.settle(self._workflow)
+        if notice := self._functions.notice():
+            logger.info(notice)
+        if self._workflow.executor_plugin.name == "touch":
+            adoption.check(self.runs, self._results)
         self._freeze_config()
         self._write_configs()
         for run in again:
@@ -224,7 +244,8 @@ class Controller:
             commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
             stages = {argv[1] for argv in commands if argv[0] == "rloo"}
             cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
-            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
+            without = warm_engines.left_out(self.runs.first)
+            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs), without)
 
     def _kept(self) -> str | None:
         """A sentence if a file stays that the configuration does not describe, or that is of another model."""
@@ -232,7 +253,22 @@ class Controller:
         assets = (self._results / run / "assets" for run in self.runs.by_folder)
         replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in made)
         kept = lost_metadata.kept(self._workflow, self.runs, self._results, self._before)
+        kept = kept or self._functions.kept(self._workflow)
         return kept or next(filter(None, replaced), None)
+
+    def _missing(self) -> str | None:
+        """A sentence if a finished run lacks what its user wants of it; Snakemake needs it no more."""
+        for run, config in () if self._workflow.dag_settings.targets else self.runs.configs.items():
+            evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
+            for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
+                file = self._results / run / name
+                if not file.exists():
+                    rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
+                    return (
+                        f"{file} is missing, and nothing else of the finished run needs it: put it back, or make it "
+                        f"again{rounds if 'policies' in name else ''}: {failures.typed()} -- {file}"
+                    )
+        return None
 
     def _on_message(self, record: logging.LogRecord) -> bool:
         """A filter for Snakemake's messages, which mark moments without a hook; the thread calls it that logs.
@@ -250,7 +286,7 @@ class Controller:
             lost_metadata.ignore_damaged_records(self._workflow.persistence)
         if "Directory cannot be locked" in message and self._held.message:
             record.msg = f"Error: {self._held.message}"
-        if message.startswith("Nothing to be done") and (kept := self._kept()):
+        if message.startswith("Nothing to be done") and (kept := self._kept() or self._missing()):
             if not self._workflow.dryrun:
                 raise WorkflowError(kept)
             logger.warning(kept)

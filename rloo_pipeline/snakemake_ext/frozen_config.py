@@ -40,6 +40,7 @@ def write(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folder: Path)
     Returns:
         The copy; None for an experiment in a part of the configuration, whose base is not found from elsewhere.
     """
+    raw = {**raw, "functions": "keep"}  # the functions are frozen with it
     if runs.experiment:
         if not is_experiment(raw):
             return None

@@ -18,7 +18,7 @@ from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import join_scores, score_table
+from rloo_pipeline.scoring.score_table import join_scores, score_table, scoring_facts
 
 
 class EvaluationOutputs(NamedTuple):
@@ -55,7 +55,8 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
         [completions] = groups.sample_groups(sampler, config, draw)
         joined = join_scores(config.rewards, completions, score_table(config, completions, held_out, policy_folder))
         about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
-        tables.write(path, joined, joined.schema, kind, **about, **groups.sampling_facts(config.model, sampling))
+        about |= groups.sampling_facts(config.model, sampling) | scoring_facts(config.rewards)
+        tables.write(path, joined, joined.schema, kind, **about)
         return joined
 
     sampled = sample(outputs.sampled, "completions", settings.num_generations, sampling, rows)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis.diagnosis import diagnose, monitors_of, showing
-from rloo_pipeline.diagnosis.run_files import metrics_until
+from rloo_pipeline.diagnosis.run_files import metrics_until, read_metrics
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.snakemake_ext.early_stop import STOPPED
@@ -23,6 +23,7 @@ def gate(config: Config, run: Path, round_: int, output: Path) -> None:
     Raises:
         UserError: a symptom has the action `stop`; stopped.json in the run's folder then names it.
     """
+    read_metrics(run, round_)  # checks that they are of this run
     rounds = metrics_until(run, round_)
     symptoms = showing(diagnose(rounds, config.gates, monitors=monitors_of(config.rewards)), round_)
     diagnosis_json = {"round": round_, "symptoms": [symptom._asdict() for symptom in symptoms]}

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import image_store, policy, vision
+from rloo_pipeline.artifacts import image_store, lineage, policy, vision
 from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json
 from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.artifacts.prompt_set import TOOLS, as_dataset
@@ -74,7 +74,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
             write_json(temporary / TOOLS, templater.tools)
         if config.dataset.image_column is not None:
             _save_images(config.dataset.image_column, templater, rows, temporary)
-        write_manifest(temporary)
+        write_manifest(temporary, assets=lineage.assets_digest(assets))
     for name in config.dataset.parts:
         say(f"prompts/{name}: " + ", ".join(f"{count} {reason}" for reason, count in counts[name].items()))
 

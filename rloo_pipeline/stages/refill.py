@@ -19,7 +19,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table
+from rloo_pipeline.scoring.score_table import score_table, scoring_facts
 from rloo_pipeline.training.selection import teaching_groups
 
 
@@ -87,4 +87,4 @@ def _write(
     about = {**tables.facts_about(tables.read(rollouts, "rollouts")), "policy": digest}
     schema = tables.scores_schema([reward.column for reward in config.rewards])
     scored = pa.concat_tables([schema.empty_table(), *(part.scores for part in parts)])
-    tables.write(scores, scored, schema, "scores", **about)
+    tables.write(scores, scored, schema, "scores", **about, **scoring_facts(config.rewards))

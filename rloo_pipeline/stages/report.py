@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
+from rloo_pipeline.diagnosis.run_files import metrics_of
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime.progress import say
@@ -15,8 +17,12 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     """Writes the summary and the report of the run in folder `run`.
 
     Raises:
-        UserError: a file of the run is missing or damaged.
+        UserError: a file of the run is missing or damaged, is of another run, or was scored by other functions.
     """
+    rounds = [metrics_of(run, number).with_name(lineage.TRAIN) for number in range(1, config.rounds + 1)]
+    evaluations = [run / "evaluation" / name / "completions.parquet" for name in config.evaluated]
+    lineage.require_own(config.seed, [*rounds, *evaluations])
+    lineage.require_one_scoring([*rounds, *evaluations])
     facts = summarize_run(config, run)
     write_json(summary, facts)
     write_text(html, render(config, run, facts))

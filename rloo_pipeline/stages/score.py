@@ -21,7 +21,7 @@ from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.scoring.dispatch import WorkerPools
 from rloo_pipeline.scoring.score_batch import FunctionScores
-from rloo_pipeline.scoring.score_table import as_table, join, score_columns
+from rloo_pipeline.scoring.score_table import as_table, join, score_columns, scoring_facts
 
 
 class HeldOutFiles(NamedTuple):
@@ -81,7 +81,7 @@ def score(
     else:
         columns |= {name: _read(part, name) for name, part in separate.items()}
         scores = join(config.rewards, shard, columns)
-        tables.write(output, scores, scores.schema, "scores", **about)
+        tables.write(output, scores, scores.schema, "scores", **about, **scoring_facts(config.rewards))
 
 
 def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
@@ -93,7 +93,7 @@ def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy_f
         columns = score_columns(pools, shard, PromptSet(held_out_part(prompts)), policy_folder, only_failures=True)
         scores = join(rewards, shard, columns)
     about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
-    tables.write(output, scores, schema, "held_out_scores", **about)
+    tables.write(output, scores, schema, "held_out_scores", **about, **scoring_facts(rewards))
 
 
 def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:

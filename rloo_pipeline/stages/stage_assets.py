@@ -40,7 +40,7 @@ def stage_assets(config: Config, output: Path) -> None:
         assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
-        asset_files.write(temporary, assets, output)
+        asset_files.write(temporary, assets, output, seed=config.seed)
     paths = "; ".join(f"{name} {assets[name]['path']}" for name in names.values())
     say(f"assets: model {assets['model']['path']}; {paths}")
 

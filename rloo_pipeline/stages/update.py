@@ -1,8 +1,7 @@
 """update: a round's completions, scores and reference log-probs → the next policy, trainer state and metrics.
 
-The mathematics is in `algorithm/`; `training/batch.py` (rewards → advantages over the whole round) and
-`training/objective.py` (loss) apply it. `training/round_training.py` is the loop: for each of num_iterations passes,
-the groups of the round are shuffled by seed and split into steps_per_generation optimizer steps.
+`training/batch.py` (rewards → advantages over the whole round) and `training/objective.py` (loss) apply the mathematics
+in `algorithm/`; `training/round_training.py` is the loop of optimizer steps.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from rloo_pipeline.artifacts import files, manifest, policy, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
@@ -23,6 +22,7 @@ from rloo_pipeline.training import round_data, round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
+from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.settings import TrainerSettings
@@ -54,33 +54,37 @@ def update(
     inputs: RoundFiles,
     outputs: UpdateOutputs,
     prompts: Path | None = None,
+    checks: Path | None = None,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
 
     Args:
         config: of the stage.
         round_: number of the round, from 1.
-        policies: before the update.
         trainer: trainer state of that policy; None in round 1.
         inputs: tables of the round.
         outputs: what to write.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        checks: checks.json of the run, to prove that the rollouts are of the policy; without it nothing is proven.
 
     Raises:
-        UserError: an input is damaged, the tables are not of this round and policy, or the state is not of the policy
-            before.
+        UserError: an input is damaged, or tables, log-probs or state are not of this round and its policies.
     """
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
+    proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
+    if proof and policies.sampling != policies.start:
+        proof.by_older_policy(sampled.rollouts, prompts)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
-    trained = round_training.train(config, round_, engine, state, sampled, prompts)
-    policy_digest = engine.save_policy(outputs.policy)
-    trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
+    trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
+    about = {"round": round_, "policy": policy_digest, "seed": config.seed}
+    trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
-        _write(config, round_, trained, metrics, outputs, policy_digest)
+        _write(config, round_, trained, metrics, outputs, policy_digest, inputs.scores[0])
         say(summary(metrics, trained.seconds))
     if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
@@ -89,9 +93,8 @@ def update(
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
     """The tables of the round, if the policy that sampled is the one that should have."""
     sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
-    used = inputs if config.uses_reference else inputs._replace(reference=())
-    vocabulary = policy.vocabulary(policies.start)
-    return round_tables.read(used, vocabulary, round=round_, policy=sampling_digest)
+    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
 
 
 def _engine(
@@ -116,13 +119,18 @@ def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[
 
 
 def _write(
-    config: Config, round_: int, trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, policy_digest: str
+    config: Config,
+    round_: int,
+    trained: TrainedRound,
+    metrics: Metrics,
+    outputs: UpdateOutputs,
+    policy_digest: str,
+    scores: Path,
 ) -> None:
     """Writes train.parquet, metrics.json and the same metrics as TensorBoard events."""
-    table = round_data.train_table(
-        trained.rollouts, trained.batch, trained.record, ratio_known=metrics["ratio/mean"] is not None
-    )
+    known = metrics["ratio/mean"] is not None
+    table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=known)
     about = {"run": config.run, "round": round_, "seed": config.seed, "policy": policy_digest}
-    tables.write(outputs.table, table, tables.TRAIN, "train", **about)
+    tables.write(outputs.table, table, tables.TRAIN, "train", **about, **lineage.of_metrics(metrics, scores))
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import lineage, policy
 from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy, read_artifact
 from rloo_pipeline.artifacts.manifest import folder_files
 from rloo_pipeline.config import Config
@@ -61,6 +61,6 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
                     link_or_copy(file, temporary / file.relative_to(model))
             (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
         result.write(temporary)
-        policy.seal(temporary, output.name)
+        policy.seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
     change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"
     say(f"policy 0 is {model}, {change}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts import assets as asset_files
+from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
@@ -47,7 +48,7 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
             rows = _rows_of_step(len(sequences.prompts), section.batch_size, step, derive(config.seed, "sft", "order"))
             losses.append(_step(engine, sequences, rows, config.deepspeed.max_tokens_per_micro_batch))
             counter.advance()
-    engine.save_policy(output)
+    engine.save_policy(output, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:
         tail = losses[-max(1, len(losses) // 10) :]
         say(

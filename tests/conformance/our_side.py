@@ -10,8 +10,8 @@ import torch
 from conformance.rounds import LONGEST, Round, Step, shift
 from torch import Tensor
 
+from rloo_pipeline.artifacts.tables import weighted_sums
 from rloo_pipeline.config import Algorithm, Reward, Rollout
-from rloo_pipeline.scoring.score_table import weighted_sums
 from rloo_pipeline.training import packing, policy_model
 from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 from rloo_pipeline.training.engine import loss_at_rows
@@ -97,7 +97,7 @@ def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:
 def _scores(round_: Round, weights: Sequence[float]) -> Tensor:
     """The weighted sum of the rewards of each completion; NaN where there is none."""
     rewards = [Reward(function="module:function", weight=weight) for weight in weights]
-    return torch.from_numpy(weighted_sums(rewards, round_.scores))
+    return torch.from_numpy(weighted_sums([reward.weight for reward in rewards], round_.scores))
 
 
 def _logps(model: TokenLogProbs, round_: Round) -> Tensor:

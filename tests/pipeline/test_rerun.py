@@ -1,6 +1,7 @@
 """After one change, Snakemake reruns exactly the jobs that it affects."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -397,3 +398,26 @@ def test_replaced_weights_of_a_local_model_are_refused_until_the_run_begins_agai
     shutil.rmtree(finished.folder / "results" / "replaced" / "assets")
     assert finished.snakemake(*command, **changes).returncode == 0
     assert finished.snakemake(*command, **changes).returncode == 0
+
+
+def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    run, copied = project.folder / "results" / "mini", finished.folder / "results" / "mini"
+    shutil.copytree(copied, run, symlinks=True, copy_function=shutil.copyfile)
+    os.utime(run / "prompts" / ".snakemake_timestamp")
+    assert {"policies/00000", "rounds/00001/rollouts/000.parquet", "summary.json"} <= project.planned()
+    table = run / "rounds" / "00001" / "scores" / "000.parquet"
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-100] + b"x" + whole[-99:])
+    outcome = project.snakemake("--cores", "1", "--touch")
+    assert outcome.returncode == 1
+    assert "rounds/00001/scores/000.parquet: truncated or damaged" in outcome.stdout + outcome.stderr
+    table.write_bytes(whole)
+    outcome = project.snakemake("--cores", "1", "--touch")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert project.planned() == set()
+    assert not project.planned(rounds=3) & of_rounds(("rollouts",))
+    shutil.rmtree(run / "policies" / "00002")
+    outcome = project.snakemake("--cores", "1")
+    assert outcome.returncode == 1
+    assert "policies/00002 is missing, and nothing else of the finished run needs it" in outcome.stdout + outcome.stderr

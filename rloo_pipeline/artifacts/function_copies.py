@@ -1,0 +1,107 @@
+"""Copies of the user's functions in the folder of a run or an experiment: written when it starts, used by its jobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rloo_pipeline import frozen_functions
+from rloo_pipeline.artifacts import files
+from rloo_pipeline.config import Config, provenance
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.frozen_functions import FOLDER, INDEX
+
+DIGEST = "sha256"
+
+
+def folder_of(run: Path) -> Path:
+    """The folder of the copies of a run or of an experiment."""
+    return run.absolute() / FOLDER
+
+
+def use(run: Path) -> None:
+    """Uses the copies of a run, or of its experiment; none if it has none, as an older run.
+
+    Raises:
+        UserError: a copy was changed or is missing.
+    """
+    folder = frozen_functions.near(run)
+    if folder and str(folder) != frozen_functions.in_use().folder:
+        verify(folder)
+    frozen_functions.use(folder)
+
+
+def verify(folder: Path) -> None:
+    """Checks the copies in a folder.
+
+    Raises:
+        UserError: one was changed or is missing.
+    """
+    remedy = f"put it back, or delete {folder} to begin with your files as they are now"
+    for entry in files.read_artifact(folder / INDEX, remedy)["files"].values():
+        copy = folder / entry["copy"]
+        if not copy.is_file() or files.sha256(copy) != entry[DIGEST]:
+            raise UserError(f"{copy} was changed or removed since the run began; {remedy}")
+
+
+def write(folder: Path, configs: Iterable[Config]) -> None:
+    """Copies the files of all functions that these configurations name; touched only when they change.
+
+    A file with a copy in use is copied from there. Without functions of the user, nothing is written.
+
+    Raises:
+        UserError: a configuration names a function that does not exist.
+    """
+    sources = sorted({file for config in configs for file in files_of(config)})
+    texts = {file: frozen_functions.source(file).read_bytes() for file in sources}
+    names = {file: _name(file) for file in sources}
+    if not texts or (texts, names) == _written(folder):
+        return
+    with files.atomic_folder(folder) as temporary:
+        entries = {}
+        for file, text in texts.items():
+            copy = temporary / names[file]
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(text)
+            entries[_relative(file, folder)] = {"copy": names[file], DIGEST: files.sha256(copy)}
+        files.write_json(temporary / INDEX, {"files": entries})
+
+
+def files_of(config: Config) -> dict[Path, str]:
+    """The files of all functions of the user that a configuration names, and their digests.
+
+    Raises:
+        UserError: it names a function that does not exist.
+    """
+    references = dict.fromkeys(provenance.functions(config, Config.model_fields))
+    return {file: digest for name in references for file, digest in provenance.function_files(name).items()}
+
+
+def _written(folder: Path) -> tuple[dict[Path, bytes], dict[Path, str]]:
+    """What the copies in a folder have, and their names."""
+    if not (folder / INDEX).exists():
+        return {}, {}
+    copies = frozen_functions.Copies(str(folder)).by_file
+    return (
+        {file: copy.read_bytes() for file, copy in copies.items()},
+        {file: str(copy.relative_to(folder)) for file, copy in copies.items()},
+    )
+
+
+def _name(file: Path) -> str:
+    """The path of a copy in its folder: that of the file in the project, or one with a digest of its folder."""
+    project = Path.cwd().resolve()
+    if file.is_relative_to(project):
+        return str(file.relative_to(project))
+    import hashlib
+
+    return f"outside/{hashlib.sha256(str(file.parent).encode()).hexdigest()[:8]}/{file.name}"
+
+
+def _relative(file: Path, folder: Path) -> str:
+    """How the index names a file: relative to its folder in the project, so that both may move together."""
+    project = Path.cwd().resolve()
+    return (
+        os.path.relpath(file, folder) if file.is_relative_to(project) and folder.is_relative_to(project) else str(file)
+    )

@@ -1,0 +1,146 @@
+"""Checks that the inputs of a stage were made by its run: by content, not by name, since runs may share files.
+
+Tables have the run's seed in their footers, policies and trainer states in their manifests. Prompts and policies name
+the assets that they were made from, by what is in them. The table train.parquet of a round names the policy that the
+round's update wrote and its metrics. Files of older versions, which lack a fact, are not checked for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts.files import SEAL
+from rloo_pipeline.artifacts.manifest import MANIFEST
+from rloo_pipeline.errors import UserError
+
+ASSETS = "assets.json"
+"""File in the folder of the assets."""
+TRAIN = "train.parquet"
+"""Table of a round's update, in the folder of the round."""
+FUNCTIONS = "functions"
+"""Key of footers with a digest of the user's reward functions, comments apart."""
+REMEDY = "put this run's own back, or delete it and run again"
+
+
+def require_own(seed: int, inputs: Iterable[Path]) -> None:
+    """Checks the inputs of a stage.
+
+    Args:
+        seed: of the run.
+        inputs: files and folders; what cannot be read is left to the stage, which says so.
+
+    Raises:
+        UserError: one was made by a run with another seed, or two were made from different assets.
+    """
+    made_from: dict[str, Path] = {}
+    for path in inputs:
+        facts = facts_of(path)
+        if facts.get("seed", str(seed)) != str(seed):
+            raise UserError(
+                f"{path}: made by another run, with seed {facts['seed']}, and this run has seed {seed}; {REMEDY}"
+            )
+        if assets := facts.get("assets"):
+            made_from.setdefault(assets, path)
+    if len(made_from) > 1:
+        first, second = list(made_from.values())[:2]
+        raise UserError(f"{second}: made by another run, from another model or other data than {first}; {REMEDY}")
+
+
+def require_one_scoring(files: Iterable[Path]) -> None:
+    """Checks that tables were scored by the same functions, so that their scores can be compared.
+
+    Raises:
+        UserError: the user's functions were edited in between.
+    """
+    versions = {version: path for path in files if (version := facts_of(path).get(FUNCTIONS))}
+    if len(versions) > 1:
+        first, second = list(versions.values())[:2]
+        raise UserError(
+            f"{first} and {second} were scored by different versions of your reward functions, so they cannot be "
+            "compared; delete one of them and run again"
+        )
+
+
+def facts_of(path: Path) -> dict[str, str]:
+    """What a table, a folder with a manifest, or a folder of assets says of itself; nothing where it cannot be read."""
+    try:
+        if path.is_dir():
+            about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["about"]
+            about |= {"assets": assets_digest(path)} if (path / ASSETS).exists() else {}
+        elif path.suffix == ".parquet":
+            from rloo_pipeline.artifacts import tables
+
+            about = tables.facts_in(path)
+        else:
+            about = {}
+        return {key: str(value) for key, value in about.items() if value is not None}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def assets_digest(folder: Path) -> str:
+    """Digest of the model and the data of a run, by what is in them and not by where they are."""
+    sources: Mapping[str, Any] = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
+    built = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    content = {key: _content(source) for key, source in sources.items() if key != SEAL}
+    content["built"] = {name: entry for name, entry in built.items() if name != ASSETS}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _content(source: Mapping[str, Any]) -> object:
+    """What is in a source: the digests of its files, a commit, or the name of a generator."""
+    path = str(source["path"])
+    return source["files"] or source["revision"] or (path if ":" in path else "")
+
+
+def check_policy(folder: Path, digest: str) -> None:
+    """Checks that a policy of a run is the one that the update of its round wrote.
+
+    Args:
+        folder: `policies/<round>`.
+        digest: of the policy.
+
+    Raises:
+        UserError: it is another one.
+    """
+    table = folder.parent.parent / "rounds" / folder.name / TRAIN
+    if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
+        raise UserError(
+            f"{folder}: not the policy that round {int(folder.name)} of this run has trained (its digest is "
+            f"{digest[:16]}, and {table} names {written[:16]}); put that back, or delete {table.parent} and run again"
+        )
+
+
+def check_metrics(file: Path, content: Mapping[str, object]) -> None:
+    """Checks that metrics.json of a round is the one that its update wrote.
+
+    Args:
+        file: metrics.json.
+        content: of the file, without its seal.
+
+    Raises:
+        UserError: it is another one.
+    """
+    table = file.with_name(TRAIN)
+    if facts_of(table).get("metrics", metrics_digest(content)) != metrics_digest(content):
+        raise UserError(f"{file}: not the metrics of the update that wrote {table}; {REMEDY}")
+
+
+def of_policy(seed: int, parent: Path, digest: str) -> dict[str, Any]:
+    """Facts for the manifest of a policy that was trained from the policy `parent`, which has this digest."""
+    return {"seed": seed, "assets": facts_of(parent).get("assets"), "parent": digest}
+
+
+def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
+    """Facts for the table of a round's update: digests of its metrics and of the functions that gave its scores."""
+    functions = facts_of(scores).get(FUNCTIONS)
+    return {"metrics": metrics_digest(metrics)} | ({FUNCTIONS: functions} if functions else {})
+
+
+def metrics_digest(metrics: Mapping[str, object]) -> str:
+    """Digest of a round's metrics."""
+    return hashlib.sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,126 @@
+"""The user's functions as a run has frozen them: copies that a process imports in place of the files.
+
+Copies are in the folder `functions` of a run, or of an experiment, and `functions.json` there says which file each is
+of. A copy replaces the text of a file and not its path: `__file__`, tracebacks and relative imports are those of the
+original, so a function still finds the data beside it. `use` switches the copies on for this process and its children.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = "functions"
+INDEX = "functions.json"
+VARIABLE = "RLOO_FUNCTIONS"
+"""Environment variable with the folder of the copies in use; empty for none. Children inherit it."""
+
+
+class Copies(MetaPathFinder):
+    """The copies in use. As a finder it imports modules from them, also those whose files are gone."""
+
+    def __init__(self, folder: str) -> None:
+        """Args: folder: of the copies; empty for none."""
+        self.folder = folder
+        self.by_file = {file: Path(folder, copy) for file, copy in _read(Path(folder)).items()} if folder else {}
+        self._names = {file.parent.name if file.stem == "__init__" else file.stem for file in self.by_file}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module from a copy, where Python's own search would first find the file that it is of."""
+        name = fullname.rpartition(".")[2]
+        if name not in self._names:
+            return None
+        for entry in sys.path if path is None else path:
+            package = Path(entry).resolve() / name
+            for file in (package / "__init__.py", package.with_suffix(".py")):
+                if file in self.by_file:
+                    return spec_of(fullname, file)
+            if PathFinder.find_spec(fullname, [entry]):
+                return None
+        return None
+
+
+class CopyLoader(SourceFileLoader):
+    """Loads a module from the copy of its file, and never from bytecode, which is that of the file."""
+
+    def get_data(self, path: str) -> bytes:  # noqa: D102 - of the base class
+        return source(Path(path)).read_bytes()
+
+    def path_stats(self, path: str) -> Mapping[str, float]:  # noqa: D102 - of the base class
+        raise OSError(f"{path}: bytecode is not looked for")
+
+    def exec_module(self, module: ModuleType) -> None:  # noqa: D102 - of the base class
+        import linecache
+
+        text = self.get_source(self.name) or ""
+        # without a time of the file, tracebacks and `inspect` keep these lines
+        linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)
+        super().exec_module(module)
+
+
+_copies = Copies("")
+
+
+def in_use() -> Copies:
+    """The copies that this process uses: those that `use` named, here or in the process that started this one."""
+    global _copies
+    folder = os.environ.get(VARIABLE, "")
+    if _copies.folder != folder:
+        if _copies in sys.meta_path:
+            sys.meta_path.remove(_copies)
+        for name in [name for name, module in sys.modules.items() if isinstance(_loader(module), CopyLoader)]:
+            del sys.modules[name]
+        _copies = Copies(folder)
+        if folder:  # after built-in modules, which have no files, and before files
+            sys.meta_path.insert(sys.meta_path.index(PathFinder), _copies)
+    return _copies
+
+
+def use(folder: Path | None) -> None:
+    """Uses the copies in a folder from now on; None: none, but the files themselves."""
+    os.environ[VARIABLE] = str(folder.absolute()) if folder else ""
+    in_use()
+
+
+def near(run: Path) -> Path | None:
+    """The folder of the copies that a run uses: its own, or that of its experiment; None if it has none."""
+    candidates = (folder / FOLDER for folder in (run.absolute(), *run.absolute().parents[:2]))
+    return next((folder for folder in candidates if (folder / INDEX).exists()), None)
+
+
+def exists(file: Path) -> bool:
+    """Whether a file, or a copy of it in use, is there."""
+    return file.is_file() or file.resolve() in in_use().by_file
+
+
+def source(file: Path) -> Path:
+    """The copy of a file, if one is in use, else the file."""
+    copies = in_use().by_file
+    return copies.get(file.resolve(), file) if copies else file
+
+
+def spec_of(name: str, file: Path) -> ModuleSpec | None:
+    """How to import a file, or its copy in use, as the module `name`."""
+    if file.resolve() not in in_use().by_file:
+        return spec_from_file_location(name, file)
+    package = [str(file.parent)] if file.stem == "__init__" else None
+    return spec_from_file_location(name, file, loader=CopyLoader(name, str(file)), submodule_search_locations=package)
+
+
+def _loader(module: ModuleType) -> object:
+    return getattr(getattr(module, "__spec__", None), "loader", None)
+
+
+def _read(folder: Path) -> dict[Path, str]:
+    """File → the path of its copy in `folder`. The index's paths are relative to its folder: a project may move."""
+    entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
+    return {Path(os.path.normpath(folder / file)).resolve(): entry["copy"] for file, entry in entries.items()}

@@ -1,0 +1,83 @@
+"""`rloo adopt`: files of a run that was copied or moved are taken as they are, if their content says that they may be.
+
+A copy has other times than the run, and often no .snakemake, so Snakemake would make all files again or know nothing of
+them. Its option `--touch` gives them new times in the right order and records how they were made. Here the content is
+checked first: every digest, and what belongs together. Missing files stay missing, and the next call makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.config.section import flatten
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.errors import UserError
+
+
+def check(runs: RunSet, results: Path) -> None:
+    """Checks all files of the runs.
+
+    Args:
+        runs: as configured.
+        results: the folder that theirs are in.
+
+    Raises:
+        UserError: a file is damaged or of another run, or the configuration is not the one that a run was made with.
+    """
+    for run, config in runs.by_folder.items():
+        folder = results / run
+        if (folder / "config.yaml").exists():
+            _check_config(folder, config)
+            check_files(folder, config.seed)
+
+
+def _check_config(folder: Path, config: Config) -> None:
+    earlier = run_files.read_config(folder)
+    for stage in STAGES:
+        before, now = flatten(earlier.params(stage)), flatten(config.params(stage))
+        if key := next((key for key in before | now if key in before and before[key] != now.get(key)), None):
+            raise UserError(
+                f"{folder} was made with {key}: {before[key]}, and the configuration now has {now.get(key)}: adopt it "
+                f"with that of {folder / 'config.yaml'}, and change keys afterwards"
+            )
+
+
+def check_files(folder: Path, seed: int) -> None:
+    """Checks the files of one run.
+
+    Raises:
+        UserError: one is damaged, or of another run.
+    """
+    from rloo_pipeline.artifacts import files, lineage, manifest, policy, tables
+
+    checked = list(_artifacts(folder))
+    for path in checked:
+        if path.name == manifest.MANIFEST:
+            manifest.verify_manifest(path.parent)
+            if path.parent.parent.name == policy.FOLDER:
+                policy.digest(path.parent)
+        elif path.suffix == ".parquet":
+            tables.read(path, lineage.facts_of(path).get("kind", "a table"))
+        elif path.name == "metrics.json":
+            run_files.read_metrics(folder, int(path.parent.name))
+        else:
+            files.read_json(path)
+    lineage.require_own(seed, (path.parent if path.name == manifest.MANIFEST else path for path in checked))
+    for scores in (path for path in checked if path.parent.name in ("scores", "reference")):
+        rollouts = scores.parent.parent / "rollouts" / scores.name
+        if rollouts.exists():
+            written = lineage.facts_of(rollouts)[tables.DIGEST].removeprefix(tables.MARK.decode())
+            files.check_facts(scores, lineage.facts_of(scores), {"rollouts": written})
+
+
+def _artifacts(folder: Path) -> Iterator[Path]:
+    """Files of a run that have a digest, by rooms of its folder; links of an experiment's run lead to shared ones."""
+    for room in ("assets", "prompts", "policies", "trainer"):
+        yield from sorted(folder.glob(f"{room}/manifest.json")) + sorted(folder.glob(f"{room}/[0-9]*/manifest.json"))
+    for room in ("warmstart", "rounds", "evaluation"):
+        for path in sorted(folder.glob(f"{room}/**/*")):
+            if path.suffix in (".parquet", ".json") and not path.name.startswith("."):
+                yield path

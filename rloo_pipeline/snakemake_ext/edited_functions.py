@@ -1,0 +1,163 @@
+"""Functions of the user that were edited after a run began: its next start notices it and never mixes two versions.
+
+`functions` of the configuration says what to do: end with an error, keep the run's copies, or take the edited files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline import frozen_functions
+from rloo_pipeline.artifacts import function_copies
+from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config.provenance import source_digest
+from rloo_pipeline.config.run_set import RunSet
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext.failures import RULES
+
+
+class EditedFunctions:
+    """The functions of a run, or of an experiment, as they are now and as it has frozen them."""
+
+    def __init__(self, runs: RunSet, folder: Path, in_job: bool = False) -> None:
+        """Chooses what this process uses: the copies if nothing was edited or they are kept, else the files.
+
+        Args:
+            runs: as configured.
+            folder: of the run or experiment.
+            in_job: whether this process is a job's, which always uses the copies.
+
+        Raises:
+            UserError: a copy was changed, or a file is missing that has a copy.
+        """
+        self._runs, self._run = runs, folder
+        self._copies = function_copies.folder_of(folder)
+        self._keeps = runs.first.functions == "keep"
+        self._settled = False
+        self.edited: list[str] = []
+        """Files that were edited, relative to the working folder."""
+        self._stages: dict[str, set[str]] = {}
+        frozen_functions.use(None)
+        if not (self._copies / frozen_functions.INDEX).exists():
+            return
+        if not in_job:
+            function_copies.verify(self._copies)
+            self._compare()
+        if in_job or self._keeps or not self.edited:
+            frozen_functions.use(self._copies)
+
+    def _compare(self) -> None:
+        configs = self._runs.by_folder
+        frozen_functions.use(self._copies)
+        before = _files(configs)
+        frozen_functions.use(None)
+        try:
+            now = _files(configs)
+        except UserError as error:
+            if not self._keeps:
+                raise UserError(f"{error}; to go on with the copy in {self._relative}, {KEEP}") from None
+            self.edited = [os.path.relpath(file) for file in before if not file.is_file()]
+            return
+        changed = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
+        if not changed or self._keeps:
+            self.edited = [os.path.relpath(file) for file in changed]
+            return
+        digests = _digests(configs)
+        frozen_functions.use(self._copies)
+        earlier = _digests(configs)
+        frozen_functions.use(None)
+        self.edited = [os.path.relpath(file) for file in changed]
+        for run, stage in digests:
+            if digests[run, stage] != earlier[run, stage]:
+                self._stages.setdefault(run, set()).add(stage)
+
+    @property
+    def _relative(self) -> str:
+        return os.path.relpath(self._copies)
+
+    def notice(self) -> str | None:
+        """A sentence about edited functions for a call that runs nothing, or that keeps the copies."""
+        if not self.edited or self._settled:
+            return None
+        files = ", ".join(self.edited)
+        if self._keeps:
+            return f"{files}: edited after the run began; jobs use the copies in {self._relative} (functions: keep)"
+        return f"{files}: edited after the run began; {self._choice()}"
+
+    def settle(self, workflow: Any = None) -> None:
+        """Before the first job: copies the functions, or ends where the user has to choose first.
+
+        Args:
+            workflow: Snakemake's, which knows by now which jobs it needs; None where it does not.
+
+        Raises:
+            UserError: functions were edited that finished jobs have used, and the configuration does not say what to
+                do; or files would stay that the old functions made.
+        """
+        if self.edited and not self._keeps:
+            again = list(self._again(workflow)) if workflow else []
+            if self._runs.first.functions == "ask" and (again or not workflow):
+                raise UserError(
+                    f"{', '.join(self.edited)}: edited after the run began; {_count(again)}{self._choice()}"
+                )
+            if kept := self.kept(workflow):
+                raise UserError(kept)
+            self._settled = True
+        function_copies.write(self._copies, self._runs.configs.values())
+
+    def kept(self, workflow: Any) -> str | None:
+        """A sentence if a file would stay that the functions before the edit have made."""
+        for stage, needed, file in self._affected(workflow) if self._stages and workflow else ():
+            if not needed:
+                return (
+                    f"{file} was made before {', '.join(self.edited)} was edited, and would stay, so the run would mix "
+                    f"two versions ({stage} does not run again, by --rerun-triggers or since .snakemake is not that of "
+                    f"the run): {KEEP}, give the run another name, or make all files again with --forceall"
+                )
+        return None
+
+    def _choice(self) -> str:
+        return (
+            f"{KEEP} to go on with the functions as they were ({self._relative}), or --config functions=take to run "
+            "again what depends on them. Other scores of the same completions: rloo rescore "
+            f"{os.path.relpath(self._run)} --rewards FILE --out FOLDER"
+        )
+
+    def _again(self, workflow: Any) -> Iterator[str]:
+        """The stages of finished jobs that run again, if one of them has used an edited function."""
+        if any(needed for _, needed, _ in self._affected(workflow)):
+            for job in workflow.dag.needrun_jobs():
+                if job.output and all(map(os.path.exists, job.output)):
+                    yield RULES.get(job.rule.name, job.rule.name)
+
+    def _affected(self, workflow: Any) -> Iterator[tuple[str, bool, str]]:
+        """The finished jobs that have used an edited function: stage, whether it runs again, an output."""
+        for job in workflow.dag.jobs:
+            program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
+            stages = self._stages.get(getattr(job.wildcards, "run", self._runs.name), ())
+            if program == "rloo" and stage in stages and all(map(os.path.exists, job.output)):
+                yield stage, workflow.dag.needrun(job), str(job.output[0])
+
+
+KEEP = "add --config functions=keep"
+
+
+def _files(configs: dict[str, Config]) -> dict[Path, str]:
+    return {file: digest for config in configs.values() for file, digest in function_copies.files_of(config).items()}
+
+
+def _digests(configs: dict[str, Config]) -> dict[tuple[str, str], str]:
+    return {(run, stage): source_digest(stage, config) for run, config in configs.items() for stage in STAGES}
+
+
+def _count(again: list[str]) -> str:
+    """What runs again, as the beginning of a sentence."""
+    if not again:
+        return "`rloo why` says what would run again with the edited file: "
+    counts = ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in Counter(again).items())
+    jobs = "1 finished job" if len(again) == 1 else f"{len(again)} finished jobs"
+    return f"with the edited file {jobs} would run again ({counts}): "

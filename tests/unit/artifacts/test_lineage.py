@@ -1,0 +1,112 @@
+"""Files of another run are refused, by what they were made from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
+from rloo_pipeline.cli.stage_setup import INPUTS
+from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.errors import UserError
+
+KEY = {"prompt_id": "p", "sample": 0}
+
+
+def write_policy(folder: Path, weights: str, **made_from: object) -> str:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text(weights)
+    return policy.seal(folder, folder.name, **made_from)
+
+
+def write_assets(folder: Path, model: Path, **about: object) -> Path:
+    folder.mkdir(parents=True)
+    places = {"model": {"path": str(model), "revision": None}, "train": {"path": "rows.py:rows", "revision": None}}
+    assets.write(folder, places, **about)
+    return folder
+
+
+def write_table(path: Path, kind: str = "train", **about: object) -> Path:
+    rows = [{**KEY, "advantage": 0.0, "clipped": False, "masked": False}]
+    tables.write(path, rows, tables.TRAIN, kind, **about)
+    return path
+
+
+def test_a_file_of_a_run_with_another_seed_is_refused(tmp_path) -> None:
+    own = write_table(tmp_path / "own.parquet", seed=1)
+    write_policy(tmp_path / "policies" / "00001", "a", seed=2)
+    older = tmp_path / "older"
+    older.mkdir()
+    manifest.write_manifest(older, round=1)
+    lineage.require_own(1, [own, older, tmp_path / "missing"])
+    for other in (tmp_path / "policies" / "00001", write_table(tmp_path / "other.parquet", seed=2)):
+        with pytest.raises(UserError, match=f"{other}: made by another run, with seed 2, and this run has seed 1; put"):
+            lineage.require_own(1, [own, other])
+
+
+def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path) -> None:
+    digests = {}
+    for name, weights in (("a", "x"), ("b", "x"), ("c", "y")):
+        write_policy(tmp_path / name / "model", weights)
+        digests[name] = lineage.assets_digest(write_assets(tmp_path / name / "assets", tmp_path / name / "model"))
+    assert digests["a"] == digests["b"] != digests["c"]
+    write_policy(tmp_path / "policies" / "00000", "x", assets=digests["a"])
+    lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "b" / "assets"])
+    with pytest.raises(
+        UserError, match=r"c/assets: made by another run, from another model or other data than .*00000"
+    ):
+        lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "c" / "assets"])
+
+
+def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:
+    folder = tmp_path / "policies" / "00002"
+    digest = write_policy(folder, "own")
+    assert policy.digest(folder) == digest, "a run in flight has no table yet"
+    write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy=digest)
+    assert policy.digest(folder) == digest
+    write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy="0" * 64)
+    with pytest.raises(UserError, match="00002: not the policy that round 2 of this run has trained"):
+        policy.digest(folder)
+
+
+def test_metrics_of_another_update_are_refused(tmp_path) -> None:
+    metrics = {"round": 1, "reward": 0.1 + 0.2, "kl": None}
+    file = run_files.metrics_of(tmp_path, 1)
+    files.write_json(file, metrics)
+    assert run_files.read_metrics(tmp_path, 1) == metrics
+    write_table(file.with_name(lineage.TRAIN), metrics=lineage.metrics_digest(metrics))
+    assert run_files.read_metrics(tmp_path, 1) == metrics
+    files.write_json(file, {**metrics, "reward": 0.3})
+    with pytest.raises(UserError, match=r"metrics\.json: not the metrics of the update that wrote .*train\.parquet"):
+        run_files.read_metrics(tmp_path, 1)
+
+
+def test_a_reward_that_is_not_the_weighted_sum_of_its_scores_is_refused(tmp_path) -> None:
+    path, schema = tmp_path / "scores.parquet", tables.scores_schema(["a", "b"])
+    about = {tables.WEIGHTS: json.dumps({"a": 1.0, "b": 0.1})}
+    row = {**KEY, "scores/a": 0.2, "scores/b": 0.3, "reward": 0.2 + 0.1 * 0.3, "seconds": 0.0, "error": None}
+    unscored = row | {"scores/a": None, "scores/b": None, "reward": None, "prompt_id": "q"}
+    tables.write(path, [row, unscored], schema, "scores", **about)
+    tables.read(path, "scores")
+    for reward in (0.23 + 1e-9, None):
+        tables.write(path, [row | {"reward": reward}, unscored], schema, "scores", **about)
+        with pytest.raises(UserError, match="its column reward is not the weighted sum of its functions' scores"):
+            tables.read(path, "scores")
+
+
+def test_scores_of_different_versions_of_functions_are_not_compared(tmp_path) -> None:
+    first = write_table(tmp_path / "first.parquet", functions="one")
+    other = write_table(tmp_path / "other.parquet")
+    lineage.require_one_scoring([first, other])
+    write_table(other, functions="two")
+    with pytest.raises(UserError, match="were scored by different versions of your reward functions"):
+        lineage.require_one_scoring([first, other])
+
+
+def test_the_arguments_that_are_checked_are_those_of_stages() -> None:
+    from rloo_pipeline.cli import evaluation_stages, prepare_stages, round_stages
+
+    commands = [*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS]
+    names = {option.name for command in commands for option in command.options}
+    assert set(INPUTS) <= names

@@ -1,0 +1,101 @@
+"""The copies of the user's functions that a run imports in place of the files."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline import frozen_functions, import_string
+from rloo_pipeline.artifacts import function_copies
+from rloo_pipeline.config import provenance
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.errors import UserError
+
+FUNCTION = "from {helper} import ONE\n\ndef reward(completions):\n    return [ONE / len(completions)]\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_copies_stay_in_use(monkeypatch, tmp_path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    path, modules = list(sys.path), set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    frozen_functions.use(None)
+    del os.environ[frozen_functions.VARIABLE]
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules:
+        del sys.modules[name]
+
+
+def freeze(function: str) -> Path:
+    """Copies the files of a reward for a run."""
+    folder = function_copies.folder_of(Path("results/mini"))
+    changes = {"rewards": [{"function": function, "name": "answer"}], "evaluation": {"breakdown": []}}
+    function_copies.write(folder, [validate(mini(**changes), "test")])
+    return folder
+
+
+def forget() -> None:
+    for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("function", "helper"),
+    [
+        ("mine.py:reward", "beside"),
+        ("mine/rewards.py:reward", "mine.beside"),
+        ("mine_pkg.rewards:reward", ".beside"),
+        ("mine_pkg.rewards:reward", "mine_pkg"),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_function_and_what_it_imports_are_those_that_the_run_began_with(tmp_path, function, helper, gone) -> None:
+    file = tmp_path / (function.partition(":")[0].removesuffix(".py").replace(".", "/") + ".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(FUNCTION.format(helper=helper))
+    beside = file.parent / ("__init__.py" if helper == "mine_pkg" else "beside.py")
+    (file.parent / "__init__.py").write_text("")
+    beside.write_text("ONE = 1.0\n")
+    forget()
+    folder = freeze(function)
+    before = provenance.function_files(function)
+    for edited in (file, beside):
+        edited.unlink() if gone else edited.write_text("ONE = 2.0\n\ndef reward(completions):\n    return [2.0]\n")
+    forget()
+    frozen_functions.use(folder)
+    loaded = import_string.load(function)
+    assert loaded([1, 2]) == [0.5]
+    assert Path(sys.modules[loaded.__module__].__file__).resolve() == file
+    assert provenance.function_files(function) == before
+    with pytest.raises(ZeroDivisionError) as raised:
+        loaded([])
+    assert "return [ONE / len(completions)]" in "".join(traceback.format_exception(raised.value))
+    if not gone:
+        frozen_functions.use(None)
+        assert import_string.load(function)([1, 2]) == [2.0]
+
+
+def test_a_copy_that_was_edited_is_refused(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(completions):\n    return [1.0]\n")
+    forget()
+    folder = freeze("mine.py:reward")
+    written = (folder / "functions.json").stat().st_mtime_ns
+    freeze("mine.py:reward")
+    assert (folder / "functions.json").stat().st_mtime_ns == written
+    function_copies.use(folder.parent / "rounds")
+    (folder / "mine.py").write_text("def reward(completions):\n    return [2.0]\n")
+    frozen_functions.use(None)
+    with pytest.raises(
+        UserError, match=r"functions/mine\.py was changed or removed since the run began; put it back, or"
+    ):
+        function_copies.use(folder.parent)
+
+
+def test_functions_of_this_package_and_of_libraries_are_not_copied() -> None:
+    for function in ("rloo_pipeline.rewards.answer:exact_answer_reward", "trl.rewards:accuracy_reward"):
+        assert not freeze(function).exists()
