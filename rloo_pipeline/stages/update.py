@@ -13,7 +13,7 @@ import torch
 
 from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
@@ -84,7 +84,9 @@ def update(
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
-        _write(config, round_, trained, metrics, outputs, policy_digest, inputs.scores[0])
+        about |= {"run": config.run, **lineage.of_metrics(metrics, inputs.scores[0])}
+        _write(trained, metrics, outputs, about)
+        write_events(outputs.events, round_, metrics)
         say(summary(metrics, trained.seconds))
     if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
@@ -118,19 +120,9 @@ def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[
     return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
 
 
-def _write(
-    config: Config,
-    round_: int,
-    trained: TrainedRound,
-    metrics: Metrics,
-    outputs: UpdateOutputs,
-    policy_digest: str,
-    scores: Path,
-) -> None:
-    """Writes train.parquet, metrics.json and the same metrics as TensorBoard events."""
+def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:
+    """Writes train.parquet and metrics.json."""
     known = metrics["ratio/mean"] is not None
     table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=known)
-    about = {"run": config.run, "round": round_, "seed": config.seed, "policy": policy_digest}
-    tables.write(outputs.table, table, tables.TRAIN, "train", **about, **lineage.of_metrics(metrics, scores))
+    tables.write(outputs.table, table, tables.TRAIN, "train", **about)
     files.write_json(outputs.metrics, metrics)
-    write_events(outputs.events, round_, metrics)
