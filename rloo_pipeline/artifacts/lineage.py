@@ -97,6 +97,17 @@ def _content(source: Mapping[str, Any]) -> object:
     return source["files"] or source["revision"] or (path if ":" in path else "")
 
 
+def made_from(seed: int, start: Path, digest: str) -> dict[str, object]:
+    """The facts in the manifest of a policy that an update makes from the policy in `start`, of this digest."""
+    return {"seed": seed, "assets": facts_of(start).get("assets"), "parent": digest}
+
+
+def facts_of_update(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
+    """What the table of an update says of its metrics, and of the functions of a table of scores that it used."""
+    functions = facts_of(scores).get(FUNCTIONS)
+    return {"metrics": metrics_digest(metrics), **({FUNCTIONS: functions} if functions else {})}
+
+
 def check_policy(folder: Path, digest: str) -> None:
     """Checks that a policy of a run is the one that the update of its round wrote.
 

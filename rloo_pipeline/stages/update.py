@@ -7,6 +7,7 @@ the groups of the round are shuffled by seed and split into steps_per_generation
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,13 +77,13 @@ def update(
     sampled = _sampled(config, round_, policies, digest, inputs)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
     trained = round_training.train(config, round_, engine, state, sampled, prompts)
-    made_from = {"seed": config.seed, "assets": lineage.facts_of(policies.start).get("assets"), "parent": digest}
-    policy_digest = engine.save_policy(outputs.policy, **made_from)
+    policy_digest = engine.save_policy(outputs.policy, **lineage.made_from(config.seed, policies.start, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
-        _write(config, round_, trained, metrics, outputs, policy_digest, inputs.scores[0])
+        about |= {"run": config.run, **lineage.facts_of_update(metrics, inputs.scores[0])}
+        _write(round_, trained, metrics, outputs, about)
         say(summary(metrics, trained.seconds))
     if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
@@ -118,22 +119,11 @@ def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[
 
 
 def _write(
-    config: Config,
-    round_: int,
-    trained: TrainedRound,
-    metrics: Metrics,
-    outputs: UpdateOutputs,
-    policy_digest: str,
-    scores: Path,
+    round_: int, trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: Mapping[str, object]
 ) -> None:
-    """Writes train.parquet, metrics.json and the same metrics as TensorBoard events."""
-    table = round_data.train_table(
-        trained.rollouts, trained.batch, trained.record, ratio_known=metrics["ratio/mean"] is not None
-    )
-    about = {"run": config.run, "round": round_, "seed": config.seed, "policy": policy_digest}
-    about["metrics"] = lineage.metrics_digest(metrics)
-    if functions := lineage.facts_of(scores).get(lineage.FUNCTIONS):
-        about[lineage.FUNCTIONS] = functions
+    """Writes train.parquet, with `about` in its footer, metrics.json and the same metrics as TensorBoard events."""
+    ratio_known = metrics["ratio/mean"] is not None
+    table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=ratio_known)
     tables.write(outputs.table, table, tables.TRAIN, "train", **about)
     files.write_json(outputs.metrics, metrics)
     write_events(outputs.events, round_, metrics)

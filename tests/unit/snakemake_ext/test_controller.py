@@ -78,6 +78,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     monkeypatch.setattr(module.inputs, "require", lambda _: [])
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
+    slurm._functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, notice=lambda: None)
     slurm._held, slurm._results, slurm._workflow.local_exec = module.locks.Hold(True), Path("results"), False
     slurm._workflow.dag, slurm._workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
     slurm._workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
