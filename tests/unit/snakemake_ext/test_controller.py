@@ -165,8 +165,12 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
 
 
 def described(runs: RunSet) -> tuple[Any, ...]:
-    """All of the runs but the path of their base."""
-    return runs.name, runs.configs, runs.homes, runs.shared
+    """All of the runs but the path of their base, and what to do with edited functions, which jobs keep."""
+    configs, shared = (
+        {run: config.model_copy(update={"functions": "keep"}) for run, config in some.items()}
+        for some in (runs.configs, runs.shared)
+    )
+    return runs.name, configs, runs.homes, shared
 
 
 EXPERIMENT = {"experiment": "study", "seeds": [1, 2], "arms": {"b": {"update.learning_rate": 1e-6}, "a": {}}}
@@ -192,5 +196,6 @@ def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_o
     [frozen] = workflow.overwrite_configfiles = workflow.config_settings.configfiles
     assert str(frozen) in SpawnedJobArgsFactory(workflow).get_configfiles_arg()
     assert not workflow.config_settings.config_args
+    assert {config.functions for config in read_runs(frozen).by_folder.values()} == {"keep"}
     assert described(read_runs(frozen)) == before
     assert described(runs_of(ConfigSettings(configfiles=[frozen]).overwrite_config, frozen, "")) == before
