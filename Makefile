@@ -5,7 +5,7 @@ export ACCELERATOR PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo experiment test test-all soak damage bench bench-check lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference models kinds docs screenshots
+.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference models kinds docs screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -37,6 +37,9 @@ bench: setup ## measure speed against TRL, vLLM and Snakemake alone; DATA=gsm8k/
 
 bench-check: setup ## the same, and fail where a ratio is worse by a tenth than the stored one
 	$(BIN)/python tools/bench/run.py --check $(if $(DATA),--data $(DATA)) $(BENCH_ARGS)
+
+gpu: setup ## run everything that only a GPU shows; REHEARSE=1 for tiny sizes on CPUs, GPU_ARGS="--minutes 20" (docs/gpus.md)
+	$(BIN)/python tools/gpu/acceptance.py $(if $(REHEARSE),--rehearse) $(GPU_ARGS)
 
 lint: setup ## check the code and the workflow
 	$(BIN)/ruff check
@@ -71,9 +74,10 @@ clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which 
 	rm -rf .venv .setup.lock build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-reference: setup ## regenerate docs/configuration.md, the JSON Schema and the table of docs/performance.md
+reference: setup ## regenerate docs/configuration.md, the JSON Schema and the tables of docs/performance.md and gpus.md
 	$(BIN)/python tools/config_reference.py
 	$(BIN)/python tools/bench/page.py
+	$(BIN)/python tools/gpu/gpus_page.py
 
 models: setup ## try out every type of model of transformers and write the table of docs/models.md (half an hour)
 	$(BIN)/python tests/families/page.py

@@ -67,7 +67,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out of memory: lower deepspeed.max_tokens_per_micro_batch or give the job more memory"
+        return "out of memory: give the job more memory, or end other processes on its machine or GPU"
     return f"unexpected {type(error).__name__}: {one_line(error, 300)}"
 
 

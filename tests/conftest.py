@@ -1,5 +1,6 @@
 """Fixtures for all tests: a small model, a finished run, and isolation of engines between tests."""
 
+import json
 import os
 import shutil
 import sys
@@ -7,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import cpu_seconds
 import forks
 import pytest
 import shape_checks
@@ -15,6 +17,7 @@ from filelock import FileLock
 from helpers import Project
 from hypothesis import settings
 
+CPU = pytest.StashKey[float]()
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -27,8 +30,15 @@ settings.load_profile("rloo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--long`, which `make test-all` uses."""
+    """Adds `--long`, which `make test-all` uses, `--no-forks` and `--cpu`."""
+    parser.addoption("--cpu", action="store_true", help="print the CPU seconds of each file")
     parser.addoption("--long", action="store_true", help="run the tests that take long, too")
+    parser.addoption("--no-forks", action="store_true", help="start each command anew, as on a machine with a GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Turns forks off where the option says so."""
+    forks.use_forks = forks.use_forks and not config.getoption("--no-forks")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,8 +49,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=skipped_tests.LONG))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Gives tests with an engine the GPU in turns, with their fixtures; others do not see it."""
+    engine = item.get_closest_marker("slow") is not None or "engines" in getattr(item, "fixturenames", ())
+    with forks.turn(engine):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Notes the CPU seconds before the test and its fixtures."""
+    item.stash[CPU] = cpu_seconds.so_far()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Adds the CPU seconds to the last report of the test."""
+    try:
+        return (yield)
+    finally:
+        if CPU in item.stash:
+            item.user_properties.append(("cpu", max(0.0, cpu_seconds.so_far() - item.stash[CPU])))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints how many tests were skipped, why, and how to run them."""
+    if file := os.environ.get("RLOO_TEST_COUNTS"):  # tools/gpu/machine.py reads it
+        counts = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+        Path(file).write_text(json.dumps(counts))
+    if terminalreporter.config.getoption("--cpu"):
+        terminalreporter.section("CPU seconds")
+        for line in cpu_seconds.lines(r for r in terminalreporter.getreports("") if r.when == "teardown"):
+            terminalreporter.line(line)
     reports = terminalreporter.stats.get("skipped", [])
     if reports:
         terminalreporter.section("skipped tests")

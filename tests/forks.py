@@ -3,6 +3,9 @@
 A stage spends 5 to 10 s of CPU on imports, and in a test a tenth of that on its work. `run` replaces
 `subprocess.run([sys.executable, "-m", MODULE, *arguments])`: the same code from the same folder and PYTHONPATH, with
 its own environment, output and exit status. The libraries are imported already, the modules of this package are not.
+
+A process that has CUDA, or might get it, must not be forked. So on a machine with a GPU, and with pytest's
+`--no-forks`, each command is a new process (`use_forks`), and tests with an engine have the GPU in turns (`turn`).
 """
 
 import atexit
@@ -19,17 +22,24 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import shape_checks
+from filelock import FileLock
 
 ROOT = Path(__file__).parent.parent
 LIBRARIES = ("vllm.v1.worker.cpu_worker", "snakemake.cli", "pyarrow.parquet", "datasets", "peft")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 """One thread, since a fork does not inherit the threads of a pool."""
 
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
+"""What the tests were started with."""
+HAS_GPU = Path("/dev/nvidiactl").exists()
+use_forks = not HAS_GPU
+"""Whether commands are forks; `--no-forks` makes it false."""
+_in_turns = FileLock(Path(tempfile.gettempdir()) / f"rloo-tests-{os.getuid()}.gpu")
 _server: subprocess.Popen[str] | None = None
 
 
@@ -48,9 +58,23 @@ def run(*command: Any) -> subprocess.CompletedProcess[str]:
     return run_together([Command(*command)])[0]
 
 
+@contextlib.contextmanager
+def turn(engine: bool) -> Iterator[None]:
+    """A test's turn: with an engine it has the GPU to itself, else it sees none. Without a GPU, nothing changes."""
+    if not HAS_GPU:
+        yield
+        return
+    if engine:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        os.environ.update({} if GPUS is None else {"CUDA_VISIBLE_DEVICES": GPUS})
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with _in_turns if engine else contextlib.nullcontext():
+        yield
+
+
 def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProcess[str]]:
     """Runs commands at the same time."""
-    server = _started()
     with contextlib.ExitStack() as files:
         outputs = [[files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
         request = [
@@ -58,14 +82,7 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
             + [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in texts]
             for (module, arguments, environment, folder), texts in zip(commands, outputs, strict=True)
         ]
-        try:
-            server.stdin.write(json.dumps(request) + "\n")
-            server.stdin.flush()
-            codes = json.loads(server.stdout.readline())
-        except BaseException:  # such as a test's timeout: the next test must not read the answers to these commands
-            os.killpg(server.pid, signal.SIGKILL)
-            close()
-            raise
+        codes = _forked(request) if use_forks else _started_anew(request)
         texts = [
             [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in files_of_command]
             for files_of_command in outputs
@@ -73,6 +90,36 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
     return [
         subprocess.CompletedProcess(*result) for result in zip(commands, codes, *zip(*texts, strict=True), strict=True)
     ]
+
+
+def _forked(request: list[list[Any]]) -> list[int]:
+    """Exit statuses of commands, as forks."""
+    server = _started()
+    try:
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        return json.loads(server.stdout.readline())
+    except BaseException:  # such as a test's timeout: the next test must not read the answers to these commands
+        os.killpg(server.pid, signal.SIGKILL)
+        close()
+        raise
+
+
+def _started_anew(request: list[list[Any]]) -> list[int]:
+    """Exit statuses of commands, each in a new process of the same interpreter."""
+    processes = []
+    try:
+        for command in request:
+            start = [sys.executable, __file__, "become", str(os.getpid()), json.dumps(command)]
+            environment = {**command[2], "PYTHONPATH": str(ROOT)}
+            processes.append(subprocess.Popen(start, env=environment, stdin=subprocess.DEVNULL, start_new_session=True))
+        return [process.wait() for process in processes]
+    except BaseException:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        raise
 
 
 def run_ranks(
@@ -132,6 +179,7 @@ def _serve(parent: int) -> None:
         for number in (0, 1):
             os.dup2(null.fileno(), number)
     _import()
+    _hide_tests()
     for line in requests:
         children = []
         for command in json.loads(line):
@@ -160,12 +208,16 @@ def _import() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:
         del sys.modules[name]
     shape_checks.install()
+
+
+def _hide_tests() -> None:
+    """Takes this source tree off the path, since a command has a path of its own."""
     hidden = {str(ROOT), str(Path(__file__).parent)}
     sys.path[:] = [folder for folder in sys.path if folder not in hidden]
 
 
 def _become(module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: str) -> None:
-    """Runs the command in this forked process and exits."""
+    """Runs the command in this process and exits."""
     for number, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
@@ -204,5 +256,23 @@ def _answer(file: Path) -> None:
     file.write_bytes(pickle.dumps(function(*values)))
 
 
+def _run_once(parent: int, command: list[Any]) -> None:
+    """Runs a command in this new process, which ends with its parent."""
+    from rloo_pipeline.scoring.worker import die_with
+
+    die_with(parent)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:
+        del sys.modules[name]
+    shape_checks.install()
+    _hide_tests()
+    _become(*command)
+
+
 if __name__ == "__main__":
-    _serve(int(sys.argv[2])) if sys.argv[1] == "serve" else _answer(Path(sys.argv[1]))
+    match sys.argv[1:]:
+        case "serve", parent:
+            _serve(int(parent))
+        case "become", parent, command:
+            _run_once(int(parent), json.loads(command))
+        case [file]:
+            _answer(Path(file))

@@ -73,16 +73,17 @@ def build_in_nf4(folder: Path, seed: int, in_16_bits: str = "up_proj", **_: Any)
     return folder
 
 
-def adapter(base: Path, folder: Path, seed: int) -> Path:
-    """Writes a LoRA adapter on a model, with an effect as large as that of the model's own weights."""
+def adapter(base: Path, folder: Path, seed: int, **options: Any) -> Path:
+    """Writes a LoRA adapter on a model, by default on all linear layers, with an effect as large as that of the model's
+    own weights.
+    """
     import peft
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    adapter = peft.get_peft_model(
-        model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "o_proj", "up_proj"])
-    )
+    settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **options}
+    adapter = peft.get_peft_model(model, peft.LoraConfig(**settings))
     generator = torch.Generator().manual_seed(seed)
     for name, weights in adapter.named_parameters():
         if "lora_" in name:

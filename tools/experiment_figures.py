@@ -26,13 +26,14 @@ def table(summary: Mapping[str, Any], total: str) -> str:
     """The arms in Markdown: mean, interquartile mean, difference from the baseline, and a sentence with the total."""
     against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
     lines = [
-        "| arm | before | after, mean | interquartile mean | difference | p (Holm) | seeds for 80% power |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| arm | before | after, mean | interquartile mean | difference | p (Holm) |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for row in summary["arms"]:
         compared = against.get(row["arm"])
-        cells = [row["arm"], f"{100 * row['warmstart']:.1f}", _points(row["mean"]), _points(row["iqm"])]
-        cells += [_points(compared), _p(compared["p_holm"]), _seeds(compared)] if compared else ["", "", ""]
+        cells = [row["arm"], f"{100 * row['warmstart']:.1f}", _points(row["mean"])]
+        cells += [_points(row["iqm"]) if row["iqm"] else "–"]
+        cells += [_points(compared), _p(compared["p_holm"])] if compared else ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"Held-out pass@1 in %, with 95% intervals. {total}"]
     return "\n".join(lines) + "\n"
@@ -81,10 +82,6 @@ def _points(estimate: Mapping[str, Any]) -> str:
 
 def _p(value: float) -> str:
     return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
-
-
-def _seeds(compared: Mapping[str, Any]) -> str:
-    return str(compared["seeds_needed"] or "")
 
 
 def wall_seconds(folder: Path) -> float:

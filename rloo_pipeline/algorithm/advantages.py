@@ -61,6 +61,21 @@ def divided(formula: Formula) -> Estimator:
     return Estimator(formula)
 
 
+def batch_baseline(formula: Formula) -> Formula:
+    """Marks, below another mark, an estimator whose baseline is of the batch.
+
+    Groups of equal rewards have a signal then, so the configuration, which alone asks for this mark, refuses to filter
+    or replace them.
+    """
+    return formula
+
+
+def has_batch_baseline(formula: Formula) -> bool:
+    """Whether groups of equal rewards get advantages, as under a baseline of the batch."""
+    equal = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    return bool(formula(equal).nan_to_num(0.0).any())
+
+
 def of_success(formula: Formula) -> Estimator:
     """Marks an estimator that is defined for rewards of 0 and 1 only; other rewards are an error."""
     return Estimator(formula, of_success=True)
@@ -107,6 +122,7 @@ def dr_grpo(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
 
 
 @whitened
+@batch_baseline
 def reinforce_pp(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """REINFORCE++: no group baseline, A_i = (R_i − mean over the batch) / std over the batch.
 

@@ -17,18 +17,27 @@ KlEstimator = Literal["k1", "k2", "k3"]
 def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """log π − log π_ref: unbiased on samples of π. It may be negative, and must not be 'repaired'.
 
-    In a loss its gradient is ∇ log π, which is 0 on average: there it regularizes nothing.
+    In a reward its gradient is that of the KL of completions. In a loss its gradient is ∇ log π, which is 0 on average
+    where tokens are summed; a mean over each completion's T tokens leaves ∇E[1/T]. Neither regularizes anything.
     """
     return logps - reference_logps
 
 
 def k2(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """½ (log π − log π_ref)²: biased as a value; in a loss, on samples of π, its gradient is that of the KL."""
+    """½ (log π − log π_ref)²: biased as a value.
+
+    Summed in a loss, on samples of π, its gradient is that of the next token's KL(π‖π_ref) with the prefixes held
+    fixed: how a token changes the KL of later ones is not in it.
+    """
     return 0.5 * (logps - reference_logps).square()
 
 
 def k3(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """π_ref/π − 1 − log(π_ref/π), used by GRPO: unbiased as a value and never negative; biased inside a reward."""
+    """π_ref/π − 1 − log(π_ref/π), used by GRPO: unbiased as a value and never negative.
+
+    Summed in a loss, its gradient is that of the next token's KL(π_ref‖π), the other direction; multiplied by the ratio
+    (`kl.bias_correction`), that of KL(π‖π_ref).
+    """
     log_ratio = reference_logps - logps
     return log_ratio.expm1() - log_ratio
 

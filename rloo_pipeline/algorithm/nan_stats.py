@@ -44,6 +44,15 @@ def rounding(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
     return ROUNDING * torch.finfo(values.dtype).eps * largest
 
 
+def merged(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """Values of which those that differ by rounding alone are made equal: each is the smallest of its neighbours."""
+    ascending, order = values.sort(-1)
+    first = torch.ones_like(ascending, dtype=torch.bool)
+    first[..., 1:] = ~(ascending.diff(dim=-1) <= rounding(values))
+    places = torch.arange(values.shape[-1], device=values.device).where(first, 0).cummax(-1).values
+    return torch.empty_like(values).scatter_(-1, order, ascending.gather(-1, places))
+
+
 def std(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
     """Standard deviation with Bessel's correction; NaN where fewer than two values are not NaN."""
     squares = centred(values).square().nansum(-1, keepdim=True)

@@ -97,17 +97,6 @@ def _content(source: Mapping[str, Any]) -> object:
     return source["files"] or source["revision"] or (path if ":" in path else "")
 
 
-def made_from(seed: int, start: Path, digest: str) -> dict[str, object]:
-    """The facts in the manifest of a policy that an update makes from the policy in `start`, of this digest."""
-    return {"seed": seed, "assets": facts_of(start).get("assets"), "parent": digest}
-
-
-def facts_of_update(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
-    """What the table of an update says of its metrics, and of the functions of a table of scores that it used."""
-    functions = facts_of(scores).get(FUNCTIONS)
-    return {"metrics": metrics_digest(metrics), **({FUNCTIONS: functions} if functions else {})}
-
-
 def check_policy(folder: Path, digest: str) -> None:
     """Checks that a policy of a run is the one that the update of its round wrote.
 
@@ -139,6 +128,17 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
     table = file.with_name(TRAIN)
     if facts_of(table).get("metrics", metrics_digest(content)) != metrics_digest(content):
         raise UserError(f"{file}: not the metrics of the update that wrote {table}; {REMEDY}")
+
+
+def of_policy(seed: int, parent: Path, digest: str) -> dict[str, Any]:
+    """Facts for the manifest of a policy that was trained from the policy `parent`, which has this digest."""
+    return {"seed": seed, "assets": facts_of(parent).get("assets"), "parent": digest}
+
+
+def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
+    """Facts for the table of a round's update: digests of its metrics and of the functions that gave its scores."""
+    functions = facts_of(scores).get(FUNCTIONS)
+    return {"metrics": metrics_digest(metrics)} | ({FUNCTIONS: functions} if functions else {})
 
 
 def metrics_digest(metrics: Mapping[str, object]) -> str:

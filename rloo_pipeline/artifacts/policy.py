@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,3 +234,31 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
     eos = tokenizer.eos_token_id
     return sorted({*ids, *([eos] if isinstance(eos, int) else [])})
+
+
+def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
+    """The ids that are text for rewards: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+
+    Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
+
+    Args:
+        tokenizer: of the model.
+        ends: tokens that end a completion.
+        ids: of a text.
+    """
+    hidden = {*ends, *_named_ids(tokenizer)}
+    return [id_ for id_ in ids if id_ not in hidden]
+
+
+@lru_cache(maxsize=8)
+def _named_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    names = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+    ids = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
+    return frozenset(id_ for id_ in ids if isinstance(id_, int))
+
+
+@lru_cache(maxsize=8)
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """All special tokens of a tokenizer."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset({*tokenizer.all_special_ids, *(id_ for id_, token in added if token.special)})

@@ -34,6 +34,8 @@ class TokenFacts:
     """End tokens of generation_config.json; None if there is no such file."""
     turn_end: tuple[int, str] | None
     """Id and text of the token that ends an answer in the template; None without a template or such a token."""
+    template: tuple[str, ...]
+    """Problems of the chat template, a sentence each."""
 
 
 @dataclass(frozen=True)

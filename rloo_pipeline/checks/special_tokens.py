@@ -73,3 +73,17 @@ def pad_token(evidence: Evidence) -> CheckResult:
         f"{state}: safe here, because nothing is padded, so the end token stays in the loss and counts as an end; give "
         "the tokenizer its own PAD token for other tools.",
     )
+
+
+@check(bad="above")
+def chat_template(evidence: Evidence) -> CheckResult | None:
+    """Number of faults of the chat template that no error shows, such as a role of the data that it leaves out."""
+    faults = evidence.tokens.template
+    if not evidence.tokens.chats:
+        return None
+    return CheckResult(
+        float(len(faults)),
+        f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}",
+        "The chat template shows all messages of the data and reads its variables.",
+        f"Look at the chat template: {'; '.join(faults)}.",
+    )

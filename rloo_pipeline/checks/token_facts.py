@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.checks.evidence import TokenFacts
+from rloo_pipeline.checks.template_lint import TemplateLint
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompting import render
 
@@ -34,6 +35,8 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
     configured = read_json(path).get("eos_token_id") if path.exists() else None
     ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
     bos, pad, eos = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id
+    stops = policy.stop_ids(folder, tokenizer)
+    lint = TemplateLint(config, tokenizer, stops).findings([row["prompt"] for row in rows])
     return TokenFacts(
         prompts=len(rows),
         changed=sum(_round_trip(tokenizer, row["prompt_ids"]) != list(row["prompt_ids"]) for row in rows),
@@ -46,9 +49,10 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
         generation_prompt=opening[0] if opening else "",
         pad=pad if isinstance(pad, int) and policy.has_pad(tokenizer) else None,
         eos=eos if isinstance(eos, int) else None,
-        stops=tuple(policy.stop_ids(folder, tokenizer)),
+        stops=tuple(stops),
         configured=tuple(ids) if path.exists() else None,
         turn_end=_turn_end(tokenizer, config, chats[0]["prompt"]) if chats else None,
+        template=tuple(finding.message for finding in lint if finding.problem),
     )
 
 

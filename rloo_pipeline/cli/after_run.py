@@ -1,4 +1,4 @@
-"""Commands after a run: compare, experiment, replay, rescore, track."""
+"""Commands after a run: compare, experiment, export, replay, rescore, track."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ def _replay(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.replay import replay
 
     replay(config, arguments.run, arguments.round, arguments.shard)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    config = load(arguments.config or arguments.run / "config.yaml")
+    from rloo_pipeline.commands.export import export
+
+    export(config, arguments.run, arguments.output, arguments.merge, arguments.policy)
 
 
 def _rescore(arguments: argparse.Namespace) -> None:
@@ -40,6 +47,16 @@ COMMANDS = (
         "rloo_pipeline.commands.show_experiment:experiment",
         "Write the page and the tables of an experiment from its finished runs.",
         option("folder", type=Path, metavar="EXPERIMENT", help="folder of the experiment, results/<experiment>"),
+    ),
+    command(
+        "export",
+        _export,
+        "Write a policy of a run to a folder of its own, an adapter merged into its base.",
+        CONFIG,
+        RUN,
+        option("--out", dest="output", type=Path, required=True, help="folder to write"),
+        option("--merge", action="store_true", help="add an adapter to the weights of its base"),
+        option("--policy", type=int, help="number of the policy; by default the last one"),
     ),
     command(
         "replay",

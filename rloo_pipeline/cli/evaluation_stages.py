@@ -7,6 +7,7 @@ import argparse
 from rloo_pipeline.artifacts import fence, function_copies
 from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.cli.stage_options import (
+    CHECKS,
     IMAGES,
     NAME,
     OUTPUT,
@@ -81,7 +82,7 @@ COMMANDS = (
         "distance",
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
-        *(path("reference", "folder of policy 0"), IMAGES),
+        *(path("reference", "folder of policy 0"), IMAGES, CHECKS),
         log_probs=True,
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),

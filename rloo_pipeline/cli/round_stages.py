@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rloo_pipeline.cli.command import CONFIG, command, option
 from rloo_pipeline.cli.stage_options import (
+    CHECKS,
     IMAGES,
     OUTPUT,
     PASS_RATES,
@@ -69,7 +70,8 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
             arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
         )
         policies = TrainingPolicies(arguments.policy_folder, arguments.sampler or arguments.policy_folder)
-        update(config, arguments.round_, policies, arguments.trainer, inputs, outputs, arguments.prompts)
+        more = (arguments.prompts, arguments.checks)
+        update(config, arguments.round_, policies, arguments.trainer, inputs, outputs, *more)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
@@ -146,6 +148,7 @@ COMMANDS = (
         option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
         *(shards("rollouts"), shards("scores"), IMAGES),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
+        CHECKS,
         run=_update,
     ),
     stage(

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.artifacts import assets
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
-from rloo_pipeline.cli.stage_setup import runs_here, stage_config
+from rloo_pipeline.cli.stage_setup import runs_here, stage_config, whole_config
 from rloo_pipeline.config import Config, Rollout
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims
+from rloo_pipeline.workers import gpu_shares
 
 
 def stage(
@@ -41,12 +44,27 @@ def stage(
             take_sampler(config)
         if log_probs and not runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
             return
-        if run is not None:
-            run(config, arguments)
-        else:
-            call(f"rloo_pipeline.stages.{function}:{function}", (*options, OUTPUT), arguments, config)
+        try:
+            if run is not None:
+                run(config, arguments)
+            else:
+                call(f"rloo_pipeline.stages.{function}:{function}", (*options, OUTPUT), arguments, config)
+        except UserError:
+            raise
+        except Exception as error:
+            from rloo_pipeline.planning import out_of_memory
+
+            role = gpu_shares.role_of(name)
+            out_of_memory.refuse(error, role, whole_config(arguments), _model_of(arguments))
+            raise
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
+
+
+def _model_of(arguments: argparse.Namespace) -> Path | None:
+    """The folder of a stage's policy, or of the model that it makes one from; None if it has several or none."""
+    folder: Path | None = getattr(arguments, "policy_folder", getattr(arguments, "assets", None))
+    return None if folder is None else assets.policy_of(folder)
 
 
 def take_sampler(config: Config) -> None:
@@ -75,6 +93,9 @@ PROMPTS = path("prompts", "folder that prompts wrote")
 POLICY = path("policy", "folder of a policy", dest="policy_folder", metavar="POLICY")
 IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
 ROLLOUTS = path("rollouts", "table of rollouts")
+CHECKS = option(
+    "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
+)
 SUMMARY = path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")

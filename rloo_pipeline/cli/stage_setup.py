@@ -43,6 +43,11 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
         yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
 
 
+def whole_config(arguments: argparse.Namespace) -> Config:
+    """The configuration of the run, with all of its sections."""
+    return load(arguments.config or run_folder(arguments) / "config.yaml")
+
+
 def run_folder(arguments: argparse.Namespace) -> Path:
     """The folder of the run: the nearest one above the output that has a config.yaml.
 

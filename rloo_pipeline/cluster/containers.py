@@ -18,7 +18,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import OUTPUT_CACHE
 from rloo_pipeline.config import Config, provenance
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import caches
+from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.version import __version__
 
 KINDS = ("cuda", "cpu")
@@ -39,14 +39,15 @@ CACHES = {
 def image(config: Config, project: Path) -> str:
     """The image of a run: `container.image`, else the one that `rloo images` builds from `project`.
 
-    If the image for GPUs has been built, it is that one. Its name changes with the pinned requirements and the
-    definition file. It is in images/ of the working folder or, for a run in a folder of its own, of `project`.
+    If the image for GPUs has been built, or none has and this machine has a GPU, it is that one. Its name changes with
+    the pinned requirements and the definition file. It is in images/ of the working folder or, for a run in a folder of
+    its own, of `project`.
     """
     if config.container.image:
         return config.container.image
     names = [_image_name(kind, project) for kind in KINDS]
     candidates = [*names, *(str(project / name) for name in names)]
-    return next((name for name in candidates if Path(name).exists()), names[-1])
+    return next((name for name in candidates if Path(name).exists()), names[0] if devices.has_gpu() else names[-1])
 
 
 def _image_name(kind: str, project: Path) -> str:
@@ -92,7 +93,7 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     binds = [*inherited, *filter(None, folders)]
     binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
-    if Path("/dev/nvidiactl").exists():
+    if devices.has_gpu():
         os.environ.setdefault("APPTAINER_NV", "1")
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.checks.template_lint import TemplateLint
 from rloo_pipeline.commands import episode_trial, reward_trial
 from rloo_pipeline.commands.episode_trial import EpisodeTrial
 from rloo_pipeline.commands.reward_trial import DatasetSample
@@ -142,7 +143,17 @@ def _dataset_findings(
             if trial is not None and key != dataset_inputs.DEMONSTRATIONS:
                 yield from episode_trial.findings(trial, key, datasets[key].episodes)
         yield from problems
+    prompts = [prompt for dataset in datasets.values() for prompt in dataset.prompts]
+    yield from _template_findings(config, prompts, parts)
     return datasets
+
+
+def _template_findings(config: Config, prompts: list[Any], parts: ModelParts) -> Iterator[Finding]:
+    """What is odd about the chat template on prompts of the data."""
+    if parts.folder is not None and parts.tokenizer is not None:
+        lint = TemplateLint(config, parts.tokenizer, policy.stop_ids(parts.folder, parts.tokenizer))
+        for finding in lint.findings(prompts):
+            yield Finding("chat template", True, finding.message, note=True)
 
 
 def _functions(config: Config) -> Iterator[Finding]:

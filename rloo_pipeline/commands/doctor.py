@@ -10,7 +10,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import estimate
-from rloo_pipeline.preflight import Finding, image, model_inputs, places, show, slurm_checks
+from rloo_pipeline.preflight import Finding, gpus, image, model_inputs, places, show, slurm_checks
 from rloo_pipeline.runtime.console import Terminal
 
 
@@ -35,6 +35,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
     config = arguments.config
     if with_image:
         yield from image.findings(containers.image(config, project))
+    yield from gpus.findings(with_image)
     # as the run will fetch: in the image or not, else `stage-assets` runs again
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
     yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")

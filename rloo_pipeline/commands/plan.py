@@ -198,7 +198,7 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     _print_memory(console, "update, each process, on CPUs", memory.update(config, shape, "cpu"))
     if config.uses_reference:
         _print_memory(console, "reference on CPUs", memory.reference(config, shape, "cpu"))
-    _print_memory(console, "rollout on CPUs", memory.rollout(config, shape, "cpu"))
+    _print_memory(console, "rollout on CPUs", memory.rollout(config, shape))
     console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
 
 

@@ -24,8 +24,8 @@ class KL(Section):
     term with its own gradient (GRPO).
     """
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Schulman's estimator of the KL from sampled tokens. In the reward only `k1` is unbiased. In the loss the gradient
-    of `k1` is zero in expectation; prefer `k2` or `k3` there.
+    """Schulman's estimator of the KL from sampled tokens. In the reward use `k1`: near the reference policy, `k2` and
+    `k3` have almost no gradient there. In the loss use `k2` or `k3`: `k1` does not pull towards the reference there.
     """
     bias_correction: bool = False
     """Multiply the KL term in the loss by the policy ratio (DeepSeek-V3.2; TRL's `use_bias_correction_kl`). Needs
@@ -192,6 +192,12 @@ class Algorithm(Section):
         rewards for this reason.
         """
         name, length = self.advantage, self.response_length
+        if self.filter_zero_variance and name in estimators("batch_baseline"):
+            yield (
+                f"filter_zero_variance drops groups of equal scores, and with advantage: {name}, whose baseline is of "
+                "the round, these have a signal too; set it to false, or use an estimator with a baseline of the "
+                "group, such as reinforce_pp_baseline"
+            )
         if name not in estimators("divided", "of_success"):
             return
         reason = (

@@ -96,6 +96,12 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
             f"has weight {weighted.weight:g}; set weight 1 for the reward that decides, which must be 0 or 1, and "
             "weight 0 for the others"
         )
+    if config.rollout.oversample > 1 and algorithm.advantage in estimators("batch_baseline"):
+        yield (
+            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, and with "
+            f"algorithm.advantage: {algorithm.advantage}, whose baseline is of the round, these have a signal too; set "
+            "rollout.oversample: 1, or use an estimator with a baseline of the group, such as reinforce_pp_baseline"
+        )
     if config.rollout.refill and not algorithm.filter_zero_variance:
         yield (
             f"rollout.refill: {config.rollout.refill} replaces the groups that algorithm.filter_zero_variance drops, "

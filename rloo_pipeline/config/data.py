@@ -100,6 +100,12 @@ class Dataset(Section):
     """System message at the start of every conversation. A prompt that is a string then becomes a user message."""
     chat_template_kwargs: JSON = {}
     """Variables for the chat template, for example `{enable_thinking: true}`."""
+    split_special_tokens: bool | None = None
+    """Whether special tokens that texts of data, tools and environments spell, such as `<|im_end|>`, are split into
+    ordinary tokens (transformers' name), so that a text cannot end a turn. With false they become special tokens, as
+    string prompts that a chat template has made need it. Default: split in messages, refused in strings. Those that
+    `system_prompt` or `user_prompt` spells are always special, except end tokens.
+    """
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
     select: PromptSelection | None = None

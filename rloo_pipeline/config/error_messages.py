@@ -37,6 +37,7 @@ KEYS_OF_OTHER_SYSTEMS = {
     "train_dataset": "the training rows are dataset.train",
     "eval_dataset": "the held-out rows are dataset.eval",
     "peft_config": "LoRA is update.lora",
+    "modules_to_save": "vLLM serves adapters of layers alone, no module that is trained as a whole beside them",
     "lr": "the learning rate is update.learning_rate",
 }
 """Keys of TRL, transformers and others, and what they are called here."""

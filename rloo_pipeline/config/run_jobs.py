@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
 from rloo_pipeline.config.run import Config
+from rloo_pipeline.stages.table import ROWS, StageRow
 
 
 class RunJob(NamedTuple):
@@ -29,63 +30,40 @@ def all_jobs(config: Config) -> Iterator[RunJob]:
 
 def jobs_before_rounds(config: Config) -> Iterator[RunJob]:
     """Assets, prompts, warm start."""
-    yield RunJob("stage_assets", "assets/assets.json", "logs/stage_assets.log")
-    yield RunJob("prompts", "prompts/counts.json", "logs/prompts.log")
-    if config.tries_model:
-        yield RunJob("trial_probe", "warmstart/trial/probe.parquet", "logs/trial_probe.log")
-        yield RunJob("trial_checks", "warmstart/trial/checks.json", "logs/trial_checks.log")
-    yield RunJob("warmstart", "policies/00000", "logs/warmstart.log")
-    yield RunJob("probe", "warmstart/probe.parquet", "logs/probe.log", 0)
-    yield RunJob("checks", "warmstart/checks.json", "logs/checks.log", 0)
-    for shard in _shards(config) if config.measures_difficulty else ():
-        yield RunJob("difficulty", f"warmstart/difficulty/{shard}.parquet", f"logs/difficulty/{shard}.log", 0)
+    return _jobs(config, "before", 0)
 
 
 def jobs_of_round(config: Config, number: int) -> Iterator[RunJob]:
-    """Those that the next policy waits for, then the others."""
-    name, policy = f"{number:05d}", config.rollout.policy_of(number)
-    tables = {"rollout": "rollouts", "score": "scores"} | ({"reference": "reference"} if config.uses_reference else {})
-    for stage, table in tables.items():
-        for shard in _shards(config):
-            yield RunJob(stage, f"rounds/{name}/{table}/{shard}.parquet", f"logs/{stage}/{name}-{shard}.log", policy)
-    for reward in (reward.column for reward in config.rewards if reward.gpus):
-        for shard in _shards(config):
-            output = f"rounds/{name}/scores/parts/{reward}/{shard}.parquet"
-            yield RunJob("score_alone", output, f"logs/score/{name}-{shard}-{reward}.log", policy)
-    is_last, refills = number == config.rounds, config.rollout.refill > 0
-    draws_by_it = config.updates_pass_rates and number <= config.rollout.policy_of(config.rounds)
-    for stage, output, is_there in (
-        ("refill", f"rounds/{name}/refill/scores.parquet", refills),
-        ("refill_reference", f"rounds/{name}/refill/reference.parquet", refills and config.uses_reference),
-        ("update", f"rounds/{name}/metrics.json", True),
-        ("pass_rates", f"rounds/{name}/pass_rates.parquet", draws_by_it),
-        ("gate", f"rounds/{name}/diagnosis.json", not is_last),
-        ("held_out", f"rounds/{name}/held_out.json", config.held_out_each_round > 0),
-        ("track", f"tracking/{name}.json", bool(config.trackers)),
-        ("report_so_far", f"pages/{name}.json", not is_last and config.page_is_due(number)),
-    ):
-        if is_there:
-            yield RunJob(stage, output, f"logs/{stage}/{name}.log", number - 1 if stage == "update" else policy)
+    """Those that the next policy waits for, and the others."""
+    return _jobs(config, "round", number)
 
 
 def jobs_after_rounds(config: Config) -> Iterator[RunJob]:
     """Evaluations, the choice of a policy, the report."""
-    if config.evaluation.harness:
-        yield RunJob("stage_harness", "harness/tasks.json", "logs/stage_harness.log")
-    for name, policy in config.evaluated.items():
-        for stage, file, is_there in (
-            ("evaluate", "summary", True),
-            ("distance", "distance", policy > 0),
-            ("harness", "harness", config.evaluation.harness is not None),
-        ):
-            if is_there:
-                yield RunJob(stage, f"evaluation/{name}/{file}.json", f"logs/{stage}/{name}.log", policy)
-    if config.select:
-        yield RunJob("select", "selection.json", "logs/select.log", config.rounds)
-        output, log = f"test/{config.seed}/summary.json", f"logs/evaluate_chosen/{config.seed}.log"
-        yield RunJob("evaluate_chosen", output, log, config.rounds)
-    yield RunJob("report", "summary.json", "logs/report.log", config.rounds)
+    return _jobs(config, "after", config.rounds)
 
 
-def _shards(config: Config) -> list[str]:
-    return [f"{shard:03d}" for shard in range(config.rollout.shards)]
+def _jobs(config: Config, phase: str, number: int) -> Iterator[RunJob]:
+    for row in ROWS:
+        if row.phase == phase and (row.when is None or row.when(config, number)):
+            for names, policy in _each(config, row, number):
+                yield RunJob(row.rule, row.output.format(**names), f"logs/{row.log.format(**names)}.log", policy)
+
+
+def _each(config: Config, row: StageRow, number: int) -> Iterator[tuple[Mapping[str, str], int | None]]:
+    """The names in the paths of each job of a row, and the policy that its output is made from."""
+    sampled = config.rollout.policy_of(number) if row.phase == "round" else None
+    policy = {"first": 0, "last": config.rounds, "previous": number - 1, "sampled": sampled}.get(row.policy)
+    fixed = {"round": f"{number:05d}", "seed": str(config.seed)}
+    shards = [f"{shard:03d}" for shard in range(config.rollout.shards)]
+    if row.each == "shard":
+        yield from ((fixed | {"shard": shard}, policy) for shard in shards)
+    elif row.each == "reward":
+        columns = (reward.column for reward in config.rewards if reward.gpus)
+        yield from ((fixed | {"reward": column, "shard": shard}, policy) for column in columns for shard in shards)
+    elif row.each in ("evaluation", "trained"):
+        for name, evaluated in config.evaluated.items():
+            if evaluated > 0 or row.each == "evaluation":
+                yield fixed | {"name": name}, evaluated
+    else:
+        yield fixed, policy

@@ -71,9 +71,9 @@ class RunKeys(Section):
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
     workers: Literal["auto", "always", "never"] = "auto"
-    """Whether engines stay loaded between rounds when Snakemake and its jobs run on one machine. `auto`: only on
-    machines without a GPU. `always`: also with GPUs, where the engines take turns. Workers change no result and hold
-    memory for sampler, reference and trainer at the same time.
+    """Whether engines stay loaded between rounds when Snakemake and its jobs run on one machine. On GPUs they take
+    turns, and wait in the memory of the machine; with `auto`, those that do not fit into it start in each round.
+    Workers change no result and hold memory for sampler, reference and trainer at the same time.
     """
     report_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], ONE_NAME] = ["tensorboard"]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`

@@ -196,7 +196,9 @@ class Vllm(Section):
     """Resources of the sampling engine (vLLM). They change results only by rounding, so a new value reruns nothing."""
 
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Fraction of a GPU's memory that vLLM reserves."""
+    """Largest fraction of a GPU's memory that vLLM may use. Its KV cache gets what a full batch of the longest
+    sequences takes, up to this limit.
+    """
     kv_cache_gib: int = Field(1, ge=1)
     """Maximum size of the KV cache in GiB when vLLM runs on CPUs. vLLM allocates what 256 concurrent sequences need, up
     to this size.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -57,8 +58,27 @@ class Lora(Section):
     """Scale: the output of the adapter is multiplied by lora_alpha / r."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability at the input of the adapter."""
-    target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Modules that get an adapter, by name, or `all-linear`; of a model of images only those of its language model."""
+    use_rslora: bool = False
+    """Scale by lora_alpha / √r instead (rsLoRA, arXiv 2312.03732)."""
+    target_modules: list[str] | str = "all-linear"
+    """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`; of a model of
+    images only those of its language model.
+    """
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether modules are given by a regular expression."""
+        return isinstance(self.target_modules, str) and self.target_modules != "all-linear"
+
+    @field_validator("target_modules")
+    @classmethod
+    def _check_pattern(cls, value: list[str] | str) -> list[str] | str:
+        if isinstance(value, str):
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"{value}: no regular expression ({error})") from None
+        return value
 
 
 class Update(Section):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.image_store import decode
 from rloo_pipeline.config import Dataset
-from rloo_pipeline.data.prompting import render
+from rloo_pipeline.data.prompting import check_embedded, guard, render
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,10 +126,16 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     """Token ids of a prompt with images, up to the start of the completion.
 
     Raises:
-        UserError: the messages cannot hold the images, the chat template shows another number of them, or a text has
-            a token that stands for a part of an image.
+        UserError: the messages cannot hold the images, the chat template shows another number of them, or a text
+            spells a special token, such as one that stands for a part of an image.
     """
     messages = with_parts(prompt, len(pixels), location)
+    spelled = None if dataset.split_special_tokens is False else guard(dataset, processor.tokenizer).spelled(messages)
+    if spelled is not None:  # the processor tokenizes a text, not ids
+        raise UserError(
+            f"{location}: a text spells the special token {spelled!r}; remove it, or set dataset.split_special_tokens: "
+            "false if it is meant"
+        )
     text = render(messages, dataset, processor.tokenizer, location)
     ids = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
     shown = ids.count(processor.image_token_id)
@@ -141,6 +147,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     if stray := ({*processor.image_token_ids} - {processor.image_token_id}) & {*ids}:
         tokens = ", ".join(processor.tokenizer.convert_ids_to_tokens(sorted(stray)))
         raise UserError(f"{location}: a text has {tokens}, which stands for a part of an image; remove it")
+    check_embedded(ids, processor.tokenizer, location)
     if not pixels:
         return ImagePrompt(ids, ids)
     expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]

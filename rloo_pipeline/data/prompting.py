@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts import policy
 from rloo_pipeline.config import TABLE_COLUMNS, Dataset
+from rloo_pipeline.data.plain_text import PlainText, plain_text
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 COMPLETION = "warmstart.sft.completion_column"
 TEMPLATE_SECONDS = 10.0
 """Longest time for one prompt in a chat template, which comes with the model and may loop without an end."""
+MOST_CHARACTERS = 10_000_000
+"""Longest prompt that is tokenized, which takes 80 bytes of memory a character."""
 
 
 def template_columns(template: str) -> list[str]:
@@ -155,14 +161,13 @@ def encode(
     """Token ids of a prompt, up to the start of the completion; `tools` are the schemas of those it lists.
 
     Raises:
-        UserError: the chat template fails or is missing, the prompt is empty, or it would begin with two BOS tokens.
+        UserError: the chat template fails or is missing, the prompt is empty or too long to be tokenized, it would
+            begin with two BOS tokens, a string spells a special token, or the model does not embed a token.
     """
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt)["input_ids"])
+        ids = _ids_of_string(prompt, dataset, tokenizer, path)
     else:
-        ids = list(
-            tokenizer(render(prompt, dataset, tokenizer, path, tools=tools), add_special_tokens=False)["input_ids"]
-        )
+        ids = chat_ids(prompt, dataset, tokenizer, path, tools=tools)
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         raise UserError(
@@ -171,7 +176,91 @@ def encode(
         )
     if not ids:
         raise UserError(f"{path}: a prompt has no tokens; give the row a text, or drop it")
+    check_embedded(ids, tokenizer, path)
     return ids
+
+
+def chat_ids(
+    messages: Any,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Any] = (),
+) -> list[int]:
+    """Token ids of messages in the model's chat template, as `render`; texts of the messages stay text."""
+
+    def rendered(messages: Any) -> str:
+        return render(messages, dataset, tokenizer, path, add_generation_prompt, tools)
+
+    if dataset.split_special_tokens is False:
+        return list(tokenizer(rendered(messages), add_special_tokens=False)["input_ids"])
+    return guard(dataset, tokenizer).ids(messages, rendered)
+
+
+def guard(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> PlainText:
+    """What keeps texts of data text; the configuration's own texts may spell special tokens that end no turn."""
+    own = (dataset.system_prompt, dataset.user_prompt)
+    return plain_text(tokenizer, "\n".join(filter(None, own)))
+
+
+def _ids_of_string(prompt: str, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:
+    """Token ids of a prompt without a chat template, with the tokens that the tokenizer puts before a text.
+
+    Tokens that it puts behind a text, such as EOS, are left out: the completion follows.
+    """
+    _check_length(prompt, path)
+    before, after = _around_text(tokenizer)
+    if dataset.split_special_tokens:
+        return [*before, *guard(dataset, tokenizer).ids_of_text(prompt)]
+    ids = list(tokenizer(prompt)["input_ids"])
+    ids = ids[: len(ids) - after]
+    spelled = None if dataset.split_special_tokens is False else guard(dataset, tokenizer).spelled(prompt)
+    if spelled is not None and ids[:2] != [tokenizer.bos_token_id] * 2:
+        raise UserError(
+            f"{path}: a prompt that is a string spells the special token {spelled!r}; set "
+            "dataset.split_special_tokens: false if it is meant, as in prompts that a chat template has made, or true "
+            "to encode it as plain text"
+        )
+    return ids
+
+
+@lru_cache(maxsize=8)
+def _around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
+    """The tokens that a tokenizer puts before a text, and how many it puts behind one."""
+    whole, bare = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False))
+    start = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+    return whole[:start], len(whole) - start - len(bare)
+
+
+def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Checks that the model of a tokenizer embeds these tokens.
+
+    Raises:
+        UserError: one of them is beyond the rows of the embedding, as one that was added to the tokenizer alone.
+    """
+    rows = _embedded(tokenizer.name_or_path)
+    if rows is not None and max(ids, default=0) >= rows:
+        id_ = max(ids)
+        raise UserError(
+            f"{path}: token {tokenizer.convert_ids_to_tokens(id_)!r} (id {id_}) has no row in the model's embedding "
+            f"({rows} rows); resize the embedding to the tokenizer (`model.resize_token_embeddings`), or use the "
+            "tokenizer that belongs to the model"
+        )
+
+
+@lru_cache(maxsize=8)
+def _embedded(folder: str) -> int | None:
+    """Number of tokens that the model in a folder embeds; None if there is no such model."""
+    return policy.vocabulary(Path(folder)) if folder and (Path(folder) / "config.json").is_file() else None
+
+
+def _check_length(text: str, path: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise UserError(
+            f"{path}: a prompt has {len(text):,} characters, and {MOST_CHARACTERS:,} can be tokenized; shorten the "
+            "row, or correct the chat template"
+        )
 
 
 def render(
@@ -185,7 +274,8 @@ def render(
     """The text of messages in the model's chat template, which lists `tools`.
 
     Raises:
-        UserError: the template is missing, fails, or takes longer than TEMPLATE_SECONDS.
+        UserError: the template is missing, fails, takes longer than TEMPLATE_SECONDS, or writes more than
+            MOST_CHARACTERS.
     """
     try:
         with _deadline(TEMPLATE_SECONDS):
@@ -207,6 +297,7 @@ def render(
             f"{path}: the chat template failed on {str(messages)[:80]} ({reason}); correct it or "
             "dataset.chat_template_kwargs"
         ) from error
+    _check_length(str(text), path)
     return str(text)
 
 

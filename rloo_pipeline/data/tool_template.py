@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config import Dataset
-from rloo_pipeline.data.prompting import render
+from rloo_pipeline.data.prompting import chat_ids, check_embedded, render
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class ToolTemplate:
 
         With some templates that is the token with which the answer begins, at which the model stops.
         """
-        start, whole = (self._ids(self.render(before)), self._ids(self.render([*before, *after], True)))
+        start, whole = self.ids(before), self.ids([*before, *after], True)
         ends = [index + 1 for index, token in enumerate(start) if token in self.stop_ids]
         if ends and not str(self.tokenizer.decode(start[ends[-1] :])).strip():
             start = start[: ends[-1]]
@@ -128,8 +128,11 @@ class ToolTemplate:
             )
         return whole[len(start) :]
 
-    def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def ids(self, messages: Sequence[Message], next_turn: bool = False) -> list[int]:
+        """Token ids of messages, as `render`; what answers spell stays text."""
+        ids = chat_ids(list(messages), self.dataset, self.tokenizer, self.name, next_turn)
+        check_embedded(ids, self.tokenizer, self.name)
+        return ids
 
     def _refusal(self, problem: str) -> str:
         return (

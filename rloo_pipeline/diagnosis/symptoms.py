@@ -183,7 +183,8 @@ def cold_start(history: RoundHistory, gate: gates.ColdStart) -> str | None:
 
 @symptom(
     "sampler-trainer mismatch",
-    "use the same dtype for both (model.dtype), then set algorithm.mismatch.correction: token_tis where a token is an "
+    "in float32, or with update.lora, the sampler had another policy: run this round again, since an update now proves "
+    "its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis where a token is an "
     "action, else sequence_mean_mis with min and max near 1",
 )
 def sampler_mismatch(history: RoundHistory, gate: gates.SamplerMismatch) -> str | None:

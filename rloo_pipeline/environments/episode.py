@@ -158,6 +158,14 @@ class Episode:
     def _arguments_of_reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that reset takes; TRL gives all of them, and refuses a reset without `**kwargs`."""
         signature = signature_of(self.environment.reset)
+        function = getattr(self.environment.reset, "__func__", None)
+        first = next(iter(inspect.signature(function).parameters.values()), None) if function else None
+        if first and signature.variadic and first.kind is first.POSITIONAL_OR_KEYWORD and first.name in row:
+            raise UserError(
+                f"'{self.reference}': the dataset has a column '{first.name}', as the first parameter of "
+                f"{type(self.environment).__name__}.reset is called; rename the column, or write "
+                f"`def reset({first.name}, /, **row)`"
+            )
         for name in signature.required:
             if name not in row:
                 raise UserError(
@@ -206,7 +214,7 @@ class Episode:
             ) from None
         return RequestDone(score, state_of(self.environment))
 
-    def _run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def _run(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """What a function of the user returns, awaited if it is async, in this process alone."""
         with only_in(self.pid):
             result = function(*arguments, **named)

@@ -3,41 +3,44 @@
 The values of an arm are a table [seeds, prompts]: each seed is one training, and all are evaluated on the same prompts.
 Both are samples: of trainings, and of prompts of the kind.
 
-- Intervals are of the hierarchical bootstrap, which draws seeds and prompts with replacement. Agarwal et al. 2021
-  (arXiv 2108.13264) draw runs within tasks; here prompts are crossed with seeds, as in Owen 2007 (arXiv 0712.1111).
-  Few seeds give too narrow a bootstrap, so the ends are moved away from the estimate by the ratio of Student's
-  quantile to the normal one (Hesterberg 2015, arXiv 1411.5279, section 5.2), with Satterthwaite's (1946) degrees of
-  freedom.
-- Arms are compared in pairs of the same seed and prompt; the p-value is of Student's t with the same freedom.
-- The chance of improvement is that of a training of one arm to be better than one of the other (Agarwal et al. 2021).
-  If all trainings seen are, all of every resample are too, so the bootstrap's interval is extended to that of Newcombe
-  (2006, Statistics in Medicine 25, 559-573, method 5), with Student's quantile for few seeds.
+- The squared margin of a mean is the sum of those of seeds and of prompts, each with its own Student's quantile.
+  Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too narrow.
+- A share has the interval of Clopper and Pearson (1934) for the number of independent answers that would have this
+  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays within 0 to 1, and is not empty at
+  either end.
+- Arms are compared in pairs of the same seed and prompt. The margin of a difference is at least that of the share won
+  less the share lost (Zou and Donner 2008, MOVER), which is not 0 where all seeds agree.
+- p is the larger one of two: that of the test that inverts the margin, and that of the sign-flip test over seeds
+  (Fisher 1935), which assumes no distribution. With n seeds it is never below 2 / 2^n.
+- The interquartile mean has the standard error of Tukey and McLaughlin (1963, Sankhyā A 25, 331-352).
+- The chance of improvement is that of a training of one arm to be better than one of the other (Agarwal et al. 2021,
+  arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573, method 5) and Student's
+  quantile for few seeds.
+
+tools/coverage_over_seeds.py measures how often the intervals contain the truth; docs/experiments.md has its figures.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rloo_pipeline.evaluation.statistics import TAIL, Array, Estimate
+from rloo_pipeline.evaluation.statistics import ROUNDING, TAIL, Array, Estimate, sign_flip_p
 
 FEWEST = 3
 """Seeds from which something is said about training."""
-POWER = 0.8
-MOST = 1000
-"""Seeds up to which the number that a test needs is searched."""
+FEWEST_FOR_IQM = 5
+"""Seeds from which an interquartile mean leaves out the best and the worst seed and keeps at least three."""
 
 
 class Summary(NamedTuple):
     """An arm over its seeds; intervals are None with fewer than `FEWEST` seeds."""
 
     mean: Estimate
-    iqm: Estimate
-    """Interquartile mean over seeds: a quarter of the seeds at either end is left out."""
+    iqm: Estimate | None
+    """Mean without the best and the worst quarter of the seeds; None with fewer than `FEWEST_FOR_IQM` seeds."""
 
 
 class Comparison(NamedTuple):
@@ -50,55 +53,59 @@ class Comparison(NamedTuple):
     improvement: float
     """Chance that a training of the first arm is better than one of the second; ties count half."""
     improvement_ci95: tuple[float, float] | None
-    seeds_needed: int | None
-    """Seeds for 80% power at this difference; None where that is more than `MOST` or cannot be told."""
 
 
-def summarize_arm(values: Array, resamples: int, seed: int) -> Summary:
+class _Variance(NamedTuple):
+    """Variance of a mean over seeds and prompts, by source, with the number of values that each was estimated from."""
+
+    of_seeds: float
+    seeds: int
+    of_prompts: float
+    prompts: int
+
+    def margin(self, tail: float = TAIL) -> float:
+        """Banerjee's margin: half the width of the interval that leaves out `tail` at either end."""
+        from scipy.special import stdtrit
+
+        seeds, prompts = (float(stdtrit(max(count - 1, 1), tail)) for count in (self.seeds, self.prompts))
+        return sqrt(seeds**2 * self.of_seeds + prompts**2 * self.of_prompts)
+
+
+def summarize_arm(values: Array) -> Summary:
     """An arm's mean and interquartile mean, with 95% intervals.
 
     Args:
         values: shares of right answers, [seeds, prompts].
-        resamples: number of bootstrap resamples.
-        seed: of the bootstrap.
     """
-    from scipy.stats import trim_mean
-
-    by_seed = values.mean(axis=1)
-    mean, iqm = float(by_seed.mean()), float(trim_mean(by_seed, 0.25))
+    mean = float(values.mean())
     if len(values) < FEWEST:
-        return Summary(Estimate(mean, None), Estimate(iqm, None))
-    drawn = _seed_means(values, resamples, seed)
-    factor = _widening(values)
-    means, iqms = drawn.mean(axis=1), trim_mean(drawn, 0.25, axis=1)
-    return Summary(Estimate(mean, _of_share(mean, means, factor)), Estimate(iqm, _of_share(iqm, iqms, factor)))
+        return Summary(Estimate(mean, None), None)
+    iqm = _interquartile_mean(values) if len(values) >= FEWEST_FOR_IQM else None
+    return Summary(Estimate(mean, _share_ci95(mean, _variance(values))), iqm)
 
 
 def compare_arms(values: Array, others: Array, resamples: int, seed: int) -> Comparison:
     """An arm less another one.
 
     Args:
-        values: of the arm, [seeds, prompts].
-        others: of the other arm, for the same seeds and prompts.
-        resamples: number of bootstrap resamples.
-        seed: of the bootstrap.
+        values: shares of right answers of the arm, [seeds, prompts].
+        others: those of the other arm, for the same seeds and prompts.
+        resamples: random sign patterns of the sign-flip test with more than 20 seeds.
+        seed: of these patterns.
     """
-    from scipy.special import stdtr
-
     differences = values - others
     value = float(differences.mean())
-    improvement = _improvement(values.mean(axis=1)[None], others.mean(axis=1)[None])[0]
+    improvement = _improvement(values.mean(axis=1), others.mean(axis=1))
     if len(values) < FEWEST:
-        return Comparison(value, None, None, improvement, None, None)
-    drawn, drawn_others = (_seed_means(table, resamples, seed) for table in (values, others))
-    interval = _interval(value, drawn.mean(axis=1) - drawn_others.mean(axis=1), _widening(differences))
-    low, high = np.quantile(_improvement(drawn, drawn_others), [TAIL, 1 - TAIL])
-    few = chance_ci95(improvement, len(values))
-    error, freedom = _standard_error(differences)
-    p = 2 * float(stdtr(freedom, -abs(value) / error)) if error > 0 else float(value == 0)
-    needed = seeds_needed(differences.mean(axis=1))
-    improvement_ci95 = min(float(low), few[0]), max(float(high), few[1])
-    return Comparison(value, interval, p, improvement, improvement_ci95, needed)
+        return Comparison(value, None, None, improvement, None)
+    by_seed = sign_flip_p(differences.mean(axis=1), resamples, seed)
+    p = max(_p_of_margin(value, _variance(differences)), by_seed, smallest_p(len(values)))
+    return Comparison(value, _difference_ci95(differences), p, improvement, chance_ci95(improvement, len(values)))
+
+
+def smallest_p(seeds: int) -> float:
+    """The smallest p-value that so many seeds allow: that of differences which all have the same sign."""
+    return float(2.0 ** (1 - seeds))
 
 
 def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
@@ -126,80 +133,69 @@ def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
     return low(chance), 1 - low(1 - chance)
 
 
-def seeds_needed(differences: Array) -> int | None:
-    """Seeds for 80% power of the two-sided paired t-test at 5%, if the true difference and its spread were these.
-
-    Args:
-        differences: one per seed, [seeds].
-
-    Returns:
-        The number; None where it is above `MOST`, or where there is no difference or no spread to tell it from.
+def _variance(values: Array) -> _Variance:
+    """The variance of the mean of a table [seeds, prompts]. What differs in both counts twice, which errs to the side
+    of a wider interval.
     """
-    from scipy.stats import nct, t
-
-    spread = float(differences.std(ddof=1)) if len(differences) > 1 else 0.0
-    effect = abs(float(differences.mean())) / spread if spread > 0 else 0.0
-    if not effect:
-        return None
-    counts = np.arange(2, MOST + 1)
-    limits = t.ppf(1 - TAIL, counts - 1)
-    power = nct.sf(limits, counts - 1, np.minimum(effect * np.sqrt(counts), 30.0))
-    enough = counts[power >= POWER]
-    return int(enough[0]) if len(enough) else None
+    seeds, prompts = values.shape
+    of_prompts = float(values.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
+    return _Variance(float(values.mean(axis=1).var(ddof=1)) / seeds, seeds, of_prompts, prompts)
 
 
-def _seed_means(values: Array, resamples: int, seed: int) -> Array:
-    """Means over drawn prompts of drawn seeds, [resamples, seeds]; the same draws for every table of this shape."""
-    weights, chosen = _draws(*values.shape, resamples, seed)
-    means: Array = np.take_along_axis(weights @ values.T, chosen, axis=1)
-    return means
+def _share_ci95(share: float, variance: _Variance) -> tuple[float, float]:
+    """Korn and Graubard's interval of a share.
+
+    Without any variance, the independent answers are one per prompt, corrected for the freedom of the seeds: as many as
+    if answers to a prompt were always equal, and seeds differed by as much as the prompts let one see.
+    """
+    from scipy.special import betaincinv, stdtrit
+
+    normal = float(stdtrit(np.inf, TAIL))
+    margin = variance.margin()
+    if margin > ROUNDING:
+        answers = normal**2 * share * (1 - share) / margin**2
+    else:
+        answers = variance.prompts * (normal / float(stdtrit(variance.seeds - 1, TAIL))) ** 2
+    right, wrong = share * answers, (1 - share) * answers
+    low = float(betaincinv(right, wrong + 1, TAIL)) if right > 0 else 0.0
+    high = float(betaincinv(right + 1, wrong, 1 - TAIL)) if wrong > 0 else 1.0
+    return low, high
 
 
-@lru_cache(maxsize=1)  # as large as resamples × prompts, and the same for most pairs of arms
-def _draws(seeds: int, prompts: int, resamples: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
-    """Weights of the drawn prompts, [resamples, prompts], and the drawn seeds, [resamples, seeds]."""
-    draw = np.random.default_rng(seed)
-    weights: Array = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
-    return weights, draw.integers(0, seeds, (resamples, seeds))
+def _interquartile_mean(values: Array) -> Estimate:
+    """The mean of the seeds between the quartiles, and its interval."""
+    seeds, cut = len(values), len(values) // 4
+    kept = values[np.argsort(values.mean(axis=1), kind="stable")[cut : seeds - cut]]
+    by_seed, mean, variance = kept.mean(axis=1), float(kept.mean()), _variance(kept)
+    winsorized = np.concatenate([np.repeat(by_seed[[0, -1]], cut), by_seed])
+    of_seeds = float(winsorized.var(ddof=0)) * seeds / (len(kept) * (len(kept) - 1))
+    return Estimate(mean, _share_ci95(mean, variance._replace(of_seeds=of_seeds)))
 
 
-def _standard_error(values: Array) -> tuple[float, float]:
-    """Standard error of the mean over seeds and prompts, and its degrees of freedom (Satterthwaite 1946)."""
-    parts = [
-        (float(means.var(ddof=1)) / len(means) if len(means) > 1 else 0.0, max(len(means) - 1, 1))
-        for means in (values.mean(axis=1), values.mean(axis=0))
-    ]
-    variance = sum(part for part, _ in parts)
-    if variance == 0:
-        return 0.0, 1.0
-    return sqrt(variance), variance**2 / sum(part**2 / freedom for part, freedom in parts)
+def _difference_ci95(differences: Array) -> tuple[float, float]:
+    """The interval of a mean difference of shares, within −1 to 1."""
+    margin = _variance(differences).margin()
+    parts = np.maximum(differences, 0), np.maximum(-differences, 0)
+    won, lost = (float(part.mean()) for part in parts)
+    of_won, of_lost = (_share_ci95(part.mean(), _variance(part)) for part in parts)
+    low = max(margin, sqrt((won - of_won[0]) ** 2 + (of_lost[1] - lost) ** 2))
+    high = max(margin, sqrt((of_won[1] - won) ** 2 + (lost - of_lost[0]) ** 2))
+    return max(won - lost - low, -1.0), min(won - lost + high, 1.0)
 
 
-def _widening(values: Array) -> float:
-    """What the distance of a bootstrap interval's ends from the estimate is multiplied with."""
-    from scipy.special import stdtrit
+def _p_of_margin(value: float, variance: _Variance) -> float:
+    """The largest p at which the interval of Banerjee does not contain 0."""
+    from scipy.optimize import brentq
 
-    error, freedom = _standard_error(values)
-    seeds, by_seed = len(values), float(values.mean(axis=1).var(ddof=1)) / len(values)
-    if error == 0:
-        return 1.0
-    drawn = error**2 - by_seed / seeds  # a bootstrap's variance over n seeds is (n − 1)/n of the unbiased one
-    return float(stdtrit(freedom, TAIL) / stdtrit(1e9, TAIL)) * error / sqrt(drawn)
+    smallest = 1e-12
 
+    def beyond(p: float) -> float:
+        return variance.margin(p / 2) - abs(value)
 
-def _interval(value: float, drawn: Array, factor: float) -> tuple[float, float]:
-    low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
-    return value + factor * min(float(low) - value, 0.0), value + factor * max(float(high) - value, 0.0)
+    return float(brentq(beyond, smallest, 1.0)) if beyond(smallest) > 0 > beyond(1.0) else float(value == 0)
 
 
-def _of_share(value: float, drawn: Array, factor: float) -> tuple[float, float]:
-    """As `_interval`, without what lies outside of 0 to 1, where the true share cannot be."""
-    low, high = _interval(value, drawn, factor)
-    return max(low, 0.0), min(high, 1.0)
-
-
-def _improvement(values: Array, others: Array) -> Array:
-    """Share of pairs of a training of either arm in which the first is better, [rows]; both [rows, seeds]."""
-    pairs = values[:, :, None] - others[:, None, :]
-    shares: Array = ((pairs > 1e-12) + 0.5 * (np.abs(pairs) <= 1e-12)).mean(axis=(1, 2))
-    return shares
+def _improvement(levels: Array, others: Array) -> float:
+    """Share of pairs of a training of either arm in which the first is better; both [seeds]."""
+    pairs = np.subtract.outer(levels, others)
+    return float(((pairs > 1e-12) + 0.5 * (np.abs(pairs) <= 1e-12)).mean())

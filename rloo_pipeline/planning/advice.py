@@ -9,6 +9,7 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.planning import memory
 from rloo_pipeline.planning.memory import GB
+from rloo_pipeline.rollout.engine_size import VisibleGpu
 
 MICRO_BATCH, CHECKPOINTING = "deepspeed.max_tokens_per_micro_batch", {"deepspeed.gradient_checkpointing": True}
 
@@ -97,16 +98,16 @@ def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]
     yield changes | CHECKPOINTING | {MICRO_BATCH: longest}
 
 
-def nearest_rollout(config: Config, shape: ModelDims, room: float) -> str:
+def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
     """Advice: the first number of GPUs whose KV cache holds a sequence.
 
     Args:
         config: of the run.
         shape: of the model.
-        room: bytes of a GPU.
+        card: the GPU.
     """
     for count in (2, 4, 8):
         wider = override(config, {"vllm.tensor_parallel_size": count})
-        if memory.concurrent_sequences(wider, shape, memory.rollout(wider, shape, "cuda", room)) >= 1:
+        if memory.concurrent_sequences(wider, shape, memory.rollout(wider, shape, card)) >= 1:
             return f"would fit with vllm.tensor_parallel_size: {count}"
     return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"

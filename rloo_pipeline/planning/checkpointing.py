@@ -23,7 +23,7 @@ def resolve(config: Config, folder: Path, sft: bool = False) -> Config:
         shape = model_dims.read(folder)
     except UserError:
         return advice.override(config, {"deepspeed.gradient_checkpointing": False})
-    return resolve_for(config, shape, devices.device_type(), devices.memory_bytes(), sft)
+    return resolve_for(config, shape, devices.device_type(), devices.training_bytes(), sft)
 
 
 def resolve_for(config: Config, shape: ModelDims, device: str, room: float, sft: bool = False) -> Config:

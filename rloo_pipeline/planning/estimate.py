@@ -18,6 +18,7 @@ from rloo_pipeline.config.run_set import RunSet, jobs_by_group
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.planning import advice, memory
 from rloo_pipeline.planning.memory import GB
+from rloo_pipeline.rollout.engine_size import VisibleGpu
 
 
 class Card(NamedTuple):
@@ -29,6 +30,11 @@ class Card(NamedTuple):
     """Dense bfloat16 from the vendor's data sheet; float16 for cards without bfloat16."""
     bandwidth: float
     """Memory bandwidth in TB/s."""
+
+    @property
+    def gpu(self) -> VisibleGpu:
+        """What vLLM sees of it."""
+        return VisibleGpu(self.gigabytes * GB, self.name)
 
 
 CARDS = {
@@ -174,9 +180,9 @@ def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
         yield Fit("reference", terms, fit, "" if fit else smaller)
-    terms = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
+    terms = memory.rollout(config, shape, card.gpu)
     fit = memory.concurrent_sequences(config, shape, terms) >= 1
-    yield Fit("rollout", terms, fit, "" if fit else advice.nearest_rollout(config, shape, card.gigabytes * GB))
+    yield Fit("rollout", terms, fit, "" if fit else advice.nearest_rollout(config, shape, card.gpu))
 
 
 def minutes(seconds: float) -> str:
@@ -198,7 +204,7 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
     forward = 2.0 * shape.parameters * counts["trained tokens"]
     passes = 3 * config.algorithm.num_iterations * (4 / 3 if config.deepspeed.gradient_checkpointing is True else 1)
     passes += config.algorithm.needs_old_pass
-    cache = memory.rollout(config, shape, "cuda", card.gigabytes * GB)
+    cache = memory.rollout(config, shape, card.gpu)
     batch = max(
         1.0, min(BATCH, counts["completions per round"] / shards, memory.concurrent_sequences(config, shape, cache))
     )

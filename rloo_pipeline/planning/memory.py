@@ -2,7 +2,7 @@
 
 Only the constants below must be fitted again when training or sampling changes. Those for CPUs were fitted to the peak
 resident set of `rloo update` and `rloo rollout` (tests/stages/test_plan_memory.py measures it). Those for GPUs follow
-DeepSpeed's and vLLM's documentation and were not measured.
+DeepSpeed's and vLLM's documentation; the row `memory` of `make gpu` measures them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
-from rloo_pipeline.rollout.engine_size import cache_bytes
+from rloo_pipeline.rollout.engine_size import VisibleGpu, cache_bytes, gpu_budget
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import nvme
 from rloo_pipeline.training.deepspeed_config import effective_zero_stage
 
@@ -20,10 +21,10 @@ MB, GB = 1e6, 1e9
 ROOM = 0.95
 """Share of the memory that may be used; the rest is lost to fragmentation."""
 
-PROCESS = {"cpu": 430 * MB, "cuda": 1.0 * GB}
+PROCESS = {"cpu": 430 * MB, "cuda": devices.IDLE["trainer"]}
 """An update before it loads a model: interpreter and libraries; on GPUs the CUDA context and NCCL's buffers."""
-SAMPLER = {"cpu": 800 * MB, "cuda": 2.5 * GB}
-"""vLLM before it loads a model; on GPUs with its graphs and workspaces."""
+SAMPLER = 800 * MB
+"""vLLM on CPUs before it loads a model."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Values per token that a layer keeps for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
@@ -220,23 +221,30 @@ def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> 
     return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, LOGITS_AT_ONCE[device]))
 
 
-def rollout(config: Config, shape: ModelDims, device: str, card: float | None = None) -> Terms:
+def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:
     """Memory of a rollout, on a CPU or on each GPU of a tensor-parallel group.
 
     Args:
         config: of the run.
         shape: of the model.
-        device: cpu or cuda.
-        card: bytes of a GPU's memory, of which vLLM allocates its full share; None on CPUs.
+        card: the GPU; None on CPUs.
     """
-    parallel = config.vllm.tensor_parallel_size
-    weights = shape.parameters * BYTES[config.model.dtype] / parallel
+    parallel, dtype = config.vllm.tensor_parallel_size, config.model.dtype
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     if card is None:
-        longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-        cache = cache_bytes(shape, config.model.dtype, config.vllm.kv_cache_gib, longest)
-        return {"process": SAMPLER[device], "weights": weights, "KV cache": float(cache)}
-    rest = card * config.vllm.gpu_memory_utilization - weights - SAMPLER[device]
-    return {"process": SAMPLER[device], "weights": weights, "KV cache": max(rest, 0.0)}
+        cache = cache_bytes(shape, dtype, config.vllm.kv_cache_gib, longest)
+        return {
+            "process": SAMPLER,
+            "weights": float(shape.parameters * BYTES[dtype] / parallel),
+            "KV cache": float(cache),
+        }
+    budget = gpu_budget(shape, dtype, card, config.vllm.gpu_memory_utilization, parallel, longest)
+    return {
+        "process": budget.engine,
+        "weights": budget.weights,
+        "activations": budget.activations,
+        "KV cache": float(max(budget.cache, 0)),
+    }
 
 
 def concurrent_sequences(config: Config, shape: ModelDims, terms: Terms) -> float:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import estimate
+from rloo_pipeline.stages.table import ROWS
 
 SUBMISSION = 20.0
 """Seconds that a stage as a SLURM job takes besides its wait and its work (docs/cluster.md): submission, polling."""
-ON_SNAKEMAKES_MACHINE = {"stage-assets", "stage-harness", "gate", "select", "track"}
+ON_SNAKEMAKES_MACHINE = {row.stage for row in ROWS if row.local}
 """Stages that are no SLURM jobs."""
 MUCH = 0.2
 """Share of the whole time from which waiting in the queue is a reason for one job."""

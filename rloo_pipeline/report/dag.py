@@ -6,59 +6,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rloo_pipeline.report.jobs import Cost
+from rloo_pipeline.stages.table import ROWS
 
 WIDTH, HEIGHT = 126, 48
 STEP = 152
 """From one column to the next."""
 MARGIN = 12
-PLACES = {
-    "stage_assets": (0, 90),
-    "prompts": (1, 90),
-    "trial_probe": (0, 215),
-    "trial_checks": (1, 215),
-    "warmstart": (2, 90),
-    "probe": (2, 215),
-    "checks": (3, 215),
-    "difficulty": (2, 10),
-    "rollout": (3, 90),
-    "score": (4, 55),
-    "reference": (4, 125),
-    "held_out": (4, -15),
-    "refill": (5, -15),
-    "refill_reference": (5, 55),
-    "update": (6, 90),
-    "pass_rates": (6, -15),
-    "gate": (6, 215),
-    "track": (7, -50),
-    "select": (7, 20),
-    "evaluate": (7, 90),
-    "distance": (7, 165),
-    "harness": (7, 240),
-    "stage_harness": (7, 315),
-    "evaluate_chosen": (8, 20),
-    "report": (8, 90),
-}
-"""Column and height of each stage's box; a column without a box takes no room."""
-IN_ROUNDS = {
-    *("rollout", "score", "reference", "held_out", "refill", "refill_reference", "update", "pass_rates"),
-}
-ALWAYS = {
-    *("stage_assets", "prompts", "warmstart", "probe", "checks", "rollout", "score", "update"),
-    *("evaluate", "distance", "report"),
-}
-"""Stages that every run has; others are left out if the run had no job of them."""
-ARROWS = (
-    *(("stage_assets", "prompts"), ("prompts", "warmstart"), ("warmstart", "probe"), ("probe", "checks")),
-    *(("stage_assets", "trial_probe"), ("trial_probe", "trial_checks"), ("trial_checks", "warmstart")),
-    *(("warmstart", "difficulty"), ("difficulty", "rollout")),
-    *(("warmstart", "rollout"), ("rollout", "score"), ("rollout", "reference"), ("score", "update")),
-    *(("reference", "update"), ("checks", "update"), ("update", "gate"), ("update", "evaluate")),
-    *(("score", "held_out"), ("score", "pass_rates"), ("update", "track")),
-    *(("score", "refill"), ("refill", "refill_reference"), ("refill", "update"), ("refill", "pass_rates")),
-    *(("refill_reference", "update"), ("update", "harness"), ("stage_harness", "harness"), ("harness", "report")),
-    *(("evaluate", "distance"), ("evaluate", "report"), ("distance", "report")),
-    *(("evaluate", "select"), ("select", "evaluate_chosen"), ("evaluate_chosen", "report")),
-)
+PLACES = {row.rule: row.box for row in ROWS if row.box}
+"""Column and height of each rule's box; a column without a box takes no room."""
+IN_ROUNDS = {row.rule for row in ROWS if row.in_frame}
+ALWAYS = {row.rule for row in ROWS if row.box and row.when is None}
+"""Rules that every run has; others are left out if the run had no job of them."""
+ARROWS = [(before, row.rule) for row in ROWS for before in row.after]
 BY_REFILL = {("score", "update"), ("score", "pass_rates")}
 """Arrows that a refill, which comes between, takes the place of."""
 

@@ -7,7 +7,7 @@ from math import isclose
 from pathlib import Path
 
 from rloo_pipeline.config import JSON
-from rloo_pipeline.evaluation.across_seeds import FEWEST
+from rloo_pipeline.evaluation.across_seeds import FEWEST, FEWEST_FOR_IQM
 from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
@@ -57,6 +57,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         marks=marks(arms),
         span=span([_estimate(row) for row in summary["arms"]]),
         fewest=FEWEST,
+        fewest_for_iqm=FEWEST_FOR_IQM,
         charts=[
             (HELD_OUT, figure_of_arms(HELD_OUT, held_out, HEIGHT_OF_REWARD)),
             *((chart, drawn) for chart, drawn in others if drawn),
@@ -114,6 +115,12 @@ def headline(summary: JSON) -> str:
     beyond = [f"{row['arm']} ({frame.points(row['value'])} points)" for row in tested if row["p_holm"] <= ALPHA]
     if beyond:
         begin += f" From {baseline} differ by more than seeds and problems explain: {', '.join(beyond)}."
+    elif tested and all(row["p_smallest"] > ALPHA for row in tested):
+        smallest = frame.chance(min(row["p_smallest"] for row in tested))
+        begin += (
+            f" There are too few seeds to show that an arm differs from {baseline}: whatever the accuracies are, no "
+            f"corrected p-value is below {smallest}."
+        )
     elif tested:
         begin += f" No arm differs from {baseline} by more than seeds and problems explain."
     untested = [f"{row['arm']} ({row['reason'] or 'too few common seeds'})" for row in against if row["p_holm"] is None]

@@ -15,7 +15,13 @@ from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.across_seeds import FEWEST, Comparison, compare_arms, summarize_arm
+from rloo_pipeline.evaluation.across_seeds import (
+    FEWEST,
+    Comparison,
+    compare_arms,
+    smallest_p,
+    summarize_arm,
+)
 from rloo_pipeline.evaluation.completions import is_correct
 from rloo_pipeline.evaluation.statistics import Array, holm
 from rloo_pipeline.report import finished
@@ -111,9 +117,12 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
     seed = derive(first.config.seed, "experiment")
     comparisons = _comparisons(arms, resamples, seed)
     corrected = holm({f"{row['arm']} {row['less']}": row["p"] for row in comparisons})
+    tests = sum(row["p"] is not None for row in comparisons)
     for row in comparisons:
         row["p_holm"] = corrected[f"{row['arm']} {row['less']}"]
-    rows = [_arm(arm, runs, experiment, resamples, seed) for arm, runs in arms.items()]
+        # Holm's smallest corrected p is that of the smallest p, times the number of tests
+        row["p_smallest"] = None if row["p"] is None else min(1.0, tests * smallest_p(len(row["seeds"])))
+    rows = [_arm(arm, runs, experiment) for arm, runs in arms.items()]
     return {
         "experiment": experiment.name,
         "baseline": next(iter(experiment.arms)),
@@ -124,7 +133,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
         "sensitivity": _sensitivity(experiment, {row["arm"]: row["mean"]["value"] for row in rows}),
         "runs": [_run(state, experiment) for state in experiment.states],
         "rows": "dev" if first.config.select else "eval",
-        "selection": _selection(experiment, resamples, seed),
+        "selection": _selection(experiment),
     }
 
 
@@ -136,23 +145,26 @@ def without_baseline(summary: JSON) -> str:
     return f"{baseline}, the baseline, has no finished run, so no arm is compared with it."
 
 
-def _selection(experiment: FinishedExperiment, resamples: int, seed: int) -> JSON | None:
+def _selection(experiment: FinishedExperiment) -> JSON | None:
     """What was chosen on dev, and its accuracy on test over seeds."""
     if experiment.selection is None:
         return None
     values = np.stack(experiment.tests)
-    test = summarize_arm(values, resamples, seed)
     shown = {"accuracies": [float(value) for value in values.mean(axis=1)], "prompts": values.shape[1]}
-    return experiment.selection | {"test": shown | {"mean": test.mean._asdict(), "iqm": test.iqm._asdict()}}
+    return experiment.selection | {"test": shown | _over_seeds(values)}
 
 
-def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperiment, resamples: int, seed: int) -> JSON:
+def _over_seeds(values: Array) -> JSON:
+    """An arm's mean and interquartile mean, [seeds, prompts] → JSON; no interquartile mean where the seeds are few."""
+    return {part: estimate and estimate._asdict() for part, estimate in summarize_arm(values)._asdict().items()}
+
+
+def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperiment) -> JSON:
     if reason := incomparable(list(runs.values())):
         raise UserError(
             f"{experiment.name}, arm {arm}: its seeds have no mean, since some have {reason}; run the experiment again"
         )
     values = np.stack([run.accuracy for run in runs.values()])
-    summary = summarize_arm(values, resamples, seed)
     start = [run.summary["warmstart"]["accuracy"] for run in runs.values()]
     return {
         "arm": arm,
@@ -160,8 +172,7 @@ def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperime
         "seeds": list(runs),
         "accuracies": [float(accuracy) for accuracy in values.mean(axis=1)],
         "warmstart": float(np.mean(start)),
-        "mean": summary.mean._asdict(),
-        "iqm": summary.iqm._asdict(),
+        **_over_seeds(values),
         "tokens": sum(run.summary["tokens"]["rollouts"] for run in runs.values()),
         "seconds": round(sum(sum(run.seconds.values()) for run in runs.values()), 1),
     }

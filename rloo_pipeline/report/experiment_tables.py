@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rloo_pipeline.config import JSON
-from rloo_pipeline.evaluation.across_seeds import FEWEST
+from rloo_pipeline.evaluation.across_seeds import FEWEST, FEWEST_FOR_IQM
 from rloo_pipeline.report.experiment_summary import without_baseline
 
 SMALLEST_P = 0.001
@@ -17,14 +17,14 @@ def arms_table(summary: JSON) -> list[list[str]]:
     """The arms for a CSV file: a head, and a row for each arm with its difference from the baseline."""
     against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
     head = ["arm", "seeds", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
-    head += ["difference", "difference_low", "difference_high", "p_holm", "chance_of_improvement", "seeds_for_80_power"]
+    head += ["difference", "difference_low", "difference_high", "p_holm", "chance_of_improvement"]
     table = [[*head, "tokens", "seconds"]]
     for row in summary["arms"]:
         compared = against.get(row["arm"], {})
         cells: list[Any] = [row["arm"], len(row["seeds"])]
-        for part in (row["mean"], row["iqm"], compared):
+        for part in (row["mean"], row["iqm"] or {}, compared):
             cells += [part.get("value"), *(part.get("ci95") or (None, None))]
-        cells += [compared.get(key) for key in ("p_holm", "improvement", "seeds_needed")]
+        cells += [compared.get(key) for key in ("p_holm", "improvement")]
         table.append([_cell(cell) for cell in [*cells, row["tokens"], row["seconds"]]])
     return table
 
@@ -72,7 +72,7 @@ def _caption(summary: JSON) -> str:
     baseline = _tex(summary["baseline"])
     seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))
     shown = any(row["mean"]["ci95"] for row in summary["arms"])
-    intervals = r" with 95\% intervals of the hierarchical bootstrap over seeds and prompts" if shown else ""
+    intervals = r" with 95\% intervals over seeds and prompts" if shown else ""
     tests = sum(row["p"] is not None for row in summary["comparisons"])
     corrected = rf", with $p$ corrected by Holm over {tests} comparison{'' if tests == 1 else 's'}" if tests else ""
     difference = (
@@ -81,6 +81,8 @@ def _caption(summary: JSON) -> str:
         else f"difference from {baseline} in points, paired by seed and prompt{corrected}"
     )
     few = "" if summary["enough_seeds"] else rf" With fewer than {FEWEST} seeds there are no intervals."
+    if not all(row["iqm"] for row in summary["arms"]):
+        few += rf" With fewer than {FEWEST_FOR_IQM} seeds there is no interquartile mean (IQM)."
     stopped = sum(run["finished"] and run["stopped"] for run in summary["runs"])
     ended = rf" Of the runs, {stopped} ended before the last planned round." if stopped else ""
     return (
@@ -90,8 +92,8 @@ def _caption(summary: JSON) -> str:
     )
 
 
-def _with_interval(estimate: Mapping[str, Any]) -> str:
-    if estimate["value"] is None:
+def _with_interval(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None or estimate["value"] is None:
         return "--"
     interval = estimate.get("ci95")
     shown, *ends = (f"${100 * value:.1f}$" for value in (estimate["value"], *(interval or ())))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.diagnosis.run_files import round_of
+from rloo_pipeline.stages.table import ROWS
 
 TOOK = re.compile(
     r"^(?P<ended>\S+ \S+?)(?:,\d+)? INFO rloo\.time: took (?P<seconds>[0-9.]+) s"
@@ -25,7 +26,7 @@ TOOK = re.compile(
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
 
-STAGES_OF_ROUND = ("rollout", "score", "refill", "reference", "refill_reference", "update")
+STAGES_OF_ROUND = list(dict.fromkeys(row.log.partition("/")[0] for row in ROWS if row.next_policy_waits))
 """Stages between a policy and the next, as their logs are named."""
 
 

@@ -19,15 +19,11 @@ from typing import Any, NamedTuple
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.diagnosis.run_files import RunFiles, is_finished, metrics_of
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.stages.table import ROWS
 
 SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
-ORDER = (
-    *("stage_assets", "prompts", "trial_probe", "trial_checks", "warmstart", "probe", "checks", "difficulty"),
-    *("rollout", "score_alone", "score", "refill", "reference", "refill_reference", "update"),
-    *("evaluate", "distance", "harness", "evaluate_chosen", "report"),
-)
-"""Stages that are shown."""
+SHOWN = [row.rule for row in ROWS if row.watched]
 LAST_LINES = 65536
 """Bytes at a log's end that are searched for the stage's last line; engines print there too."""
 LINE = re.compile(r"^\S+ \S+ (?P<level>[A-Z]+) rloo(?P<part>\.\w+)?: (?P<text>.*)$", re.MULTILINE)
@@ -98,13 +94,13 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
         elif working := _working(run.folder, job, now):
             jobs.append(working)
     running = Counter(working.job.stage for working in jobs if not working.failed)
-    stages = [Stage(name, done[name], running[name], total[name]) for name in ORDER if name in total]
+    stages = [Stage(name, done[name], running[name], total[name]) for name in SHOWN if name in total]
     pace = seconds_per_round(run)
     return Progress(stages, jobs, pace, _seconds_left(run, pace, now), not jobs and is_finished(run.folder, config))
 
 
 def _shown(jobs: Iterable[RunJob]) -> list[RunJob]:
-    return [job for job in jobs if job.stage in ORDER]
+    return [job for job in jobs if job.stage in SHOWN]
 
 
 def _working(run: Path, job: RunJob, now: float) -> Working | None:

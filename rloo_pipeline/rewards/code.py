@@ -69,6 +69,7 @@ def code_reward(
     tests_column: str = "tests",
     entry_point_column: str = "entry_point",
     timeout: float = 10.0,
+    row_timeout: float = 40.0,
     memory_mb: int = 512,
     file_mb: int = 16,
     processes: int = 8,
@@ -81,13 +82,15 @@ def code_reward(
 ) -> list[float | None]:
     """1 where a completion's program passes all tests of its row, else 0; None where the row has no usable tests.
 
-    All runs of a row must fit into the `timeout` of the reward in the configuration.
+    A program that takes too long has failed. So `row_timeout` and one `timeout` more must fit into the `timeout` of the
+    reward in the configuration, at which a row gets no score.
 
     Args:
         completions: strings, or lists of messages of which the last one counts.
         tests_column: the column with the tests.
         entry_point_column: the column with the name of the function for `check`, where the tests define `check`.
         timeout: seconds of wall time and of CPU time for a run of the program: all asserts of a row, or one input.
+        row_timeout: seconds for all runs of a row; the inputs that are left then count as failed.
         memory_mb: limit in MiB for each process.
         file_mb: limit in MiB for a file, and for /tmp as a whole, which may have 256 files for each MiB.
         processes: most concurrent processes and threads.
@@ -106,7 +109,7 @@ def code_reward(
     confinement = sandbox.find(tuple(read_only), image, allow_unconfined)
     limits = SandboxLimits(timeout, memory_mb, file_mb, processes)
     self_test(confinement, limits)
-    settings = RunSettings(confinement, limits, partial)
+    settings = RunSettings(confinement, limits, partial, row_timeout)
     entry_points = columns.get(entry_point_column) or [None] * len(completions)
     rows = list(zip(completions, columns[tests_column], entry_points, strict=True))
     with ThreadPoolExecutor(workers) as threads:

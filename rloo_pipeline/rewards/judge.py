@@ -17,7 +17,6 @@ context. The `timeout` of the reward in the configuration must cover all attempt
 
 from __future__ import annotations
 
-import asyncio
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,19 +132,9 @@ async def judge_reward(
 
 
 def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> AsyncOpenAI:
-    import httpx2
     import openai
 
-    class BoundedClient(openai.DefaultAsyncHttpxClient):
-        """Limits a request as a whole: httpx limits each read, so a slow trickle would never time out."""
-
-        async def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await super().send(request, **kwargs)
-            except TimeoutError:
-                raise httpx2.ReadTimeout(f"no whole answer within {timeout:g} s", request=request) from None
-
+    client = http_service.bounded(openai.DefaultAsyncHttpxClient, timeout)
     return openai.AsyncOpenAI(
         base_url=base_url,
         api_key=key or "none",  # OPENAI_API_KEY and the like belong to another server
@@ -153,7 +142,7 @@ def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> As
         project="",
         timeout=timeout,
         max_retries=attempts - 1,
-        http_client=BoundedClient(timeout=timeout, follow_redirects=False),  # completions go to no other host
+        http_client=client(timeout=timeout, follow_redirects=False),  # completions go to no other host
     )
 
 

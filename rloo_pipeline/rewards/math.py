@@ -1,55 +1,60 @@
-"""Mathematical answers, compared by value: numbers as exact fractions, everything else by math-verify.
+r"""Mathematical answers, compared by value: numbers as exact fractions, everything else by math-verify.
 
-The answer of a completion is the content of its last `\\boxed{…}`, of its last `<answer>…</answer>`, or the text after
-its last `####`, whichever comes last. Without such a mark it is the text after the last `A: `, `Answer: ` or
-`the answer is `; else the last number. Numbers may carry currency, thousands separators, units, a percent sign (50%
-equals 50 and 0.5) or a word such as million. Where the gold answer is a letter, the answer is the letter with which
-the text after such words begins: `B`, `(B)` or `B) Paris`, and not `A or B`. A completion without a readable answer
-scores 0.
+Where the answer of a completion is: in its last `\boxed{…}` (several that only a comma, `and` or `or` separates are a
+list), in its last `<answer>…</answer>`, or after its last `####`, whichever comes last. Without such a mark it is the
+text after the last `A: `, `Answer: ` or `the answer is `; else the last number. A completion without a readable answer
+scores 0. Only the text after the thinking counts, and a thinking that does not end has no answer.
 
-A Markdown heading that begins with a word (`#### Step 2: total`) is no mark if text follows. One that begins with a
-number (`#### 2. The total`) cannot be told from an answer.
+How it is compared: numbers may carry currency, thousands separators, units, a percent sign (50% equals 50 and 0.5) or
+a word such as million, and may be mixed (`2 1/2`). `x = 5` and `2 + 3 = 5` are 5; other equations are equations. Where
+the gold answer is a letter, the answer is the letter with which the text begins: `B`, `(B)` or `B) Paris`, and not
+`A or B`. Words, times (`3:30`) and numbers with a base (`101_2`) are compared as text. The rest is math-verify's
+verdict on the LaTeX, within limits of time and size.
 
-The gold answer is read in the same way, so it may be a bare expression, a `\\boxed{…}` or a whole GSM8K solution that
-ends with `#### 42`. A gold answer that cannot be read gives None: the row does not apply, its answer is not wrong.
-
-Only the text after the thinking counts. The last number of a thinking that does not end is no answer.
+The gold answer is read in the same way, so it may be a bare expression, a `\boxed{…}` or a whole GSM8K solution that
+ends with `#### 42`. A gold answer that cannot be read gives None; `rloo check` counts these before a run.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import threading
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring import number_parsing
+from rloo_pipeline.scoring import number_parsing, symbolic
 from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START, text_of
 from rloo_pipeline.scoring.number_parsing import Number
 
-SECONDS = 5
-"""Time limit of math-verify for parsing an expression, and for comparing two."""
-LONGEST = 400
-"""Most characters of an expression that math-verify gets; answers are short."""
-
 _HEADING = r"[^\S\n]*[*_]*[A-Za-z]{2}[^\n]*\n\s*\S"
-"""What follows the `####` of a Markdown heading."""
+"""What follows the `####` of a Markdown heading. One that begins with a number cannot be told from an answer."""
 _MARK = re.compile(rf"\\(?:boxed|fbox)\s*(?=\{{)|(?<=[^\n#])#{{4,}}+|(?<![^\n])#{{4,}}+(?!{_HEADING})|<answer>")
+_SEPARATOR = re.compile(r"[\s$]*(?:,|;|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b)[\s$]*(?:[A-Za-z]\w{0,3}\s?=\s?)?")
+"""Text between two boxes that are one list."""
+_MINUS = re.compile(r"(?:[$(=]\s?-\s?|(?:\s|\A)-)\Z")
+_POWER = re.compile(r"\s*\\?%|\^\{?\w{1,9}\}?|\s*\\pi\b")
+"""What may follow a box and belongs to its value."""
 _ANSWER_IS = re.compile(
     r"^[^\S\n]*A:|\banswer\W{0,4}(?:\s+is)?\W{0,3}:"
     r"|\banswer(?:\s+(?:to|in)\b[^\n.:]{0,80}?)?\s+(?:is|(?:w|sh)ould be|(?:will|must) be)\b",
     re.IGNORECASE | re.MULTILINE,
 )
-_UNIT = re.compile(r"(?:[°/-]?[A-Za-z]{2,}+|[°/-]?[mglLhs](?![A-Za-z])|[\s.,;:!?*()\[\]°²³])*+\Z")
+_UNIT = re.compile(r"(?:[°/-]?[A-Za-z]{2,}+(?:\s?\^\{?[23]\}?)?|[°/-]?[mglLhs](?![A-Za-z])|[\s.,;:!?*()\[\]°²³])*+\Z")
 _GOES_ON = re.compile(
-    r"\s*(?:[-+*/×÷^!<>_]\s*(?:[\d({.\\]|[A-Za-z](?![A-Za-z]))|[xX]\s*\d|(?:[,;:&]|or|and)\s*-?\d|[\\√])"
-    r"|[²³]|\s*[α-ω](?<!μ)(?![ά-ώ])|[A-Za-z](?![A-Za-z])(?<![mglLhs])"
+    r"\s*(?:[-+*/÷^!<>_]\s*(?:[\d({.\\]|[A-Za-z](?![A-Za-z]))|[xX]\s*\d|(?:[,;:&]|or|and)\s*-?\d|\\)"
+    r"|!|\s*[α-ω](?<!μ)(?![ά-ώ])|[A-Za-z](?![A-Za-z])(?<![mglLhs])"
     r"|\s+[a-z](?<![mglhs])(?![A-Za-z]|\s+[A-Za-z]{2}|\.[A-Za-z])"
 )
 """Matches after a first number where the text is a longer expression, a list, or several guesses."""
-_WORDS = re.compile(r"(?!sin|cos|tan|log|sqrt|exp|inf)[A-Za-z]{3,}")
+_WORDS = re.compile(
+    r"(?<![A-Za-z\\])(?!sin|cos|tan|log|exp|and\b|[pbv]?matrix|array|cases|align)[A-Za-z]{3,}|\b[Nn][Oo]\b|[^\W\d_](?<![\0-ͯα-ω])"
+)
+_NEGATED = re.compile(
+    r"(?:\bnot|\bnever|n't|\bneither|\bexcept|\b(?:more|less|greater|fewer) than|[<>])\D{0,15}[\d.,/]+\D*\Z",
+    re.IGNORECASE,
+)
+"""A last number that is not the answer."""
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?")
 _CHOICE = re.compile(
     r"(?:(?i:option|choice)\s+)?[\s(\[\"“]*([A-Za-z])(?!\w)"
@@ -57,18 +62,45 @@ _CHOICE = re.compile(
     r"(?:\s*(?:[.,:;)\]\"”]|\Z)|(?<=[A-Z])\s+(?:[-–—]\s+)?[A-Za-z]{2})"
 )
 """A text that begins with one letter, alone or with words after it, and goes on with no second letter."""
-_TOWER = re.compile(r"(?:\^|\*\*)[^+]*?(?:\^|\*\*)|(?:\^|\*\*)\s*[({]*\s*-?\s*\d{4,}|\d!|\d{60,}")
+_EQUALS = re.compile(r"(?<![<>!\\])=|\\approx\b|≈|\\Rightarrow\b|⇒")
+_NAME = re.compile(r"[\s$]*((?:\\?[A-Za-z]+(?:_\{?\w{1,9}\}?)?)(?:\([\w, ]{1,9}\))?|\([A-Za-z](?:, ?[A-Za-z])+\))\s*")
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?!(?<=\d)\s?[xX]\s?\d|(?<=\d\s)[xX]\s?\d|[mgLlhs])[A-Za-z](?![A-Za-z])")
+"""A letter that stands for a number, and not the `x` of `3 x 4` or the unit of `5 m`."""
+_VERBATIM = re.compile(r"\d{1,2}:\d\d(?!\d).*|\w+_\{?\d+\}?", re.DOTALL)
+"""A time, or a number with its base: math-verify reads them as a quotient and as a number of base 10."""
 
 
 class MathAnswer(NamedTuple):
     """The answer in a text."""
 
     text: str
-    """The answer after `number_parsing.plain`."""
-    number: Number | None
+    """Without LaTeX around its words and numbers."""
+    latex: str
+    """As math-verify gets it."""
+    number: Number | None = None
     """Its value where it is one plain number."""
-    only: bool
-    """Whether the number has only units and punctuation beside it."""
+    only: bool = False
+    """The number has only units and punctuation beside it."""
+    name: str = ""
+    """`x` where the answer is `x = 5`; `text` and `latex` are then those of `5`."""
+    sentence: bool = False
+    """The expression is somewhere in `latex`, which has words around it."""
+
+    @property
+    def key(self) -> str:
+        """What two answers that are written alike have in common."""
+        letter = _LETTER.fullmatch(self.text)
+        return letter[1].casefold() if letter else re.sub(r"[\s{}]", "", self.text.casefold())
+
+    @property
+    def has_words(self) -> bool:
+        """There is language in the text, and no LaTeX."""
+        return "\\" not in self.text and bool(_WORDS.search(self.text))
+
+    @property
+    def is_text(self) -> bool:
+        """The answer is language, not mathematics."""
+        return self.number is None and self.has_words and not re.search(r"[\d=^<>+*]", self.text)
 
 
 def math_reward(
@@ -104,121 +136,122 @@ def _score(completion: str, gold: Any, after_thinking: bool) -> float | None:
     reply, reopened, _ = reply.partition(THINK_START)
     if (after_thinking and not closed) or (reopened and not reply.strip()):
         return 0.0
-    answer = find(reply, "" if expected.number else expected.text)
-    if answer is None:
-        return 0.0
-    if expected.number and answer.number:
-        return float(number_parsing.same(expected.number, answer.number))
-    if expected.text.casefold() == answer.text.casefold():
-        return 1.0
-    # in a sentence without a mark, math-verify itself finds the expression
-    boxed = bool(expected.number or _MARK.search(reply) or not _WORDS.search(answer.text))
-    parsed = _parsed(answer.text) if boxed else _parsed(reply[-LONGEST:], False)
-    return float(_verified(_parsed(expected.text), parsed))
+    answer = find(reply, expected)
+    return float(answer is not None and _equal(expected, answer))
+
+
+def _equal(gold: MathAnswer, answer: MathAnswer) -> bool:
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
+    if gold.number and answer.number:
+        return number_parsing.same(gold.number, answer.number)
+    if gold.key == answer.key:
+        return True
+    if gold.is_text or _VERBATIM.fullmatch(gold.text) or (answer.has_words and not answer.sentence):
+        return False
+    expected = symbolic.numbers(gold.number.values) if gold.number else symbolic.parsed(gold.latex)
+    return symbolic.equal(expected, symbolic.parsed(answer.latex, answer.sentence))
 
 
 @lru_cache(maxsize=1024)  # the completions of a prompt share a gold answer
 def _gold(text: str) -> MathAnswer | None:
     """The gold answer; it has a number only where the text contains no other mathematics."""
     answer = find(text)
-    if answer is None:
-        return None
-    has_words = bool(_WORDS.search(answer.text)) and "\\" not in answer.text
-    if answer.number and (answer.only or has_words):
+    if answer is None or (answer.number and (answer.only or answer.has_words)):
         return answer
-    readable = "\\" in text if has_words else bool(_parsed(answer.text))
-    letter = _LETTER.fullmatch(answer.text)
-    return MathAnswer(letter[1] if letter else answer.text, None, False) if readable else None
+    return (
+        answer._replace(number=None) if re.search(r"\w", answer.text) and len(answer.text) <= symbolic.LONGEST else None
+    )
 
 
-def find(text: str, gold: str = "") -> MathAnswer | None:
-    """The answer in a text; None where there is none. `gold` is a gold answer without a number, where it has none."""
-    marks = list(_MARK.finditer(text))
-    if marks:
-        return _read(_after(text, marks[-1]))
+def find(text: str, gold: MathAnswer | None = None) -> MathAnswer | None:
+    """The answer in a text; None where there is none. `gold` is the gold answer, where the text is a completion."""
+    text = number_parsing.ascii_mathematics(text)
+    wanted = None if gold is None or gold.number else gold
+    letter = wanted is not None and bool(_LETTER.fullmatch(wanted.text))
+    if marks := list(_MARK.finditer(text)):
+        span, in_box = _marked(text, marks)
+        if letter and (choice := _CHOICE.match(number_parsing.plain(span).strip())):
+            return MathAnswer(choice[1], choice[1])
+        return _read(span, not in_box)
     bare = number_parsing.plain(text)
     for match in reversed(list(_ANSWER_IS.finditer(bare))):
-        line = bare[match.end() : match.end() + LONGEST].lstrip(" \t\n*:").partition("\n")[0]
-        if gold and _LETTER.fullmatch(gold) and (choice := _CHOICE.match(line)):
-            return MathAnswer(choice[1], None, False)
-        if any(map(str.isdigit, line)) or (gold and line and not _WORDS.search(line)):
+        line = bare[match.end() : match.end() + symbolic.LONGEST].lstrip(" \t\n*:").partition("\n")[0]
+        if letter and (choice := _CHOICE.match(line)):
+            return MathAnswer(choice[1], choice[1])
+        if wanted and wanted.is_text and line:
+            return _read(re.split(r"[.,;:!?](?:\s|\Z)", line)[0])
+        if wanted and _WORDS.search(line):
+            continue
+        if line if wanted else any(map(str.isdigit, line)):
             return _read(line)
-    bare = bare.strip()
-    short = _read(bare) if len(bare) <= LONGEST and "\n" not in bare else None
-    if short and (short.only or not _WORDS.search(bare)):
+    bare, worded = bare.strip(), bool(_WORDS.search(bare))
+    short = _read(text.strip(), worded) if len(bare) <= symbolic.LONGEST and "\n" not in bare else None
+    if short and (short.only or not worded):
         return short  # a bare expression, with or without a unit
+    if wanted:
+        return MathAnswer(short.text if short else "", text.strip()[-symbolic.LONGEST :], sentence=True)
     numbers = number_parsing.numbers(bare)
-    return MathAnswer(bare, numbers[-1], False) if numbers else short
+    return MathAnswer(bare, bare, numbers[-1]) if numbers else short
 
 
-def _after(text: str, mark: re.Match[str]) -> str:
-    """The text that belongs to the last mark: the content of the braces or of the element, or the rest of the line."""
-    rest = text[mark.end() :]
-    if mark[0].startswith("\\"):
-        depth = 0
-        for place, character in enumerate(rest):
-            depth += (character == "{") - (character == "}")
-            if depth == 0:
-                return rest[rest.index("{") + 1 : place]
-        return ""  # the closing brace is missing
+def _marked(text: str, marks: list[re.Match[str]]) -> tuple[str, bool]:
+    """The text that belongs to the last mark (the content of the box, with those it makes a list with, or of the
+    element, or the rest of the line), and whether it is a box.
+    """
+    mark = marks[-1]
     if mark[0] == "<answer>":
-        return rest.partition("</answer>")[0]
-    return rest.lstrip().partition("\n")[0]
+        return text[mark.end() :].partition("</answer>")[0], False
+    if mark[0].startswith("#"):
+        return text[mark.end() :].lstrip().partition("\n")[0], False
+    end = _closing(text, mark.end())
+    content = text[mark.end() + 1 : max(end, 0)]  # empty where the closing brace is missing
+    if content and (after := _POWER.match(text, end + 1)):
+        content += after[0]
+    if content and _MINUS.search(text[max(0, mark.start() - 4) : mark.start()]):
+        content = f"-{content}" if content.isalnum() else f"-({content})"
+    parts = [content]
+    for earlier, later in pairwise(reversed(marks)):
+        end = _closing(text, later.end()) if later[0].startswith("\\") else -1
+        if end < 0 or not _SEPARATOR.fullmatch(text, end + 1, earlier.start()):
+            break
+        parts.append(text[later.end() + 1 : end])
+    return ", ".join(dict.fromkeys(reversed(parts))), True
 
 
-def _read(span: str) -> MathAnswer | None:
-    """The answer in a short text: its leading number or expression, or its last number."""
-    text = number_parsing.plain(span).strip().rstrip(".,;:! ")
-    if "=" in text and not re.search(r"[<>!]=", text):
-        text = text.rpartition("=")[2].strip()
+def _closing(text: str, start: int) -> int:
+    """The place of the brace that closes the one at `start`; -1 where there is none."""
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return -1
+
+
+def _read(span: str, prose: bool = True) -> MathAnswer | None:
+    """The answer in a short text: its leading number or expression, or its last number. In prose, `18!` is 18."""
+    name, latex = _sides(span)
+    text = number_parsing.plain(latex).strip().rstrip(".,;:! " if prose else ".,;: ")
+    if re.fullmatch(r"-?\d{1,3}(?: \d{3})+", text):
+        text = text.replace(" ", "")
     if not text:
         return None
-    number = number_parsing.first(text)
-    if number is not None:
+    answer = MathAnswer(text, re.sub(r"(?:(?<!\\)[.,;:]|\s)+\Z", "", latex), name=name)
+    if number := number_parsing.first(text):
         rest = text[number.end :]
-        if _GOES_ON.match(rest):
-            return MathAnswer(text, None, False)
-        return MathAnswer(text, number, bool(_UNIT.match(rest)))
-    if re.search(r"[A-Za-z]{2}\s", text) and "\\" not in text:
+        return answer if _GOES_ON.match(rest) else answer._replace(number=number, only=bool(_UNIT.match(rest)))
+    if re.search(r"[A-Za-z]{2}\s", text) and "\\" not in text and not _NEGATED.search(text):
         numbers = number_parsing.numbers(text)
-        return MathAnswer(text, numbers[-1], False) if numbers else None
-    return MathAnswer(text, None, False)
+        return answer._replace(number=numbers[-1]) if numbers else answer
+    return answer
 
 
-def _verified(gold: list[Any], answer: list[Any]) -> bool:
-    """Whether math-verify finds two parsed expressions equal."""
-    from math_verify import verify
-
-    return bool(gold and answer) and bool(verify(gold, answer, timeout_seconds=_seconds()))
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str, boxed: bool = True) -> list[Any]:
-    """An expression as math-verify parses it; empty where it is too long or has powers of powers, which no time limit
-    stops.
-    """
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    if len(text) > LONGEST or _TOWER.search(text):
-        return []
-    parsed = parse(
-        f"\\boxed{{{text}}}" if boxed else text,
-        (LatexExtractionConfig(), ExprExtractionConfig()),
-        fallback_mode="no_fallback",
-        parsing_timeout=_seconds(),
-    )
-    return list(parsed)
-
-
-def _seconds() -> int | None:
-    """math-verify implements its time limits with alarms, which only a main thread can use."""
-    return SECONDS if threading.current_thread() is threading.main_thread() else None
-
-
-def _not_of_timeouts(record: logging.LogRecord) -> bool:
-    """A logging filter that drops the warning that timeouts are off."""
-    return not record.getMessage().startswith("Timeout is disabled")
-
-
-for _name in ("math_verify.parser", "math_verify.grader"):
-    logging.getLogger(_name).addFilter(_not_of_timeouts)
+def _sides(text: str) -> tuple[str, str]:
+    """The name and the value in `x = 5`, `2 + 3 = 5`, `x = 2 + 3 = 5`; no name and all of the text elsewhere."""
+    *left, value = _EQUALS.split(text)
+    names = [name[1] for side in left if (name := _NAME.fullmatch(side))]
+    if all(_NAME.fullmatch(side) or _WORDS.search(side) or not _UNKNOWN.search(side) for side in left):
+        single = next((name for name in names if len(name) == 1 or "(" in name or "_" in name), "")
+        return re.sub(r"\s", "", single), value
+    return "", text

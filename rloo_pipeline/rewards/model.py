@@ -2,7 +2,8 @@
 chat template, as in TRL.
 
 The model is loaded once per process, from a folder or the Hub's cache and never from the network. Conversations of
-similar length share a batch, padded on the right; padding does not change a score. Weights are bfloat16 on a GPU and
+similar length share a batch, padded on the right; padding does not change a score. A special token that prompt or
+completion spell is encoded as the text that it is. Weights are bfloat16 on a GPU and
 float32 on a CPU. In the configuration:
 
     - function: rloo_pipeline.rewards.model:reward_model
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import content_text
+from rloo_pipeline.data.plain_text import plain_text
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.scoring.reward_call import unscored
@@ -171,17 +173,21 @@ def _shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
 
 
 def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, Any]) -> list[int]:
-    """Token ids of a text, or of messages in the model's chat template."""
-    text = shown
-    try:
-        if not isinstance(shown, str):
-            text = tokenizer.apply_chat_template(shown, tokenize=False, **template_kwargs)
-    except Exception as error:
-        raise UserError(
-            f"{REWARD}: the chat template of '{path}' failed ({type(error).__name__}: {error}); a reward model for "
-            "conversations must come with one"
-        ) from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    """Token ids of a text, or of messages in the model's chat template. A special token that they spell is text: a
+    policy could end its turn with it and write the user's.
+    """
+
+    def rendered(messages: Any) -> str:
+        try:
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs))
+        except Exception as error:
+            raise UserError(
+                f"{REWARD}: the chat template of '{path}' failed ({type(error).__name__}: {error}); a reward model for "
+                "conversations must come with one"
+            ) from error
+
+    encoder = plain_text(tokenizer)
+    return encoder.ids_of_text(shown) if isinstance(shown, str) else encoder.ids(shown, rendered)
 
 
 def _batches(rows: list[int], lengths: list[int], most: int) -> Iterator[list[int]]:

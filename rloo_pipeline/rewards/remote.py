@@ -9,8 +9,7 @@ completion. Transient failures (no connection, timeout, 408, 425, 429, 5xx) are 
 
 from __future__ import annotations
 
-import asyncio
-import math
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,7 +90,7 @@ async def remote_reward(
     target = Target(url, shown_url, secret, timeout, attempts, backoff)
     http_service.quiet_clients()
     key = (REWARD, url, auth_header, auth_scheme, auth_env, timeout, concurrency)
-    make = partial(httpx2.AsyncClient, headers=headers, timeout=timeout)
+    make = partial(http_service.bounded(httpx2.AsyncClient, timeout), headers=headers, timeout=timeout)
     async with http_service.shared_client(key, concurrency, make, "aclose") as shared:
 
         async def scores_of(places: range) -> list[float | None]:
@@ -136,11 +135,10 @@ async def _post(client: AsyncClient, body: dict[str, list[Any]], target: Target)
 
     secret = target.secret
     try:
-        async with asyncio.timeout(target.timeout):  # httpx limits each read, so a slow trickle would never time out
-            response = await client.post(target.url, json=body)
-    except TimeoutError:
-        raise TransientError(f"no answer within {target.timeout:g} s") from None
-    except httpx2.TransportError as error:
+        response = await client.post(target.url, json=body)
+    except http_service.TooLongError as error:
+        raise UserError(f"{REWARD}: {target.shown_url} sent {error} for scores; check url and the server") from None
+    except httpx2.RequestError as error:
         raise TransientError(f"{type(error).__name__} {http_service.without(secret, error)}".strip()) from None
     if response.status_code in TRANSIENT_STATUS or response.status_code >= 500:
         raise TransientError(f"status {response.status_code}")
@@ -168,7 +166,7 @@ def _scores(answer: Any, count: int, target: Target) -> list[float | None]:
             "number or null each"
         )
     for value in values:
-        number = isinstance(value, int | float) and math.isfinite(value)
+        number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
         if not (value is None or number):
             shown = http_service.without(target.secret, repr(value))
             raise UserError(

@@ -1,22 +1,28 @@
-"""Sizes that a vLLM engine is started with: context, KV cache on CPUs, LoRA rank."""
+"""Sizes that a vLLM engine is started with: context, KV cache, images of a prompt."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import model_dims, vision
 from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 
 CPU_MAX_SEQS = 256
 """Largest number of sequences in one batch on CPUs."""
 CPU_BLOCK_SIZE = 128
 """Tokens in one block of the KV cache on CPUs."""
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of max_lora_rank that vLLM allows."""
+GPU_BLOCK_SIZE = 128
+"""Tokens that the length of a sequence is rounded up to on GPUs, where most kernels have blocks of 16."""
+LIVE = {"hidden": 4, "heads": 2, "key_value": 4, "intermediate": 3}
+"""Values per token that vLLM has at once in a layer, as multiples of its widths."""
+LOGITS = 4
+"""Copies of the logits in float32 that vLLM has at once while it samples."""
+GB = 1e9
 
 
 def context_length(folder: Path, needed: int) -> int:
@@ -54,6 +60,120 @@ def cache_bytes(dims: ModelDims | None, dtype: Dtype, most_gib: int, longest: in
     return min(most, tokens * dims.cached(dtype) * 5 // 4)
 
 
+class VisibleGpu(NamedTuple):
+    """A GPU as vLLM sees it."""
+
+    memory: float
+    """Bytes."""
+    name: str
+
+    @property
+    def is_large(self) -> bool:
+        """Whether vLLM's defaults for a batch are the larger ones."""
+        return self.memory >= 70 * 2**30 and "a100" not in self.name.lower()
+
+    @property
+    def sequences(self) -> int:
+        """Largest number of sequences in one batch."""
+        return 1024 if self.is_large else 256
+
+    @property
+    def tokens(self) -> int:
+        """Largest number of tokens in one step."""
+        return 16384 if self.is_large else 8192
+
+
+class GpuBudget(NamedTuple):
+    """Bytes of each GPU that a vLLM engine has, known before it starts."""
+
+    engine: float
+    """CUDA context, graphs and workspaces."""
+    weights: float
+    activations: float
+    """Of the largest batch, with its logits."""
+    cache: int
+    """The KV cache."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self)
+
+
+def gpu_budget(
+    dims: ModelDims,
+    dtype: Dtype,
+    card: VisibleGpu,
+    utilization: float,
+    parallel: int,
+    longest: int,
+    recurrent: bool = False,
+) -> GpuBudget:
+    """Divides the share of a GPU that vLLM may have.
+
+    The cache gets what a full batch of the longest sequences takes, and a quarter more, as far as there is room; so
+    nothing has to be measured on a GPU on which something else may start or end meanwhile.
+
+    Args:
+        dims: of the model.
+        dtype: of the model.
+        card: the GPU.
+        utilization: `vllm.gpu_memory_utilization`, an upper limit.
+        parallel: number of GPUs over which the model is split.
+        longest: tokens of a prompt and its completion.
+        recurrent: layers have states, whose blocks have other sizes; the cache then gets all of the room.
+
+    Returns:
+        The budget; its cache is 0 or less where there is no room for one.
+    """
+    size = BYTES[dtype]
+    widths = dims._asdict()
+    per_token = sum(multiple * widths[name] for name, multiple in LIVE.items()) * size
+    logits = LOGITS * 4 * card.sequences * dims.vocabulary
+    share = min(card.memory * utilization, card.memory - devices.idle_bytes("sampler"))
+    fixed = GpuBudget(
+        devices.IDLE["sampler"],
+        dims.parameters * size / parallel,
+        (card.tokens * per_token + logits) / parallel,
+        0,
+    )
+    tokens = card.sequences * -(-longest // GPU_BLOCK_SIZE) * GPU_BLOCK_SIZE
+    most = float("inf") if recurrent else tokens * dims.cached(dtype) * 5 / 4
+    return fixed._replace(cache=int(min(share - fixed.total, most)))
+
+
+def gpu_settings(
+    base: Path, dtype: Dtype, gpu: VisibleGpu, utilization: float, parallel: int, longest: int
+) -> dict[str, Any]:
+    """vLLM's settings for its share of a GPU; the arguments are those of `gpu_budget`.
+
+    With `kv_cache_memory_bytes`, vLLM does not measure memory, which fails while other processes on the GPU start or
+    end. Of `gpu_memory_utilization` it then only demands at its start that so much is free. Where config.json has no
+    sizes that we know, vLLM measures.
+
+    Raises:
+        UserError: the cache cannot hold a sequence.
+    """
+    dims = dims_of(base)
+    if dims is None:
+        return {"max_num_seqs": gpu.sequences, "gpu_memory_utilization": utilization}
+    recurrent = model_dims.is_recurrent(read_json(base / "config.json"))
+    budget = gpu_budget(dims, dtype, gpu, utilization, parallel, longest, recurrent)
+    if budget.cache < (needed := dims.cached(dtype) * longest / parallel):
+        raise UserError(
+            f"vllm.gpu_memory_utilization: {utilization} of a GPU of {gpu.memory / GB:.1f} GB is too little: the "
+            f"weights take {budget.weights / GB:.1f} GB, vLLM and its activations "
+            f"{(budget.engine + budget.activations) / GB:.1f} GB, and the KV cache of one sequence of {longest} tokens "
+            f"{needed / GB:.2f} GB; raise it, split the model (vllm.tensor_parallel_size), or lower "
+            "rollout.max_completion_length"
+        )
+    return {
+        "max_num_seqs": gpu.sequences,
+        "kv_cache_memory_bytes": budget.cache,
+        "gpu_memory_utilization": min(1.0, budget.total / gpu.memory),
+    }
+
+
 def dims_of(folder: Path) -> ModelDims | None:
     """The dimensions of a model; None where its configuration has none that `model_dims` can read."""
     try:
@@ -72,19 +192,3 @@ def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
         return {}
     videos = {} if vision.kind_of(hf_config).video is None else {"video": 0}
     return {"limit_mm_per_prompt": {"image": most, **videos}, "mm_device_do_normalize": False}
-
-
-def adapter_settings(facts: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's settings for a LoRA adapter, by its adapter_config.json.
-
-    vLLM leaves modules that no adapter changes as they are. Otherwise it would also prepare layers of experts for
-    adapters, which it cannot on CPUs.
-    """
-    settings: dict[str, Any] = {"enable_lora": True, "max_lora_rank": vllm_lora_rank(facts["r"])}
-    modules = facts["target_modules"]
-    return settings if isinstance(modules, str) else {**settings, "lora_target_modules": sorted(modules)}
-
-
-def vllm_lora_rank(rank: int) -> int:
-    """The smallest LoRA rank of vLLM that is at least `rank`."""
-    return next(allowed for allowed in LORA_RANKS if allowed >= rank)

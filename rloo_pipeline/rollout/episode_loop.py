@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messages, call_message
@@ -173,11 +174,13 @@ class Episodes:
     def _continue(self, index: int, texts: Sequence[str]) -> bool:
         """Appends the answers to the calls of an episode; returns whether there is no room for them."""
         episode = self.episodes[index]
-        ids = self.context.template.continuation(episode.called, texts)
+        template = self.context.template
+        ids = template.continuation(episode.called, texts)
         if len(ids) >= episode.tokens_left:
             return self._end(index, "length")
         episode.extend("tool", ids)
-        episode.text += str(self.context.template.tokenizer.decode(ids, skip_special_tokens=True))
+        shown = policy.shown_ids(template.tokenizer, template.stop_ids, ids)
+        episode.text += str(template.tokenizer.decode(shown, skip_special_tokens=False))
         episode.messages += answer_messages(episode.called, texts)
         self.next.append(index)
         return False

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rloo_pipeline.artifacts import policy
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -160,12 +161,14 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled: Any) -> str:
-    """The text of vLLM's own detokenizer: identical to what it gives with detokenize=True."""
+    """The text of `policy.shown_ids`; without special tokens in it, identical to vLLM's own with detokenize=True."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+    shown = policy.shown_ids(tokenizer, params.stop_token_ids or (), list(sampled.token_ids))
+    params.skip_special_tokens = policy.special_ids(tokenizer).isdisjoint(shown)
     request: Any = SimpleNamespace(
         request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
     )
     detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
-    detokenizer.update(list(sampled.token_ids), sampled.finish_reason == "stop")
+    detokenizer.update(shown, stop_terminated=False)
     return str(detokenizer.output_text)

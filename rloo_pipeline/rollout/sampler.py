@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
+from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
+from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
 from rloo_pipeline.runtime.progress import counting
@@ -52,7 +53,8 @@ class Sampler:
         """Loads the policy (a full model, or an adapter with its base); `digest` is its digest if it is verified.
 
         Raises:
-            UserError: the policy is not complete, or prompt and completion do not fit the model's context.
+            UserError: the policy is not complete, prompt and completion do not fit the model's context, or vLLM does
+                not apply all modules of its adapter.
         """
         base = policy.base_of(folder)
         policy.check(base)
@@ -72,6 +74,11 @@ class Sampler:
         dims = engine_size.dims_of(base)
         self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.settings = _llm_settings(folder, engine, self.max_model_len, seed)
+        if _on_gpu():
+            parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization
+            self.settings |= engine_size.gpu_settings(
+                base, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
+            )
         self.sleeping = False
         """Whether vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
@@ -83,6 +90,16 @@ class Sampler:
         devices.hold_gpu(self)
 
     def _start_engine(self) -> LLM:
+        engine = self._engine_of_base()
+        if self.lora is not None:
+            try:
+                adapters.load(engine, self.lora)
+            except UserError:
+                engine.llm_engine.engine_core.shutdown()
+                raise
+        return engine
+
+    def _engine_of_base(self) -> LLM:
         vllm = import_shims.import_vllm()
         file = Path(self.settings["model"]) / "config.json"
         hf_config = read_json(file)
@@ -123,6 +140,7 @@ class Sampler:
         Raises:
             IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
                 compute with the new weights.
+            UserError: it does not compute with the new adapter, which a new engine would load in the same way.
         """
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
@@ -147,6 +165,7 @@ class Sampler:
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
             self.lora = _lora_request(folder, old + 1)
+            adapters.load(llm, self.lora)
         else:
             weight_reload.reload_weights(llm, folder)
         _reset_cache(llm)
@@ -248,12 +267,11 @@ def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed
         "seed": seed & 0x7FFFFFFF,
         "trust_remote_code": engine.trust_remote_code,
         "tensor_parallel_size": engine.tensor_parallel_size,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
         "generation_config": "vllm",
         **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
     }
     if policy.is_adapter(folder):
-        settings |= engine_size.adapter_settings(read_json(folder / policy.ADAPTER))
+        settings |= adapters.settings(folder)
     if engine_cache.is_enabled() and _on_gpu():
         settings["enable_sleep_mode"] = True
     return settings
@@ -268,6 +286,18 @@ def _reset_cache(llm: LLM) -> None:
     llm.llm_engine.reset_encoder_cache()
     if not llm.reset_prefix_cache():
         raise IncompatibleEngine("a cache in use")
+
+
+def visible_gpu(parallel: int) -> VisibleGpu:
+    """The first GPU of this process. For several, vLLM forks its processes, so CUDA must not start here."""
+    from vllm.platforms import current_platform
+
+    if parallel > 1:
+        return VisibleGpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
+    import torch
+
+    facts = torch.cuda.get_device_properties(0)  # also right for a slice of a GPU in MIG mode
+    return VisibleGpu(facts.total_memory, facts.name)
 
 
 def _on_gpu() -> bool:

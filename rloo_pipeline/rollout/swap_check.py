@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.rollout import adapters
 from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_c
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.
+        UserError: it does not compute with an adapter, which a new engine would load in the same way.
     """
     try:
         expected = transformers_logps(folder, dtype, trust_remote_code, reply.prompts, reply.engine)
@@ -195,6 +197,11 @@ def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_c
         return
     config = read_json(policy.base_of(folder) / "config.json")
     architecture = next(iter(config.get("architectures") or ["this model"]))
+    if policy.is_adapter(folder):
+        raise UserError(
+            f"{folder}: vLLM's {architecture} with this adapter is {nats:.2g} nats a token from the policy "
+            f"(PEFT's log-probs), and a new engine would load it in the same way; {adapters.ADVICE}"
+        )
     say(
         f"a swap of weights leaves vLLM's {architecture} {nats:.2g} nats a token from the policy (transformers' "
         "log-probs), so the policy gets a new engine"

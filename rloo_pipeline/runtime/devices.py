@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
 
 def has_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU, without importing a library."""
     return Path("/dev/nvidiactl").exists()
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; SLURM sets that variable too.
+
+    Without it all that the driver shows: indices, or the UUIDs of the slices of a GPU in MIG mode, of which CUDA would
+    otherwise use the first one only.
+    """
+    if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        # CUDA ignores what follows a name that it does not know
+        return [*takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, names.split(",")))]
+    return _listed(nvidia_smi("-L")) if has_gpu() else []
+
+
+def _listed(lines: list[str]) -> list[str]:
+    """The GPUs in the output of `nvidia-smi -L`, in which the MIG slices of a GPU follow it."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        if gpu := re.match(r"GPU (\d+):", line):
+            names[gpu[1]] = []
+        elif names and (slice_ := re.search(r"UUID: (MIG-[^)\s]+)", line)):
+            names[[*names][-1]].append(slice_[1])
+    return [name for gpu, slices in names.items() for name in slices or [gpu]]
 
 
 def device_type() -> str:
@@ -21,12 +46,28 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def memory_bytes() -> float:
-    """Memory that this process may fill: that of its GPU, or its share of `machine_bytes`."""
+IDLE = {"sampler": 2.5e9, "logprobs": 1e9, "trainer": 1e9}
+"""Bytes of a GPU that the engine of a warm worker keeps between its stages: the CUDA context, and the graphs and
+workspaces of a sampler. Not measured.
+"""
+WARM = "RLOO_WARM"
+"""Environment variable with the roles of the warm workers that take turns on a GPU."""
+
+
+def idle_bytes(role: str) -> float:
+    """Bytes of a GPU that the other warm workers keep while one of this role has its turn."""
+    return sum(IDLE[other] for other in os.environ.get(WARM, "").split() if other != role)
+
+
+def training_bytes() -> float:
+    """Memory that a process of an update may fill: of its GPU what warm workers leave, or its share of
+    `machine_bytes`.
+    """
     import torch
 
     if torch.cuda.is_available():
-        return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return float(total) - idle_bytes("trainer")
     return machine_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
@@ -62,11 +103,52 @@ def free_gpu() -> None:
         holder.leave_gpu()
 
 
-def nvidia_smi(fact: str) -> list[str]:
-    """A fact about each GPU, such as its `name` or `index`, as the driver has it, without opening a CUDA context."""
-    command = ["nvidia-smi", f"--query-gpu={fact}", "--format=csv,noheader"]
+class GpuProcess(NamedTuple):
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    """What it runs, in words for the user."""
+    used: float
+    """Bytes of the GPU."""
+
+
+def gpu_processes() -> list[GpuProcess]:
+    """Processes with memory of the GPUs that this one may use, the largest first; none where the driver does not tell,
+    as for some containers.
+    """
+    whole = [name for name in visible_gpus() if not name.startswith("MIG-")]
+    only = ["-i", ",".join(whole)] if whole else []
+    rows = nvidia_smi(*only, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    pairs = [row.split(", ") for row in rows]
+    found = [GpuProcess(int(pid), _process_name(int(pid)), float(mib) * 2**20) for pid, mib in pairs if mib.isdigit()]
+    return sorted(found, key=lambda process: -process.used)
+
+
+def _process_name(pid: int) -> str:
+    """Such as `process 41 (rloo rollout)`."""
+    if pid == os.getpid():
+        return "this process"
     try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:  # of another container
+        return f"process {pid}"
+    program, *arguments = words
+    ours = next((place for place, word in enumerate(words) if re.search(r"(^|/)rloo(_pipeline)?$", word)), None)
+    if ours is not None:
+        program, arguments = "rloo", words[ours + 1 :]
+    return f"process {pid} ({' '.join([Path(program).name, *arguments[:1]])})"
+
+
+def gpu_facts(facts: str) -> list[str]:
+    """Facts about each GPU of the machine, such as `name` or `name,memory.total`: a line for each GPU."""
+    return nvidia_smi(f"--query-gpu={facts}", "--format=csv,noheader,nounits")
+
+
+def nvidia_smi(*options: str) -> list[str]:
+    """Lines that nvidia-smi prints, which opens no CUDA context; none where it fails."""
+    try:
+        output = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return output.strip().splitlines()

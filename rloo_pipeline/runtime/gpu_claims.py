@@ -1,6 +1,6 @@
 """Which GPUs of a machine a stage takes, so that stages that run at once have different ones; how many it has had.
 
-Snakemake counts the stages that run (`gpu_stages` in a profile), but does not say which GPUs are whose, and left alone
+Snakemake counts the GPUs of the stages that run (`gpu_stages`), but does not say which GPUs are whose, and left alone
 each would take the first. So a stage takes a name for each GPU, that of an abstract Unix socket, and puts these GPUs in
 CUDA_VISIBLE_DEVICES. The kernel releases the names, however the stage ends, and they leave no file. A job of SLURM sees
 only its own GPUs, which in each job can have the same numbers, so the names contain the job's.
@@ -36,15 +36,17 @@ def claim(needed: int, from_the_end: bool = False) -> None:
         IncompatibleEngine: this process has had fewer before, so that a worker restarts.
     """
     global _taken
-    if not needed or (not _taken and len(_visible()) <= needed):
+    if not needed:
         return
-    if _taken and len(_taken) < needed:
-        raise IncompatibleEngine(f"{len(_taken)} of {needed} GPUs")
+    visible = _taken or devices.visible_gpus()
+    if not _taken and len(visible) <= needed:
+        return
+    if len(visible) < needed:
+        raise IncompatibleEngine(f"{len(visible)} of {needed} GPUs")
     while True:
-        candidates = _taken or (_visible()[::-1] if from_the_end else _visible())
-        if free := _take(candidates, needed):
-            _taken = free
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for name in _visible() if name in free)
+        if free := _take(visible[::-1] if from_the_end and not _taken else visible, needed):
+            _taken = [name for name in visible if name in free]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for name in _taken if name not in _set_aside)
             return
         time.sleep(0.1)
 
@@ -61,7 +63,7 @@ def set_aside(count: int) -> None:
         IncompatibleEngine: this process has set aside another number before, so that a worker restarts.
     """
     global _set_aside
-    if len(_set_aside) == count or not (visible := _visible()):
+    if len(_set_aside) == count or not (visible := devices.visible_gpus()):
         return
     if _set_aside:
         raise IncompatibleEngine(f"{len(_set_aside)} GPUs set aside, and now {count} are")
@@ -76,7 +78,7 @@ def set_aside(count: int) -> None:
 
 def names_set_aside(count: int) -> tuple[str, ...]:
     """Names of the GPUs that were set aside, as CUDA_VISIBLE_DEVICES has them; without an engine the first `count`."""
-    return _set_aside or tuple(_visible()[:count] if count else ())
+    return _set_aside or tuple(devices.visible_gpus()[:count] if count else ())
 
 
 def release() -> None:
@@ -96,7 +98,7 @@ def gpus_used() -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{_job_gpus(torch.cuda.device_count()) + len(_set_aside)} x {torch.cuda.get_device_name(0)}"
-    names = devices.nvidia_smi("name") if _subprocess_gpus else []
+    names = devices.gpu_facts("name") if _subprocess_gpus else []
     return f"{_subprocess_gpus} x {names[0]}" if names else None
 
 
@@ -124,10 +126,3 @@ def _take(candidates: list[str], needed: int) -> list[str]:
             return free
     release()
     return []
-
-
-def _visible() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
-    if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in names.split(",") if name.strip()]
-    return devices.nvidia_smi("index") if devices.has_gpu() else []

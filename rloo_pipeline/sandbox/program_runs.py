@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -31,6 +32,8 @@ class RunSettings(NamedTuple):
     limits: SandboxLimits
     partial: bool
     """Run all tests, also after one has failed."""
+    row_seconds: float = math.inf
+    """Time for all runs of a row; the cases that are left then have failed."""
 
 
 class ProgramRun(NamedTuple):
@@ -42,10 +45,15 @@ class ProgramRun(NamedTuple):
 
 
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
-    """How many cases a program passes as a script. Stops at the first failure unless `partial`."""
-    passed = 0
+    """How many cases a program passes as a script. Stops at the first failure unless `partial`, and when the time of
+    the row is over.
+    """
+    passed, end = 0, time.monotonic() + settings.row_seconds
     for case in cases:
-        run = run_program(settings, text, case.input, max(OUTPUT_LIMIT, 4 * len(case.output)))
+        if (left := end - time.monotonic()) <= 0:
+            break
+        most = max(OUTPUT_LIMIT, 4 * len(case.output))
+        run = run_program(settings, text, case.input, most, seconds=left)
         passes = run.status == 0 and _lines(run.printed) == _lines(case.output)
         passed += passes
         if not passes and not settings.partial:
@@ -54,7 +62,12 @@ def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) ->
 
 
 def run_program(
-    settings: RunSettings, text: str, stdin_text: str = "", most: int = OUTPUT_LIMIT, with_errors: bool = False
+    settings: RunSettings,
+    text: str,
+    stdin_text: str = "",
+    most: int = OUTPUT_LIMIT,
+    with_errors: bool = False,
+    seconds: float = math.inf,
 ) -> ProgramRun:
     """Runs a program as a script.
 
@@ -64,6 +77,7 @@ def run_program(
         stdin_text: its standard input.
         most: most bytes that it may print.
         with_errors: what it writes to its standard error belongs to what it prints.
+        seconds: time limit of this run, where it is below that of the settings.
 
     Raises:
         UnusableTestsError: the sandbox does not start.
@@ -83,6 +97,7 @@ def run_program(
             to_program.reader.close()
             output.writer.close()
             _wait_for_start(output.reader, deadline)
+            deadline = min(deadline, time.monotonic() + seconds)
             feeder = _feed(to_program.writer, stdin)
             printed, complete = _read(output.reader, deadline, most)
             status = _exit_status(process, deadline) if complete else None

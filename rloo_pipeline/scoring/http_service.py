@@ -6,17 +6,32 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from rloo_pipeline.errors import UserError, one_line
 
+if TYPE_CHECKING:
+    import httpx2
+    from httpx2 import AsyncClient
+
 T = TypeVar("T")
 HIDDEN = "[secret]"
 REFUSED_CONTENT = (400, 413, 422)
 """Statuses with which a service refuses what a request holds, such as a completion that is too long for it."""
+
+
+MOST_BYTES = 4 << 20
+"""Most bytes of an answer, decompressed. Scores of 1,000 completions take 20 kB, a reply of 32,000 tokens 150 kB."""
+
+
+class TooLongError(Exception):
+    """An answer is longer than `MOST_BYTES`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an answer of more than {MOST_BYTES >> 20} MiB")
 
 
 class RefusedContentError(Exception):
@@ -61,6 +76,37 @@ async def shared_client(
         if not shared.users:
             del clients[key]
             await getattr(shared.client, close)()
+
+
+def bounded(client: type[AsyncClient], seconds: float) -> type[AsyncClient]:
+    """The class of HTTP clients with bounds for a request as a whole, which httpx does not have.
+
+    Raises:
+        TooLongError: from a request whose answer has more than `MOST_BYTES`.
+        httpx2.ReadTimeout: from a request that takes more than `seconds`; httpx limits each read, so a trickle never
+            ends.
+    """
+    import httpx2
+
+    class BoundedClient(client):  # type: ignore[misc, valid-type]
+        async def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
+            content = bytearray()
+            try:
+                async with asyncio.timeout(seconds):
+                    response: httpx2.Response = await super().send(request, **kwargs | {"stream": True})
+                    async with aclosing(response):
+                        async for part in response.aiter_bytes(1 << 16):
+                            content += part
+                            if len(content) > MOST_BYTES:
+                                raise TooLongError
+            except TimeoutError:
+                raise httpx2.ReadTimeout(f"no whole answer within {seconds:g} s", request=request) from None
+            headers = [
+                (n, v) for n, v in response.headers.multi_items() if n not in ("content-encoding", "content-length")
+            ]
+            return httpx2.Response(response.status_code, headers=headers, content=bytes(content), request=request)
+
+    return BoundedClient
 
 
 def checked_url(reward: str, url: str) -> str:

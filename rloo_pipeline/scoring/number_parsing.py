@@ -44,6 +44,24 @@ _PLAIN = (
 )
 
 
+_ASCII = str.maketrans(
+    {
+        "²": "^2",
+        "³": "^3",
+        "×": r"\times ",
+        "π": r"\pi ",
+        "√": r"\sqrt ",
+        "∞": r"\infty ",
+        "∪": r"\cup ",
+        "∅": r"\emptyset ",
+    }
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "·": r"\cdot ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
+    | {"⅓": " 1/3", "⅔": " 2/3", "⅛": " 1/8"}
+    | dict(zip("０１２３４５６７８９", "0123456789", strict=True))
+)
+_REPEATING = re.compile(r"(\d{0,9})\.(\d{0,9})\\(?:overline|bar)\s*\{(\d{1,9})\}")
+
+
 class Number(NamedTuple):
     """A number in a text, with its possible values."""
 
@@ -51,6 +69,19 @@ class Number(NamedTuple):
     """The value as written, and the value with its percent sign or its word such as million applied."""
     end: int
     """Where the text goes on behind it."""
+
+
+def ascii_mathematics(text: str) -> str:
+    """The text with LaTeX for symbols such as `√` and `½`, and a fraction for `0.1\\overline{6}`."""
+
+    def fraction(match: re.Match[str]) -> str:
+        whole, fixed, repeated = match.groups()
+        scale = 10 ** len(fixed)
+        top = int(f"0{whole}{fixed}") * (10 ** len(repeated) - 1) + int(repeated)
+        return rf"\frac{{{top}}}{{{scale * (10 ** len(repeated) - 1)}}}"
+
+    text = (text if text.isascii() else text.translate(_ASCII)).replace(r"\varnothing", r"\emptyset")
+    return _REPEATING.sub(fraction, text) if "\\" in text else text
 
 
 def plain(text: str) -> str:

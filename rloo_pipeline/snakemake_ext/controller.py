@@ -29,7 +29,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import inputs, slurm_checks
+from rloo_pipeline.preflight import inputs, slurm_checks, warm_engines
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
@@ -40,6 +40,7 @@ from rloo_pipeline.snakemake_ext import (
     edited_functions,
     failures,
     frozen_config,
+    gpu_stages,
     locks,
     longer_run,
     lost_metadata,
@@ -97,8 +98,11 @@ class Controller:
         """Threads of a stage that only observes: none where it runs beside the rounds on this machine, so that it never
         takes the core that a round waits for; elsewhere `threads`.
         """
-        on_this_machine = self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
-        return 0 if on_this_machine else threads
+        return 0 if self._on_this_machine() else threads
+
+    def _on_this_machine(self) -> bool:
+        """Whether jobs run beside this process, rather than as jobs or steps of SLURM."""
+        return self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
 
     def prepare(self) -> None:
         """Prepares this process: changes to Snakemake, the environment of its jobs, the run's lock.
@@ -171,7 +175,7 @@ class Controller:
             self._write_configs()
 
     def rules_read(self) -> None:
-        """After all rules: makes stages steps of this SLURM job, where it has several nodes.
+        """After all rules: limits stages to the GPUs of this machine, or makes them steps of a job of several nodes.
 
         Raises:
             UserError: a profile sets threads or resources of a rule that is not here; Snakemake itself ignores that.
@@ -191,6 +195,8 @@ class Controller:
         planning_speed.note_parameters(self._workflow.rules)
         if self.several_nodes:
             steps.spread(self._workflow.rules, self._workflow.global_resources)
+        if self._on_this_machine():
+            gpu_stages.limit(self._workflow.rules, self._workflow.global_resources, self.runs.configs.values())
 
     def start(self) -> None:
         """Before the first job: checks what the run needs, writes its configuration, starts its workers.
@@ -238,7 +244,8 @@ class Controller:
             commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
             stages = {argv[1] for argv in commands if argv[0] == "rloo"}
             cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
-            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs))
+            without = warm_engines.left_out(self.runs.first)
+            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs), without)
 
     def _kept(self) -> str | None:
         """A sentence if a file stays that the configuration does not describe, or that is of another model."""

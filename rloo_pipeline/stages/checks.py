@@ -32,7 +32,7 @@ from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.training import forward_only, round_data, self_check
+from rloo_pipeline.training import forward_only, round_data, sampler_proof, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -79,6 +79,8 @@ def checks(
             "policy": tables.footer(table)["policy"],
             "prompts": len(evidence.rewards),
             "num_generations": evidence.rewards.shape[1],
+            sampler_proof.KEY: _mean_size(evidence.differences),
+            "accept": config.checks.accept,
             "checks": verdicts,
             "asks_for_sft": [check["name"] for check in verdicts if check["asks_for_sft"]],
             **_distributions(evidence),
@@ -190,6 +192,10 @@ def say_checks(verdicts: Verdicts) -> None:
     width = progress.console.width if progress.console.is_terminal or "COLUMNS" in os.environ else 160
     Terminal(file=text, width=max(width, 80)).print(table)
     progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+def _mean_size(differences: Array | None) -> float | None:
+    return None if differences is None or not len(differences) else float(np.abs(differences).mean())
 
 
 def _flat(values: Sequence[Sequence[float]]) -> Array:

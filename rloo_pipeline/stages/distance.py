@@ -4,6 +4,9 @@ KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over 
 when both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
 temperature 1, which is no KL. Both log-probs come from the trainer's model, so no difference between engines is in
 them.
+
+The trainer's log-probs under π also prove the evaluation: they must be those of the sampler (`sampler_proof`). The
+stage `evaluate` has no trainer's model, which may not fit beside the engine. Policy 0 is proven by `checks`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from rloo_pipeline.evaluation.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import forward_only, round_data
+from rloo_pipeline.training import forward_only, round_data, sampler_proof
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
@@ -34,6 +37,7 @@ def distance(
     reference: Path,
     output: Path,
     prompts: Path | None = None,
+    checks: Path | None = None,
 ) -> None:
     """Writes the mean KL per completion, with a 95% interval over prompts, and the mean KL per token.
 
@@ -44,15 +48,25 @@ def distance(
         reference: policy 0.
         output: distance.json.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        checks: checks.json of the run, to prove that the completions are of the policy; without it nothing is proven.
+
+    Raises:
+        UserError: by their log-probs the completions are of another policy.
     """
     torch.set_num_threads(config.deepspeed.threads)
     digest = policy.digest(policy_folder)
     table = tables.read(completions, "completions", policy=digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy_folder, config.model.trust_remote_code)
-    kl = _summed_logps(config, policy_folder, sequences, "policy")
+    logps = _logps(config, policy_folder, sequences, "policy")
+    if checks is not None:
+        found = sampler_proof.of_lists(logps, table["sampling_logps"].to_pylist(), truncated=False)
+        bound = sampler_proof.bound(policy_folder, config.model.dtype, settings.temperature, checks)
+        what = f"the completions in {completions}"
+        sampler_proof.require(found, bound, policy_folder, what, sampler_proof.remedy(completions.parent))
+    kl = _summed(logps)
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= _summed_logps(config, reference, sequences, "policy 0")
+    kl -= _summed(_logps(config, reference, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     summary = {
@@ -70,9 +84,13 @@ def distance(
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
 
 
-def _summed_logps(config: Config, folder: Path, sequences: Sequences, label: str) -> NDArray[np.float64]:
-    """log π of each completion under a policy, [completions]."""
+def _logps(config: Config, folder: Path, sequences: Sequences, label: str) -> list[list[float]]:
+    """log π of each token of each completion under a policy."""
     model = forward_only.load_configured(folder, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
-    logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
+    return forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
+
+
+def _summed(logps: list[list[float]]) -> NDArray[np.float64]:
+    """log π of each completion."""
     return np.array([sum(row) for row in logps])

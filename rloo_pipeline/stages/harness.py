@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import model_dims, policy
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import cpu_kernels
-from rloo_pipeline.rollout.engine_size import vllm_lora_rank
+from rloo_pipeline.rollout import adapters, cpu_kernels, engine_size
+from rloo_pipeline.rollout.sampler import visible_gpu
 from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import plain_model
@@ -170,7 +170,6 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
         "tensor_parallel_size": config.vllm.tensor_parallel_size,
-        "gpu_memory_utilization": config.vllm.gpu_memory_utilization,
         "max_model_len": section.max_model_len,
         "seed": config.seed & 0x7FFFFFFF,
         "batch_size": "auto",
@@ -178,7 +177,11 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         "enable_chunked_prefill": on_gpu,
         "generation_config": "vllm",
     }
+    if on_gpu:
+        longest = section.max_model_len or model_dims.context(read_json(base / "config.json"))
+        parallel, share = config.vllm.tensor_parallel_size, config.vllm.gpu_memory_utilization
+        sizes = (base, config.model.dtype, visible_gpu(parallel), share, parallel)
+        arguments |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
     if policy.is_adapter(folder):
-        rank = vllm_lora_rank(read_json(folder / policy.ADAPTER)["r"])
-        arguments |= {"lora_local_path": str(folder), "max_lora_rank": rank}
+        arguments |= {"lora_local_path": str(folder), **adapters.settings(folder)}
     return arguments

@@ -1,13 +1,11 @@
 """update: a round's completions, scores and reference log-probs → the next policy, trainer state and metrics.
 
-The mathematics is in `algorithm/`; `training/batch.py` (rewards → advantages over the whole round) and
-`training/objective.py` (loss) apply it. `training/round_training.py` is the loop: for each of num_iterations passes,
-the groups of the round are shuffled by seed and split into steps_per_generation optimizer steps.
+`training/batch.py` (rewards → advantages over the whole round) and `training/objective.py` (loss) apply the mathematics
+in `algorithm/`; `training/round_training.py` is the loop of optimizer steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +13,7 @@ import torch
 
 from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
@@ -24,6 +22,7 @@ from rloo_pipeline.training import round_data, round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
+from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.settings import TrainerSettings
@@ -55,35 +54,39 @@ def update(
     inputs: RoundFiles,
     outputs: UpdateOutputs,
     prompts: Path | None = None,
+    checks: Path | None = None,
 ) -> None:
     """Trains policy `round_` from policy `round_ - 1`.
 
     Args:
         config: of the stage.
         round_: number of the round, from 1.
-        policies: before the update.
         trainer: trainer state of that policy; None in round 1.
         inputs: tables of the round.
         outputs: what to write.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        checks: checks.json of the run, to prove that the rollouts are of the policy; without it nothing is proven.
 
     Raises:
-        UserError: an input is damaged, the tables are not of this round and policy, or the state is not of the policy
-            before.
+        UserError: an input is damaged, or tables, log-probs or state are not of this round and its policies.
     """
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
+    proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
+    if proof and policies.sampling != policies.start:
+        proof.by_older_policy(sampled.rollouts, prompts)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
-    trained = round_training.train(config, round_, engine, state, sampled, prompts)
-    policy_digest = engine.save_policy(outputs.policy, **lineage.made_from(config.seed, policies.start, digest))
+    trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
-        about |= {"run": config.run, **lineage.facts_of_update(metrics, inputs.scores[0])}
-        _write(round_, trained, metrics, outputs, about)
+        about |= {"run": config.run, **lineage.of_metrics(metrics, inputs.scores[0])}
+        _write(trained, metrics, outputs, about)
+        write_events(outputs.events, round_, metrics)
         say(summary(metrics, trained.seconds))
     if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
@@ -92,9 +95,8 @@ def update(
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
     """The tables of the round, if the policy that sampled is the one that should have."""
     sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
-    used = inputs if config.uses_reference else inputs._replace(reference=())
-    vocabulary = policy.vocabulary(policies.start)
-    return round_tables.read(used, vocabulary, round=round_, policy=sampling_digest)
+    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
 
 
 def _engine(
@@ -118,12 +120,9 @@ def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[
     return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
 
 
-def _write(
-    round_: int, trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: Mapping[str, object]
-) -> None:
-    """Writes train.parquet, with `about` in its footer, metrics.json and the same metrics as TensorBoard events."""
-    ratio_known = metrics["ratio/mean"] is not None
-    table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=ratio_known)
+def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:
+    """Writes train.parquet and metrics.json."""
+    known = metrics["ratio/mean"] is not None
+    table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=known)
     tables.write(outputs.table, table, tables.TRAIN, "train", **about)
     files.write_json(outputs.metrics, metrics)
-    write_events(outputs.events, round_, metrics)

@@ -22,11 +22,12 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of, metrics_until
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.stages.table import ROWS
 from rloo_pipeline.trackers.names import STEP, eval_metrics, named
 
 PROJECT = "rloo_pipeline"
 """W&B project and MLflow experiment, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME is set."""
-DECIDING = ("stage-assets", "prompts", "warmstart", "rollout", "score", "reference", "update")
+DECIDING = [row.stage for row in ROWS if row.identifies]
 """Stages whose results decide the metrics."""
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, nan_stats, shaping
-from rloo_pipeline.algorithm.advantages import Estimator
+from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.selection import select
@@ -97,11 +97,13 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1, and there are others.
+        UserError: the estimator needs scores of 0 and 1, and there are others; or groups of equal scores have
+            advantages, and are dropped.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
     scores = shaping.exclude(completions.scores, excluded)
+    scores = nan_stats.merged(scores.view(-1, rollout.num_generations)).flatten()
     rewards, unpenalised, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
     token_kl = _kl_in_reward(algorithm, completions, masked)
     divergence = None if token_kl is None else token_kl.double().sum(-1)
@@ -111,6 +113,11 @@ def make_batch(
     function = _load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
+    if (algorithm.filter_zero_variance or rollout.oversample > 1) and has_batch_baseline(function.formula):
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
+            "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"
+        )
     grouped, *plain = (values.view(-1, rollout.num_generations) for values in (penalised, scores, unpenalised))
     advantages = torch.where(grouped.isnan(), torch.nan, function.formula(grouped)).flatten()
     if token_kl is not None and algorithm.kl.placement == "token_reward":
@@ -118,8 +125,8 @@ def make_batch(
         advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
         # If the scores alone give equal advantages, as they are or clipped, their deviation is that of the penalties
-        # only: do not divide by it.
-        divide = all(nan_stats.differ(function.formula(values)) for values in plain)
+        # only: do not divide by it. Advantages of scores that differ by rounding have nothing to compare rounding with.
+        divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages = advantages.nan_to_num(0.0).float()
     batch = Batch(completions, rewards, divergence, advantages, masked, excluded, beta)

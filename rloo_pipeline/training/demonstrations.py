@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
 from rloo_pipeline.config import Config, Sft
-from rloo_pipeline.data.prompting import COMPLETION, check_column, completion_messages, encode, prompt_of
+from rloo_pipeline.data.prompting import (
+    COMPLETION,
+    check_column,
+    check_embedded,
+    completion_messages,
+    encode,
+    prompt_of,
+)
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.data.tool_template import Message, ToolTemplate
 from rloo_pipeline.errors import UserError
@@ -44,8 +51,8 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         prompts: folder of the prompt sets.
 
     Raises:
-        UserError: a column is missing, a prompt lacks what `reset` of the environment returns, or no demonstration is
-            left to train on.
+        UserError: a column is missing, a prompt lacks what `reset` of the environment returns, a completion spells an
+            end token, or no demonstration is left to train on.
     """
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     parts = {prompts / "eval", held_out_part(prompts)}
@@ -65,7 +72,9 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
                 "end it with that text, or drop the row"
             )
         messages = completion_messages(row, section.completion_column, where)
-        (held_out if tuple(ids) in evaluated else pairs).extend(_turns(ids, messages, template))
+        turns = list(_turns(ids, messages, template))
+        _check_turns(turns, template, where)
+        (held_out if tuple(ids) in evaluated else pairs).extend(turns)
     if held_out:
         count = len(held_out) + len(pairs)
         say(f"demonstrations: held out {len(held_out)} of {count}, because their prompts are evaluation prompts")
@@ -84,6 +93,22 @@ def _with_observations(parts: Sequence[Path]) -> set[tuple[int, ...]]:
     tables = [PromptSet(part).table for part in parts]
     texts = (text for table in tables if OBSERVATION in table.column_names for text in table[OBSERVATION].to_pylist())
     return {tuple(ids) for table in tables for ids in table["prompt_ids"].to_pylist()} if any(texts) else set()
+
+
+def _check_turns(turns: Sequence[Pair], template: ToolTemplate, where: str) -> None:
+    """Checks that no turn of the model ends before its end, and that the model embeds its tokens.
+
+    Raises:
+        UserError: a completion spells an end token, or one has a token without a row in the embedding.
+    """
+    for _, turn in turns:
+        check_embedded(turn, template.tokenizer, where)
+        end = next((token for token in turn[:-1] if token in template.stop_ids), None)
+        if end is not None:
+            raise UserError(
+                f"{where}: a completion ({COMPLETION}) spells {template.tokenizer.convert_ids_to_tokens(end)!r}, which "
+                "ends a turn; remove it, since the end token is added to every completion"
+            )
 
 
 def _turns(prompt_ids: list[int], messages: Sequence[Message], template: ToolTemplate) -> Iterator[Pair]:

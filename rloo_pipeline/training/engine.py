@@ -100,11 +100,13 @@ class Engine:
 
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
-    def logps(self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]) -> Tensor:
+    def logps(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool = True
+    ) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, shared over the ranks.
 
-        Dropout is active if it is active in the optimizer steps: otherwise a ratio would compare two different
-        policies.
+        Dropout is active if it is active in the optimizer steps, since otherwise a ratio would compare two different
+        policies; not with `dropout` false.
 
         Args:
             sequences: prompts and completions; the same on every rank.
@@ -117,7 +119,7 @@ class Engine:
         import torch
 
         logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()))
-        self.engine.train(self.settings.uses_dropout)
+        self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(rows or [0]).to(self.device)
@@ -141,6 +143,7 @@ class Engine:
         max_tokens: int,
         loss_of: LossOf,
         advance: Callable[[int], None],
+        before_change: Callable[[], None] | None = None,
     ) -> float:
         """Takes one optimizer step on `rows`, shared over the ranks.
 
@@ -152,6 +155,7 @@ class Engine:
             max_tokens: tokens per micro-batch.
             loss_of: the share of some rows in the loss, already divided by the step's denominator.
             advance: called with the number of sequences done.
+            before_change: called between the backward pass and the change of weights.
 
         Returns:
             The loss, the same on every rank.
@@ -163,6 +167,8 @@ class Engine:
             group["lr"] = self.settings.learning_rate.at_step(self.step_count)
         batches = self._own_micro_batches(sequences, rows, max_tokens)
         loss = self._backward(sequences, batches, rows[0], loss_of, advance)
+        if before_change is not None:
+            before_change()
         self.engine.step()
         while not self.engine.was_step_applied() and deepspeed_config.can_lower_loss_scale(self.engine):
             self._backward(sequences, batches, rows[0], loss_of, None)

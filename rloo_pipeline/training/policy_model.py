@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import GENERATION, INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
 from rloo_pipeline.config import JSON, Lora
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import self_check
+from rloo_pipeline.training import lora_support, self_check
 from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
@@ -99,20 +99,16 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
         return model.train()
     if is_adapter(folder):
         return load_adapter(model, folder, trainable=True).train()
-    _check_targets(model, settings.lora)
-    import peft
-
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings.lora.model_dump(), exclude_modules=_beside_text(model))
-    return peft.get_peft_model(model, config, autocast_adapter_dtype=False).train()
+    return _with_adapter(model, settings.lora).train()
 
 
 def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> None:
     """Checks that the model in a folder has the layers that get an adapter, before anything is sampled.
 
     Raises:
-        UserError: it has not.
+        UserError: it has not, PEFT makes no adapter of them, or vLLM would not serve it.
     """
-    if lora is None or lora.target_modules == "all-linear":
+    if lora is None:
         return
     import_shims.prepare_transformers()
     from accelerate import init_empty_weights
@@ -121,8 +117,26 @@ def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> N
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits
     with init_empty_weights(include_buffers=False):
-        model = auto_class(config.to_dict()).from_config(config, trust_remote_code=trust_remote_code)
+        model: Any = auto_class(config.to_dict()).from_config(config, trust_remote_code=trust_remote_code)
+    adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
+    if lora.is_pattern:
+        names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
+        lora_support.check_lora(folder, lora.model_copy(update={"target_modules": sorted(names)}))
+
+
+def _with_adapter(model: PreTrainedModel, lora: Lora, **options: Any) -> Any:
+    """The model with a new adapter."""
+    import peft
+
     _check_targets(model, lora)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_beside_text(model))
+    try:
+        return peft.get_peft_model(model, config, autocast_adapter_dtype=False, **options)
+    except ValueError as error:
+        raise UserError(
+            f"update.lora.target_modules: PEFT makes no adapter of {lora.target_modules} ({one_line(error)}); name "
+            "other modules"
+        ) from error
 
 
 def _check_targets(model: nn.Module, lora: Lora) -> None:
@@ -131,7 +145,7 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
     Raises:
         UserError: no layer has one of them.
     """
-    if lora.target_modules == "all-linear":
+    if isinstance(lora.target_modules, str):
         return
     from torch import nn
     from transformers.pytorch_utils import Conv1D

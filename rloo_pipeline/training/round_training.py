@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +16,12 @@ from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import round_data
-from rloo_pipeline.training.batch import AlgorithmState, Batch, make_batch
+from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics, kl_of_completion
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.selection import chosen_rows
 
 
@@ -49,6 +51,7 @@ def train(
     state: AlgorithmState,
     sampled: RoundTables,
     prompts: Path | None = None,
+    proof: RolloutProof | None = None,
 ) -> TrainedRound:
     """Runs the optimizer steps of a round on the engine's policy.
 
@@ -59,6 +62,10 @@ def train(
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        proof: what proves that the rollouts are of the policy that should have sampled them, unless it is done.
+
+    Raises:
+        UserError: they are not.
     """
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
@@ -73,8 +80,10 @@ def train(
         if config.algorithm.needs_old_pass:
             old_logps = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
             completions = completions._replace(old_logps=old_logps)
+        if proof is not None and not proof.is_done:
+            _prove(engine, proof, completions, rollouts, prompts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
-        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter, proof)
     if skipped:
         say(
             f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
@@ -86,13 +95,30 @@ def train(
     return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
 
 
+def _prove(
+    engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table, prompts: Path | None
+) -> None:
+    """Proves the rollouts before the first step, if the log-probs of that step do not."""
+    old, sampling = completions.old_logps, completions.sampling_logps
+    if sampling is None or engine.settings.uses_dropout:
+        proof.by_pass(engine, rollouts, prompts)
+    elif old is not None and old is not sampling:
+        proof.by_logps(old, sampling, completions.mask)
+
+
 def measures_ratio(algorithm: Algorithm) -> bool:
     """Whether the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
     return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
 
 
 def _steps(
-    config: Config, round_: int, engine: Engine, sequences: Sequences, batch: Batch, counter: Counter
+    config: Config,
+    round_: int,
+    engine: Engine,
+    sequences: Sequences,
+    batch: Batch,
+    counter: Counter,
+    proof: RolloutProof | None,
 ) -> tuple[Record, list[tuple[float, float]], int]:
     """Takes all optimizer steps of a round.
 
@@ -106,6 +132,7 @@ def _steps(
     groups = len(sequences.prompts) // samples
     size = groups // algorithm.steps_per_generation
     record = Record.empty(len(sequences.prompts))
+    lengths = batch.completions.mask.sum(-1)
     steps: list[tuple[float, float]] = []
     skipped = 0
     for iteration in range(algorithm.num_iterations):
@@ -122,7 +149,10 @@ def _steps(
                 skipped += 1
                 continue
             max_tokens = config.deepspeed.max_tokens_per_micro_batch
-            loss = engine.step(sequences, unmasked, max_tokens, loss_of, counter.advance)
+            prove = None
+            if proof is not None and not proof.is_done:
+                prove = partial(proof.by_first_step, engine, record, lengths)
+            loss = engine.step(sequences, unmasked, max_tokens, loss_of, counter.advance, prove)
             steps.append((loss, engine.grad_norm))
     return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped
 

@@ -19,27 +19,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from rloo_pipeline.stages.table import ROWS
+
 FOLDER = "RLOO_WORKERS"
-ROLES = {
-    "probe": "sampler",
-    "difficulty": "sampler",
-    "rollout": "sampler",
-    "refill": "sampler",
-    "evaluate": "sampler",
-    "evaluate-chosen": "sampler",
-    "checks": "logprobs",
-    "reference": "logprobs",
-    "distance": "logprobs",
-    "update": "trainer",
-    "score": "scorer",
-    "pass-rates": "scorer",
-    "gate": "scorer",
-    "held-out": "observer",
-    "report-so-far": "observer",
-}
-"""The role of the worker for each stage: a vLLM engine, a model for log-probs, a trainer, or libraries alone. What only
-observes has a worker of its own, so that no round waits for it.
-"""
+ROLES = {row.stage: row.worker for row in ROWS if row.worker}
+"""The role of the worker for each stage that has one."""
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
 """Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
 doubles that time.

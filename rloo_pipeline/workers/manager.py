@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.workers import client
+from rloo_pipeline.workers import client, gpu_shares
 from rloo_pipeline.workers.client import FOLDER
 
 PATIENCE = 60.0
@@ -27,8 +27,8 @@ PATIENCE = 60.0
 def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -> Mapping[str, int]:
     """Number of workers per role that can be busy at once.
 
-    None at all where the engines would share a GPU, and none for updates and log-probs with several processes, whose
-    ranks torchrun starts.
+    None for updates and log-probs with several processes, whose ranks torchrun starts. On a machine with GPUs as many
+    as it has GPUs for; the engines of several roles take turns on a GPU.
 
     Args:
         config: of the run.
@@ -36,8 +36,9 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
         stages: that will run; only their roles get workers.
         runs: number of runs that are worked on.
     """
-    if config.workers == "never" or (config.workers == "auto" and devices.has_gpu()):
+    if config.workers == "never":
         return {}
+    gpus = len(devices.visible_gpus()) if devices.has_gpu() else 0
 
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
         return max(1, min(jobs * runs, cores // threads))
@@ -55,10 +56,15 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
     if config.deepspeed.processes == 1:
         roles["trainer"] = at_once(config.deepspeed.threads, 1)
     needed = {client.ROLES[stage] for stage in stages & client.ROLES.keys()}
+    if gpus:
+        shares = {role: gpu_shares.of_role(role, config) for role in ("sampler", "logprobs", "trainer")}
+        roles |= {role: min(roles[role], max(1, gpus // share)) for role, share in shares.items() if role in roles}
     return {role: count for role, count in roles.items() if role in needed}
 
 
-def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 1) -> None:
+def start(
+    config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 1, without: Set[str] = frozenset()
+) -> None:
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
     Args:
@@ -67,11 +73,18 @@ def start(config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 
         logs: folder for the workers' logs.
         stages: that will run.
         runs: number of runs that are worked on.
+        without: roles that get no worker.
     """
-    roles = worker_counts(config, cores, stages, runs)
+    counts = worker_counts(config, cores, stages, runs)
+    roles = {role: count for role, count in counts.items() if role not in without}
     if not roles:
         return
+    if devices.has_gpu():
+        os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
+        atexit.register(os.environ.pop, devices.WARM, None)
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
+    if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
+        trainers = set()  # stage has chosen its slice
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}

@@ -28,10 +28,12 @@ def bench(monkeypatch):
 
 @pytest.mark.parametrize("file", ["config/config.yaml", "tools/bench/large.yaml"])
 def test_trl_takes_as_many_steps_on_as_many_completions(bench, file, tmp_path) -> None:
+    from trl.trainer.rloo_config import RLOOConfig
+
     trl_run, _ = bench
     config = load(ROOT / file)
     vocabulary = config.model.build_options.get("vocabulary", 25)
-    arguments = trl_run.arguments(config, tmp_path, vocabulary)
+    arguments = RLOOConfig(**trl_run.options(config, tmp_path, vocabulary))
     algorithm, rollout = config.algorithm, config.rollout
     assert arguments.max_steps == config.rounds * algorithm.steps_per_generation * algorithm.num_iterations
     assert arguments.generation_batch_size == rollout.generation_batch_size

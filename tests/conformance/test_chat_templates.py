@@ -44,7 +44,7 @@ def test_what_follows_a_call_is_what_the_template_writes(name) -> None:
     for content in ("<think>\nlong thought\n</think>\n\n", "<think>\na\n</think>\n\nI compute."):
         called = call_message([("calculator", {"expression": "6*7"})], content)
         question = [{"role": "user", "content": "What is six times seven?"}]
-        whole = one._ids(one.render([*question, called, *answer_messages(["calculator"], ["42"])], True))
+        whole = one.ids([*question, called, *answer_messages(["calculator"], ["42"])], True)
         assert whole[-len(follows) :] == follows
         assert whole[-len(follows) - 1] in one.stop_ids
     assert "6*7" not in one.tokenizer.decode(follows)

@@ -113,6 +113,35 @@ def test_loss_and_gradient_are_those_of_trls_grpo_trainer(tiny_model, tokenizer,
         )
 
 
+@pytest.mark.parametrize("name", ["dapo", "cispo"])
+def test_trl_divides_a_step_by_the_tokens_of_the_round(tiny_model, tokenizer, trl_side, tmp_path, name) -> None:
+    """The difference that docs/trl.md names: the step's own tokens over those of a mean step of the round."""
+    case = next(case for case in GRPO if case.name == name)
+    round_ = make_round(tokenizer, 4)
+    options = {**case.common_options, **case.trl_options, "steps_per_generation": 2}
+    trl_steps = trl_side.steps(trl_side.Grpo, tiny_model, tokenizer, round_, tmp_path, **options)
+    rows = [step.rows for step in trl_steps]
+    our_steps = our_side.steps(tiny_model, round_, rows, **case.our_options, **case.common_options)
+    tokens = [sum(len(round_.completion_ids[row]) for row in chosen) for chosen in rows]
+    factors = [2 * own / sum(tokens) for own in tokens]
+    scaled = [
+        step._replace(loss=step.loss * factor, gradient={key: factor * value for key, value in step.gradient.items()})
+        for step, factor in zip(our_steps, factors, strict=True)
+    ]
+    assert equal(scaled, trl_steps), relative_differences(scaled, trl_steps)
+    assert all(0.05 < abs(factor - 1) < 0.2 for factor in factors), factors
+
+
+def test_with_equal_scores_trl_divides_by_the_spread_of_the_kl(tiny_model, tokenizer, trl_side, tmp_path) -> None:
+    """The other difference."""
+    round_ = make_round(tokenizer, 4)._replace(scores=[[1.0] * 16])
+    options = {"normalize_advantages": True}
+    trl_steps = trl_side.steps(trl_side.Rloo, tiny_model, tokenizer, round_, tmp_path, **options)
+    our_steps = our_side.steps(tiny_model, round_, [step.rows for step in trl_steps], **options)
+    sizes = [torch.cat([g.flatten() for g in steps[0].gradient.values()]).norm() for steps in (our_steps, trl_steps)]
+    assert sizes[0] < 0.8 * sizes[1]
+
+
 def test_the_end_token_counts_on_both_sides_even_where_it_is_the_pad_token(
     tiny_model, tokenizer, trl_side, tmp_path
 ) -> None:

@@ -16,7 +16,7 @@ AFTER_FIRST_SCORES = (
 def test_vllm_samples_from_the_adapter_that_the_round_before_made(tmp_path, finished) -> None:
     """The first round is sampled and scored without an adapter, so it is that of any run."""
     project = Project(tmp_path / "project").take(finished, *AFTER_FIRST_SCORES)
-    update = {"learning_rate": 0.05, "lora": {"r": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}}
+    update = {"learning_rate": 0.05, "lora": {"r": 8}}
     changes = {"update": update, "algorithm": {"beta": 0, "steps_per_generation": 1}}
     target = "results/mini/rounds/00002/rollouts/000.parquet"
     outcome = project.snakemake("--cores", "2", "--", target, "results/mini/policies/00002", **changes)

@@ -6,13 +6,14 @@ import kinds_page
 import pytest
 import skipped_tests
 import two_rounds
+from rounding import within
 from two_rounds import KINDS
 
 pytestmark = pytest.mark.slow
 
 OFTEN = {"falcon_h1", "deepseek_v3", "gpt_oss"}
 """Those that every run of the tests takes."""
-LARGEST, MEAN = 1e-3, 1e-4
+LARGEST, MEAN = within(1e-3, 2e-2), within(1e-4, 2e-3)
 """Differences in float32, nats."""
 
 
@@ -36,7 +37,7 @@ def test_sampler_and_trainer_are_one_model_in_two_rounds(kind, tmp_path, monkeyp
             assert (distance.mean < MEAN, distance.largest < LARGEST) == (True, True), distance
         else:
             assert distance.mean < 2 * outcome.rounding, "no farther apart than two roundings"
-    assert outcome.greedy == 1 or facts.dtype != "float32"
+    assert outcome.greedy >= within(1, 0.9) or facts.dtype != "float32"
 
 
 def test_the_page_has_a_row_of_each_kind() -> None:

@@ -98,4 +98,4 @@ def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     write_prompts(tmp_path / "prompts", rows)
     inputs = ("--prompts", tmp_path / "prompts", "--policy", model, "--round", 3, "--shard", 0)
     arguments = (*inputs, "--output", run._table(3, "rollouts", 0))
-    check(f"{size}: rollout", peak_of("rollout", *arguments), memory.rollout(config, shape, "cpu"))
+    check(f"{size}: rollout", peak_of("rollout", *arguments), memory.rollout(config, shape))

@@ -9,10 +9,11 @@ from typing import Any
 import forks
 import model_folders
 import pytest
+from rounding import within
 from test_swap import ENGINE, sampled
 
-from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import swap_check, weight_reload
+from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.rollout import adapters, swap_check, weight_reload
 from rloo_pipeline.rollout.sampler import Sampler
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,22 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
         weight_reload._reset_packed_experts = reset
     swap_check.mean_difference = mean_difference
     sampler.leave_gpu()
+    if kind == "adapter":
+        logps["refused"] = refused(first)
     return {**logps, "differences": differences}
+
+
+def refused(adapter: Path) -> str:
+    """The error where vLLM gets the whole paths that PEFT writes for `all-linear`: it finds no fused layer by them."""
+    settings = adapters.settings
+    adapters.settings = lambda folder: {**settings(folder), "lora_target_modules": adapters.modules(folder)}
+    try:
+        Sampler(adapter, ENGINE, model_folders.CONTEXT, 0)
+    except UserError as why:
+        return str(why)
+    finally:
+        adapters.settings = settings
+    return ""
 
 
 def all_kinds(folder: Path) -> dict[str, dict[str, Any]]:
@@ -75,9 +91,14 @@ def test_a_swapped_engine_samples_as_a_fresh_one_to_the_bit(results, kind) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_swapped_engine_is_as_near_to_transformers_as_float32_is(results, kind) -> None:
-    assert results[kind]["differences"][0] < 1e-4
+    assert results[kind]["differences"][0] < within(1e-4, 2e-3)
 
 
 def test_experts_that_vllm_leaves_unpacked_are_noticed(results) -> None:
     assert "qwen3_moe-2" in results["qwen3_moe"]["refused"]
     assert results["qwen3_moe"]["differences"][-1] > 0.1
+
+
+def test_modules_of_an_adapter_that_vllm_does_not_apply_are_named(results) -> None:
+    named = ", ".join(f"{name}_proj (2 times)" for name in ("gate", "k", "q", "up", "v"))
+    assert f"vLLM has no layers for the adapter's {named}" in results["adapter"]["refused"]

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import sys
 
 import pytest
 from helpers import ROOT
@@ -27,6 +28,16 @@ BENCH = runpy.run_path(str(ROOT / "tools" / "bench" / "page.py"))
 
 def test_the_page_of_figures_has_those_that_are_stored() -> None:
     assert BENCH["PAGE"].read_text() == BENCH["page"](), "run `make reference`"
+
+
+def test_what_is_measured_on_gpus_is_what_the_records_say() -> None:
+    sys.path.insert(0, str(ROOT / "tools" / "gpu"))
+    try:
+        page = runpy.run_path(str(ROOT / "tools" / "gpu" / "gpus_page.py"))
+    finally:
+        del sys.path[0], sys.modules["rows"]
+    assert page["PAGE"].read_text() == page["page"](), "run `make reference`"
+    assert page["README"].read_text() == page["readme"](), "run `make reference`"
 
 
 def test_the_readme_has_the_same_figures() -> None:

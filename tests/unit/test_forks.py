@@ -1,10 +1,13 @@
-"""The process from which commands are forked ends with the tests, however they end."""
+"""Commands as forks or as new processes, and the GPU that tests have in turns."""
 
 import os
 import signal
 import subprocess
 import sys
 
+import forks
+import pytest
+from filelock import FileLock, Timeout
 from helpers import has_ended, wait_until
 
 KILLED = """
@@ -30,3 +33,38 @@ def test_tests_that_are_killed_leave_no_process_behind_that_forks() -> None:
         if not has_ended(server):
             os.kill(server, signal.SIGKILL)
     killed.communicate()
+
+
+def test_a_new_process_does_what_a_fork_does(monkeypatch, tmp_path) -> None:
+    outcomes = []
+    for use_forks in (True, False):
+        monkeypatch.setattr(forks, "use_forks", use_forks and not forks.HAS_GPU)
+        monkeypatch.setenv("SEEN", "by the command")
+        (tmp_path / "mine.py").write_text("import os, sys; print(os.environ['SEEN'], *sys.argv[1:]); sys.exit('no')")
+        commands = [("rloo_pipeline", ["plan", "nowhere.yaml"]), ("mine", ["a b", "c"]), (tmp_path / "mine.py", [])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(forks.ROOT), str(tmp_path)])}
+        ran = forks.run_together([forks.Command(*command, environment, tmp_path) for command in commands])
+        outcomes.append([(one.returncode, one.stdout, one.stderr) for one in ran])
+    assert outcomes[0] == outcomes[1]
+    assert [code for code, *_ in outcomes[0]] == [1, 1, 1]
+    assert [output for _, output, _ in outcomes[0]] == ["", "by the command a b c\n", "by the command\n"]
+
+
+def test_a_function_can_be_called_without_a_fork(monkeypatch) -> None:
+    monkeypatch.setattr(forks, "use_forks", False)
+    assert forks.call(abs, -3) == 3
+
+
+def test_a_test_with_an_engine_has_the_gpu_to_itself_and_others_see_none(monkeypatch, tmp_path) -> None:
+    lock = tmp_path / "gpu"
+    monkeypatch.setattr(forks, "HAS_GPU", True)
+    monkeypatch.setattr(forks, "GPUS", "1")
+    monkeypatch.setattr(forks, "_in_turns", FileLock(lock))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with forks.turn(engine=False):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+        FileLock(lock).acquire(timeout=0).lock.release()
+    with forks.turn(engine=True):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+        with pytest.raises(Timeout):
+            FileLock(lock).acquire(timeout=0)

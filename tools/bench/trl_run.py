@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,62 +26,69 @@ def main() -> None:
     """Trains."""
     run, output = Path(sys.argv[1]), Path(sys.argv[2])
     config = load(run / "config.yaml")
+    from trl.trainer.rloo_config import RLOOConfig
+
+    one, counted = trainer(run, config, RLOOConfig(**options(config, output, vocabulary(run))))
+    one.train()
+    one.save_model()
+    print(json.dumps({"completions": counted.completions, "tokens": counted.tokens}), flush=True)
+
+
+def trainer(run: Path, config: Config, arguments: Any, callbacks: Sequence[Any] = ()) -> tuple[Any, Counted]:
+    """TRL's trainer with the policy 0, prompts and rewards of a run, and the counts of what it samples."""
     from datasets import load_from_disk
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.rloo_trainer import RLOOTrainer
 
     counted = Counted()
-    trainer = RLOOTrainer(
+    made = RLOOTrainer(
         model=AutoModelForCausalLM.from_pretrained(run / "policies" / "00000", dtype=config.model.dtype),
         processing_class=AutoTokenizer.from_pretrained(run / "policies" / "00000"),
-        args=arguments(config, output, vocabulary(run)),
+        args=arguments,
         reward_funcs=[counted, *map(reward, config.rewards)],
+        callbacks=list(callbacks),
         train_dataset=load_from_disk(str(run / "prompts" / "train")).remove_columns(["prompt_id", "prompt_ids"]),
     )
-    trainer.train()
-    trainer.save_model()
-    print(json.dumps({"completions": counted.completions, "tokens": counted.tokens}), flush=True)
+    return made, counted
 
 
-def arguments(config: Config, output: Path, vocabulary: int) -> Any:
-    """The configuration in TRL's words."""
-    from trl.trainer.rloo_config import RLOOConfig
-
+def options(config: Config, output: Path, vocabulary: int) -> dict[str, Any]:
+    """The configuration in TRL's words: the options of RLOOConfig."""
     rollout, algorithm, section = config.rollout, config.algorithm, config.update
     step = rollout.generation_batch_size // algorithm.steps_per_generation
     room = max(1, LOGITS // (4 * vocabulary * rollout.max_completion_length))
     micro = next(size for size in range(min(room, step), 0, -1) if step % size == 0)
-    return RLOOConfig(
-        output_dir=str(output),
-        use_cpu=True,
-        bf16=config.model.dtype == "bfloat16",
-        gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=config.seed,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=step // micro,
-        generation_batch_size=rollout.generation_batch_size,
-        max_steps=config.rounds * algorithm.num_iterations * algorithm.steps_per_generation,
-        num_iterations=algorithm.num_iterations,
-        num_generations=rollout.num_generations,
-        max_completion_length=rollout.max_completion_length,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        beta=algorithm.beta,
-        epsilon=algorithm.epsilon,
-        reward_weights=[0.0, *(reward.weight for reward in config.rewards)],
-        learning_rate=section.learning_rate,
-        lr_scheduler_type=section.lr_scheduler_type,
-        warmup_steps=section.warmup_steps,
-        adam_beta1=section.adam_betas[0],
-        adam_beta2=section.adam_betas[1],
-        adam_epsilon=section.adam_epsilon,
-        weight_decay=section.weight_decay,
-        max_grad_norm=section.max_grad_norm,
-    )
+    return {
+        "output_dir": str(output),
+        "use_cpu": True,
+        "bf16": config.model.dtype == "bfloat16",
+        "gradient_checkpointing": config.deepspeed.gradient_checkpointing is True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": config.seed,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": step // micro,
+        "generation_batch_size": rollout.generation_batch_size,
+        "max_steps": config.rounds * algorithm.num_iterations * algorithm.steps_per_generation,
+        "num_iterations": algorithm.num_iterations,
+        "num_generations": rollout.num_generations,
+        "max_completion_length": rollout.max_completion_length,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "top_k": rollout.top_k,
+        "beta": algorithm.beta,
+        "epsilon": algorithm.epsilon,
+        "reward_weights": [0.0, *(reward.weight for reward in config.rewards)],
+        "learning_rate": section.learning_rate,
+        "lr_scheduler_type": section.lr_scheduler_type,
+        "warmup_steps": section.warmup_steps,
+        "adam_beta1": section.adam_betas[0],
+        "adam_beta2": section.adam_betas[1],
+        "adam_epsilon": section.adam_epsilon,
+        "weight_decay": section.weight_decay,
+        "max_grad_norm": section.max_grad_norm,
+    }
 
 
 def vocabulary(run: Path) -> int:

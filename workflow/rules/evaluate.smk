@@ -76,6 +76,7 @@ rule distance:
         policy=evaluated_policy,
         base=file("policies/00000"),
         prompts=image_prompts,
+        checks=checks_of,
     output:
         f"{RUN}/evaluation/{{name}}/distance.json",
     log:
@@ -94,7 +95,7 @@ rule distance:
         **made_by("distance"),
     shell:
         "rloo distance --completions {input.completions} --policy {input.policy} --reference {input.base}"
-        " --prompts {input.prompts} --output {output} --log={log}"
+        " --prompts {input.prompts} --checks {input.checks} --output {output} --log={log}"
 
 
 rule stage_harness:

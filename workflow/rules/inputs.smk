@@ -44,13 +44,16 @@ def diagnosis(wildcards, number):
     return ancient(RUNS.path(wildcards, f"rounds/{number:05d}/diagnosis.json")) if number > 0 else []
 
 
-def gate(wildcards):
-    """The checks, which the first update waits for. They are `ancient`: new checks do not train round 1 again. Rollouts do
-    not wait for them, so a changed reward function samples nothing again. With a lag, rollouts do not wait for the round
-    before either, so that the update does.
+def checks_of(wildcards):
+    """The checks, which the first update waits for, and by which a policy's samples are proven to be its own. They are
+    `ancient`: new checks do not train a round again. Rollouts do not wait for them, so a changed reward function samples
+    nothing again.
     """
-    if int(wildcards.round) == 1:
-        return ancient(RUNS.path(wildcards, "warmstart/checks.json"))
+    return ancient(RUNS.path(wildcards, "warmstart/checks.json"))
+
+
+def gate(wildcards):
+    """With a lag, rollouts do not wait for the round before, so that the update does."""
     return diagnosis(wildcards, int(wildcards.round) - 1) if RUNS.of(wildcards).rollout.lag else []
 
 

@@ -196,6 +196,7 @@ rule update:
         scores=whole("scores"),
         reference=whole_reference,
         prompts=image_prompts,
+        checks=checks_of,
         gate=gate,
     output:
         policy=directory(f"{RUN}/policies/{{round}}"),
@@ -223,7 +224,7 @@ rule update:
     shell:
         "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {input.trainer}"
         " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference}"
-        " --prompts {input.prompts} --output {output.policy}"
+        " --prompts {input.prompts} --checks {input.checks} --output {output.policy}"
         " --output-trainer {output.trainer} --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 
 

@@ -108,6 +108,10 @@ class ProgramProxy:
             return {"raise": encode_error(TypeError(str(error)))}
 
     def _refer(self, value: Any) -> Any:
+        if isinstance(value, CoroutineType) and value.cr_code is _awaited.__code__:  # the program's own, passed back
+            if value.cr_frame is None:
+                raise TypeError("a coroutine of the program that has ended cannot be passed to it")
+            value = value.cr_frame.f_locals["coroutine"]
         if isinstance(value, RemoteObject):
             return ["h", value._number]
         if not callable(value):

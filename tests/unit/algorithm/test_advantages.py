@@ -50,6 +50,15 @@ def test_the_configuration_knows_every_estimator_of_the_module() -> None:
     assert {name for name, one in vars(advantages).items() if isinstance(one, advantages.Estimator)} == ALL.keys()
 
 
+def test_values_that_differ_by_rounding_are_merged_and_no_others() -> None:
+    rows = double([[0.3, 0.1 + 0.2, NAN, 0.2], [1e9, 1e9 + 1e-6, 1e9 + 1, NAN], [0.0, 1e-300, -1e-300, 1.0]])
+    merged = nan_stats.merged(rows)
+    expected = double([[0.3, 0.3, NAN, 0.2], [1e9, 1e9, 1e9 + 1, NAN], [-1e-300, -1e-300, -1e-300, 1.0]])
+    torch.testing.assert_close(merged, expected, rtol=0, atol=0, equal_nan=True)
+    distinct = torch.rand(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(nan_stats.merged(distinct), distinct)
+
+
 @every
 def test_one_group_by_hand(name) -> None:
     torch.testing.assert_close(ALL[name](double([[1, 0, 1, 4]])), double([BY_HAND[name]]))
@@ -133,6 +142,11 @@ def test_one_scorable_sample_alone_teaches_nothing(name, rewards) -> None:
 @given(st.integers(1, 9), st.integers(2, 6))
 def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
     assert IN_GROUPS[name](torch.full((2, samples), float(reward), dtype=torch.float64)).abs().max() < 1e-9
+
+
+def test_the_configuration_knows_which_estimators_give_groups_of_equal_rewards_a_signal() -> None:
+    found = {name for name, one in ALL.items() if advantages.has_batch_baseline(one.formula)}
+    assert found == set(config.estimators("batch_baseline")) == {"reinforce_pp"}
 
 
 def leave_one_out(row: list[float]) -> dict[str, list[float]]:

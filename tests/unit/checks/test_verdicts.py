@@ -13,7 +13,7 @@ from rloo_pipeline.config import CheckLimits
 
 PROMPTS, SAMPLES = 40, 8
 LIMITS = CheckLimits().by_name("float32")
-TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,), (2,), (2, "</s>"))
+TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,), (2,), (2, "</s>"), ())
 
 
 def healthy(**changes) -> Evidence:
@@ -51,6 +51,7 @@ SICK = {
     "double_bos": ("fail", tokens(double_bos=1)),
     "generation_prompt": ("warn", tokens(opened=0, generation_prompt="")),
     "stop_ids": ("warn", tokens(turn_end=(7, "<|im_end|>"))),
+    "chat_template": ("warn", tokens(template=("it leaves out a role",))),
     "pad_token": ("warn", tokens(pad=2)),
     "packed_logprobs": ("warn", {"packed": 3e-4}),
     "logprob_difference": ("fail", {"differences": np.array([0.0] * 99 + [0.02])}),
@@ -110,7 +111,7 @@ def test_a_check_that_does_not_apply_is_left_out() -> None:
     results = verdicts(healthy(**missing, **tokens(chats=0, opened=0)))
     expected = {
         *("perplexity", "perplexity_held_out", "overfitting", "format_rate", "logprob_difference"),
-        *("generation_prompt", "logprob_difference_q95"),
+        *("generation_prompt", "chat_template", "logprob_difference_q95"),
     }
     assert CHECKS.keys() - results.keys() == expected
 

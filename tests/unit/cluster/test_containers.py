@@ -10,6 +10,7 @@ from helpers import ROOT, executable, mini
 from rloo_pipeline.cluster import containers, profiles
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 
 
 @pytest.fixture
@@ -85,7 +86,10 @@ def test_a_build_whose_wheels_cannot_be_fetched_says_why_and_the_next_one_fetche
     assert not list((tmp_path / ".cache").glob("wheels-*/.*"))
 
 
-def test_the_image_for_gpus_is_preferred_if_it_is_built(project) -> None:
+def test_the_image_for_gpus_is_preferred_if_it_is_built_or_the_machine_has_a_gpu(project, monkeypatch) -> None:
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    assert containers.image(config(), project).startswith("images/rloo-cuda-0.1.0-")
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
     assert containers.image(config(), project).startswith("images/rloo-cpu-0.1.0-")
     cuda = containers._image_name("cuda", project)
     (project / "images").mkdir()
@@ -180,7 +184,7 @@ def test_gpus_are_requested_only_on_machines_with_gpus(project) -> None:
 
 def test_profiles_are_linked_without_touching_those_of_the_user(tmp_path) -> None:
     links = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
-    assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "local", "slurm"}
+    assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "slurm"}
     assert len(links) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
     (tmp_path / "own" / "slurm").mkdir(parents=True)
     with pytest.raises(UserError, match="slurm: a profile of yours has this name"):

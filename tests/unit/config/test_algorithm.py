@@ -109,6 +109,16 @@ REFUSED = {
     ),
     "a lag of a cut distribution": ({}, {"rollout": {"lag": 1, "top_k": 5}}, ["rollout.lag: 1", "rollout.top_k"]),
     "a refill without the filter": ({}, {"rollout": {"refill": 2}}, ["rollout.refill: 2", "filter_zero_variance"]),
+    "a filter of groups that have a signal": (
+        {"preset": "reinforce_pp", "filter_zero_variance": True},
+        {},
+        ["filter_zero_variance", "advantage: reinforce_pp", "reinforce_pp_baseline"],
+    ),
+    "a choice among groups that have a signal": (
+        {"preset": "reinforce_pp"},
+        {"rollout": {"oversample": 1.5}},
+        ["rollout.oversample: 1.5", "algorithm.advantage: reinforce_pp", "reinforce_pp_baseline"],
+    ),
     "a preset that is none": ({"preset": "grp"}, {}, ["grpo"]),
     "shards over the sampled prompts": ({}, {"rollout": {"oversample": 1.5, "shards": 25}}, ["25", "24 prompts"]),
 }

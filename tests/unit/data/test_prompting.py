@@ -26,6 +26,25 @@ def test_a_template_without_an_end_is_an_error(tiny_model, monkeypatch) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_a_template_that_writes_without_measure_is_an_error(tiny_model) -> None:
+    tokenizer = policy.load_tokenizer(tiny_model, trust_remote_code=False)
+    tokenizer.chat_template = "{{ 'a' * 10000001 }}"
+    with pytest.raises(UserError, match=r"^a row: a prompt has 10,000,001 characters, and 10,000,000 can be tokenized"):
+        encode(MESSAGES, DATASET, tokenizer, "a row")
+    with pytest.raises(UserError, match=r"^a row: a prompt has 10,000,001 characters"):
+        encode("a" * 10_000_001, DATASET, tokenizer, "a row")
+
+
+def test_a_token_that_was_added_to_the_tokenizer_alone_is_an_error_before_sampling(tiny_model) -> None:
+    tokenizer = policy.load_tokenizer(tiny_model, trust_remote_code=False)
+    rows = policy.vocabulary(tiny_model)
+    tokenizer.add_tokens(["<new>"])
+    assert encode(MESSAGES, DATASET, tokenizer, "a row"), "as long as no prompt has it"
+    tokenizer.chat_template = "<new>" + tokenizer.chat_template
+    with pytest.raises(UserError, match=rf"^a row: token '<new>' \(id {rows}\) has no row in .* \({rows} rows\); "):
+        encode(MESSAGES, DATASET, tokenizer, "a row")
+
+
 def test_the_deadline_ends_with_the_template(tiny_model) -> None:
     """Another use of SIGALRM, such as the time limit of this test, is not disturbed."""
     before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0

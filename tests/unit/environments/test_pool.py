@@ -240,6 +240,39 @@ def test_a_column_says_which_environment(environment_file) -> None:
             pool.reset(3, {"environment": "chess"}, 0)
 
 
+FUNCTIONS = """
+class Graph:
+    def reset(self, function="", **row):
+        self.function = function
+        return f"{function} {sorted(row)}"
+
+    def plot(self, function: str, arguments: str) -> str:
+        \"\"\"Plot.
+
+        Args:
+            function: what
+            arguments: of it
+        \"\"\"
+        return f"{self.function} {function} {arguments}"
+"""
+
+
+def test_no_name_of_a_parameter_or_of_a_column_is_reserved_but_that_of_the_environment_itself(tmp_path) -> None:
+    file = tmp_path / "graph.py"
+    file.write_text(FUNCTIONS)
+    with EnvironmentPool(f"{file}:Graph", [], 1, 60) as pool:
+        assert begun(pool, 1, function="x", arguments="y", named="z")[0].texts == (
+            "x ['arguments', 'named', 'prompt']",
+        )
+        pool.call(1, [("plot", {"function": "f", "arguments": "g"})])
+        [answer] = answers(pool)
+        assert (answer.texts, answer.errors) == (("x f g",), (False,))
+        finished(pool, 1)
+        pool.reset(2, {"self": "x"}, 0)
+        with pytest.raises(UserError, match=r"a column 'self', as the first parameter of Graph.reset is called"):
+            answers(pool)
+
+
 @pytest.mark.parametrize("sandbox", [False, True])
 def test_processes_end_with_a_pool_that_is_killed(environment_file, request, sandbox) -> None:
     if sandbox:

@@ -40,7 +40,7 @@ def test_a_stage_decides_by_the_memory_of_its_process_and_its_own_sections(tmp_p
     (tmp_path / "config.json").write_text(json.dumps(facts))
     stage = Config(**mini()).only("update")
     for room, expected in ((1e6, True), (1e15, False)):
-        monkeypatch.setattr(devices, "memory_bytes", lambda room=room: room)
+        monkeypatch.setattr(devices, "training_bytes", lambda room=room: room)
         assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is expected
     (tmp_path / "config.json").write_text("{}")
     assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is False, "sizes are not known"
@@ -50,7 +50,7 @@ def test_ranks_share_the_memory_of_a_job(monkeypatch) -> None:
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert devices.machine_bytes() == 100 * 2**20
-    assert devices.memory_bytes() == 25 * 2**20 or devices.has_gpu()
+    assert devices.training_bytes() == 25 * 2**20 or devices.has_gpu()
 
 
 LLAMA_70B = ModelDims(8192, 80, 8192, 1024, 28672, 128256, 70_553_706_496)

@@ -90,7 +90,7 @@ def test_the_command_shows_both_modes_and_refuses_what_is_not_slurm(tmp_path) ->
     assert outcome.returncode == 0, outcome.stderr
     assert "SLURM, 5 min in the queue for each job" in outcome.stdout
     assert "advice: rloo submit" in outcome.stdout
-    refused = rloo("plan", config, "--profile", ROOT / "profiles" / "local")
+    refused = rloo("plan", config, "--profile", ROOT / "profiles" / "allocation")
     assert "does not run on SLURM; name one that does" in refused.stderr
     refused = rloo("plan", ROOT / "config" / "experiment.yaml", "--profile", ROOT / "profiles" / "slurm")
     assert "the queue is estimated for one run, and demo-algorithms is an experiment" in refused.stderr

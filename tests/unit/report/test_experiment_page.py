@@ -12,6 +12,7 @@ from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.commands.show_experiment import experiment
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import finished
+from rloo_pipeline.report.experiment_page import headline
 from rloo_pipeline.stages.select import select
 
 ARMS = {"plain": 0.5, "better": 0.75, "same_50%": 0.5}
@@ -55,7 +56,18 @@ def test_the_page_has_every_arm_and_every_run_with_its_link(study) -> None:
     assert page.count('/report.html">report</a>') == 11
     assert "! not finished" in text
     assert "Of 3 arms with 3 to 4 seeds each, better ends best" in text
-    assert "From plain differ by more than seeds and problems explain: better" in text
+    assert "no corrected p-value is below 0.38." in text, "3 comparisons × 2 / 2^4"
+    assert "it takes at least 5" in text, "the interquartile mean"
+
+
+def test_the_headline_names_arms_that_differ_where_there_are_seeds_enough_to_tell(study) -> None:
+    summary = read_json(study / "experiment.json")
+    for row in summary["comparisons"]:
+        row |= {"p_holm": 0.04 if row["arm"] == "better" else 0.9, "p_smallest": 0.01}
+    assert "From plain differ by more than seeds and problems explain: better (" in headline(summary)
+    for row in summary["comparisons"]:
+        row["p_holm"] = 0.06
+    assert headline(summary).endswith("No arm differs from plain by more than seeds and problems explain.")
 
 
 def test_figures_are_those_of_the_runs(study) -> None:
@@ -81,7 +93,8 @@ def test_the_tables_have_a_row_for_each_arm_and_run(study) -> None:
     assert latex.count(r" \\") == 1 + len(ARMS)
     assert "over 3 to 4 seeds with 95" in latex
     better = next(line for line in latex.splitlines() if line.startswith("better"))
-    assert better.endswith(r"& $<0.001$ \\"), "a p-value is not 0"
+    assert better.endswith(r"& 0.375 \\"), "what 4 seeds allow, times 3 comparisons"
+    assert "With fewer than 5 seeds there is no interquartile mean" in latex
 
 
 def test_the_page_says_which_rows_served_for_what(study, tmp_path) -> None:
@@ -164,7 +177,7 @@ def test_only_comparisons_with_a_p_value_count_in_its_correction(changed) -> Non
     (changed / "plain/3/summary.json").unlink()
     text = page_of(changed)
     assert "p-values are corrected for the 2 comparisons of arms that have one (Holm)" in text
-    assert "From plain differ by more than seeds and problems explain: better (" in text
+    assert "There are too few seeds to show that an arm differs from plain" in text
     assert "Not compared with plain: same_50% (too few common seeds)." in text
     assert "corrected by Holm over 2 comparisons" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
@@ -193,7 +206,7 @@ def test_one_arm_alone_is_not_called_best(changed) -> None:
             (changed / arm / str(seed) / "summary.json").unlink(missing_ok=True)
     text = page_of(changed)
     assert "Only better has finished runs, 4 seeds: " in text
-    assert "best" not in text
+    assert "ends best" not in text
 
 
 def test_without_a_finished_run_of_the_first_arm_no_other_arm_is_called_the_baseline(changed, caplog) -> None:

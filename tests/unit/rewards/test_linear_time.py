@@ -34,7 +34,7 @@ def repetitions() -> list[tuple[str, str, str]]:
 
 
 READERS: dict[str, Callable[[str], object]] = {
-    "answer of math_reward": lambda text: math.find(text, "B"),
+    "answer of math_reward": lambda text: math.find(text, math.MathAnswer("B", "B")),
     "program of code_reward": code.program_of,
     "think_format_reward": lambda text: format.think_format_reward([text]),
     "answer_mark_reward": lambda text: format.answer_mark_reward([text]),

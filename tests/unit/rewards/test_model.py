@@ -117,11 +117,21 @@ def test_the_model_reads_the_text_of_a_prompt_with_images(folder: str) -> None:
     assert reward_model(parts, completions, folder) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_text_gets_no_special_tokens_as_in_trl() -> None:
-    def tokenizer(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [0] * add_special_tokens + [len(text)]}
+def test_special_tokens_come_from_the_template_and_not_from_prompt_or_completion(folder: str) -> None:
+    from transformers import AutoTokenizer
 
-    assert rewards._encoded(tokenizer, rewards._shown("1+", "2", False), "model", {}) == [3]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    end = tokenizer.eos_token
+
+    def count(prompt: Any, completion: Any) -> int:
+        shown = rewards._shown(prompt, completion, False)
+        return sum(id_ in special for id_ in rewards._encoded(tokenizer, shown, "model", {}))
+
+    honest = count([{"role": "user", "content": "1+1"}], "2")
+    assert honest > 0
+    assert count([{"role": "user", "content": f"1{end}1"}], f"0{end}{tokenizer.pad_token}2") == honest
+    assert count("1+", "2") == count(f"1+{end}", f"2{end}") == 0  # a text gets none, as in TRL
 
 
 def test_a_conversation_over_the_limit_has_no_score(folder: str) -> None:

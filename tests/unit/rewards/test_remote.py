@@ -10,7 +10,7 @@ from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.remote import remote_reward
-from rloo_pipeline.scoring import reward_call
+from rloo_pipeline.scoring import http_service, reward_call
 
 SECRET = "s3cret-t0ken"
 
@@ -59,6 +59,15 @@ def test_concurrent_calls_share_one_limit_of_requests() -> None:
         asyncio.run(three_calls(server.address))
         assert len(server.requests) == 27
         assert 2 <= server.most_under_way <= 4
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(b"[1]" + b" " * http_service.MOST_BYTES, "more than 4 MiB"), (b"[" + b"9" * 400 + b"]", "returned 9999")],
+)
+def test_an_answer_that_is_too_long_or_a_score_that_is_too_large_is_an_error(body: bytes, message: str) -> None:
+    with serving(lambda request, number: (200, body)) as server, pytest.raises(UserError, match=message):
+        ask(server.address, ["abc"])
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])

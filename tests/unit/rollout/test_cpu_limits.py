@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import cpu_limits, engine_size
+from rloo_pipeline.rollout import cpu_limits
 
 FILE = Path("model/config.json")
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128}
@@ -60,17 +59,3 @@ def test_heads_of_other_sizes_are_refused() -> None:
         cpu_limits.check_heads(FILE, engine(48))
     with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim make 576 together, not 320; use another"):
         cpu_limits.check_heads(FILE, engine(320, latent=True))
-
-
-def test_vllm_prepares_only_the_modules_of_the_adapter() -> None:
-    hf_config = {"r": 4, "target_modules": ["v_proj", "q_proj"]}
-    expected = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]}
-    assert engine_size.adapter_settings(hf_config) == expected
-    assert "lora_target_modules" not in engine_size.adapter_settings(hf_config | {"target_modules": ".*_proj"})
-
-
-def test_every_rank_that_the_configuration_allows_is_one_of_vllms_or_below() -> None:
-    for rank in (1, 9, 511, 512):
-        assert engine_size.vllm_lora_rank(Lora(r=rank).r) >= rank
-    with pytest.raises(ValueError, match="less than or equal to 512"):
-        Lora(r=513)

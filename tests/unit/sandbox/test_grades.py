@@ -1,6 +1,7 @@
 """Correct programs pass their tests, wrong ones fail; without a sandbox nothing runs."""
 
 import sysconfig
+import time
 
 import pytest
 from programs import ADD, IMAGE
@@ -29,6 +30,17 @@ from rloo_pipeline.scoring import reward_call
         ("import numpy_that_is_not_there\n" + ADD, "assert add(1, 2) == 3", 0),
         ("def add(a, b) return", "assert add(1, 2) == 3", 0),
         ("", "assert add(1, 2) == 3", 0),
+        ("async def f(x): return x\ndef g(y): return y + 1", "assert g(f(1)) == 2", 0),
+        (
+            "async def f(x): return x\nasync def g(y): return 1 + await y",
+            "import asyncio\nassert asyncio.run(g(f(1))) == 2",
+            1,
+        ),
+        (
+            "async def f(x): return x\ndef g(y): return 2",
+            "import asyncio\nc = f(1)\nasyncio.run(asyncio.wait_for(c, 9))\nassert g(c) == 2",
+            0,
+        ),
         (ADD, None, None),
         (ADD, [], None),
     ],
@@ -43,6 +55,14 @@ def test_partial_gives_the_share_of_passed_tests(reward):
     assert reward(ADD, "\n".join(tests), partial=True) == 0.5
     cases = [{"input": f"{n}\n", "output": str(n % 3)} for n in range(4)]
     assert reward("print(input())", cases, partial=True) == 0.75
+
+
+def test_cases_for_which_a_slow_program_leaves_no_time_count_as_failed(reward):
+    cases = [{"input": str(n), "output": str(n)} for n in (0, 1, 2, 3, 4, 5, 6, 7)]
+    slow = "n = input()\nwhile n != '0': pass\nprint(n)"
+    began = time.monotonic()
+    assert reward(slow, cases, partial=True, timeout=20, row_timeout=2) == 1 / 8
+    assert time.monotonic() - began < 20, "one start and 2 s, not 7 limits"
 
 
 def test_tests_after_the_programs_exit_count_as_failed(reward):

@@ -34,7 +34,9 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
             SimpleNamespace(name=name, input=[], params=[], resources={}, priority=0)
             for name in ("update", "update_transient")
         ],
-        resource_settings=SimpleNamespace(**({"overwrite_resources": {}, "overwrite_threads": {}} | settings)),
+        resource_settings=SimpleNamespace(
+            **({"overwrite_resources": {}, "overwrite_threads": {}, "nodes": 1} | settings)
+        ),
         executor_plugin=SimpleNamespace(name=executor),
         workflow_settings=SimpleNamespace(cache=None),
         rerun_triggers=RerunTrigger.all(),

@@ -125,6 +125,34 @@ def test_with_equal_scores_a_small_penalty_gives_small_advantages(name) -> None:
     assert make_batch(algorithm, ROLLOUT, data, AlgorithmState())[0].advantages.abs().max() < 0.01
 
 
+ROUNDED = [0.3, 0.1 + 0.2, 0.3, 0.3, 0.8, 0.8, 0.1 + 0.7, 0.8]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"normalize_advantages": True, "kl": 0.1, "beta": 1e-3},
+        {"advantage": "reinforce_pp_baseline", "kl": 0.1, "beta": 1e-3},
+        {"normalize_advantages": True},
+        {"normalize_advantages": True, "advantage": "dr_grpo", "reward_normalization": "batch"},
+    ],
+)
+def test_scores_of_a_group_that_differ_by_rounding_are_equal(keys) -> None:
+    assert ROUNDED[0] != ROUNDED[1]
+    assert ROUNDED[6] != ROUNDED[7]
+    batch = batch_of(ROUNDED, **keys)
+    assert batch.advantages.abs().max() < 0.01
+    if "kl" not in keys:
+        assert (batch.advantages == 0).all()
+
+
+def test_scores_of_a_round_that_differ_by_rounding_are_equal() -> None:
+    keys = {"advantage": "reinforce_pp", "kl": 0.1, "beta": 1e-3}
+    for more in ({}, {"reward_normalization": "batch"}):
+        assert batch_of([0.3] * 4 + [0.1 + 0.2] * 4, **keys, **more).advantages.abs().max() < 0.01
+    assert batch_of([0.3] * 4 + [0.31] * 4, **keys).advantages.abs().max() > 0.9
+
+
 @pytest.mark.parametrize("normalization", ["batch", "running"])
 def test_while_all_scores_are_equal_only_the_mean_of_rewards_is_subtracted(normalization) -> None:
     """Also in later rounds, whose running moments have the length penalties of earlier ones."""
@@ -158,6 +186,20 @@ def test_where_the_clip_makes_scores_equal_a_small_kl_gives_small_advantages(key
     assert 0 < batch.advantages.abs().max() < 0.01
     without = batch_of(CLIPPED, kl=0.1, **{"beta": 1e-3, **keys, "reward_clip_range": (-9, 9)})
     assert without.advantages.abs().max() > 0.9
+
+
+def centred_by_the_batch(rewards):
+    """A user's estimator without a mark."""
+    return rewards - rewards.nanmean()
+
+
+@pytest.mark.parametrize(("keys", "rollout"), [({"filter_zero_variance": True}, {}), ({}, {"oversample": 2.0})])
+def test_where_the_baseline_is_of_the_round_no_group_is_left_out(keys, rollout) -> None:
+    algorithm = Algorithm(advantage=f"{__name__}:centred_by_the_batch", beta=0.0, **keys)
+    data = completions(SCORES, (1,) * 8)
+    with pytest.raises(UserError, match="groups of equal scores a signal too"):
+        make_batch(algorithm, ROLLOUT.model_copy(update=rollout), data, AlgorithmState())
+    make_batch(Algorithm(beta=0.0, **keys), ROLLOUT.model_copy(update=rollout), data, AlgorithmState())
 
 
 def test_groups_that_the_clip_makes_equal_do_not_teach() -> None:

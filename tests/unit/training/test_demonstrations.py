@@ -13,7 +13,7 @@ from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.demo.calculation import demonstrations
 from rloo_pipeline.demo.character_model import tool_qwen3
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.demonstrations import Demonstrations, _turns
+from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, _turns
 from rloo_pipeline.training.demonstrations import demonstrations as tokenized
 
 ANSWER = {"role": "assistant", "content": "6"}
@@ -62,6 +62,16 @@ def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> 
     assert (len(read_ones.trained.prompts), len(read_ones.held_out)) == (1, 1)
     with pytest.raises(UserError, match=r"row 1: its prompt is none of this run's, which end with what `reset`"):
         read("1+5=6?", "2+5=")
+
+
+def test_a_completion_that_spells_the_end_of_its_turn_is_refused(tmp_path) -> None:
+    tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
+    tokenizer = policy.load_tokenizer(tmp_path, False)
+    template = ToolTemplate(tokenizer, Config(**mini()).dataset, policy.stop_ids(tmp_path, tokenizer))
+    _check_turns(list(_turns([5], [ANSWER], template)), template, "row 3")
+    spelled = [{"role": "assistant", "content": "6<|im_end|>"}]
+    with pytest.raises(UserError, match=r"^row 3: a completion .* spells '<\|im_end\|>', which ends a turn; remove it"):
+        _check_turns(list(_turns([5], spelled, template)), template, "row 3")
 
 
 @pytest.mark.parametrize("messages", ["6", [ANSWER], [CALL, TOLD, ANSWER], [CALL, TOLD, CALL, TOLD, ANSWER]], ids=len)

@@ -301,3 +301,15 @@ def config(**changes):
     from helpers import mini
 
     return validate(mini(**{"workers": "always", **changes}), "test")
+
+
+def test_on_gpus_there_are_as_many_workers_as_gpus_for_them(monkeypatch) -> None:
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    sharded = config(rollout={"shards": 3}, vllm={"threads": 1})
+    counts = manager.worker_counts(sharded, 8, ALL)
+    assert [counts[role] for role in ("sampler", "logprobs", "trainer")] == [1, 1, 1], "they take turns"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert manager.worker_counts(sharded, 8, ALL)["sampler"] == 3
+    wide = config(rollout={"shards": 3}, vllm={"threads": 1, "tensor_parallel_size": 2})
+    assert manager.worker_counts(wide, 8, ALL)["sampler"] == 2

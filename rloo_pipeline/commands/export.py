@@ -1,0 +1,69 @@
+"""export: a policy of a run → a plain folder that transformers and vLLM load, without the run and without PEFT."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts import files, manifest, policy
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import adapters
+from rloo_pipeline.runtime.progress import say
+
+
+def export(config: Config, run: Path, output: Path, merge: bool, number: int | None = None) -> None:
+    """Writes a policy of a run to a folder of its own.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        output: folder to write; it must not exist.
+        merge: adds an adapter to the weights of its base, in float32, and rounds the sum to `model.dtype`.
+        number: of the policy; the last one if None.
+
+    Raises:
+        UserError: there is no such policy, it is damaged or an adapter that is not or cannot be merged, or the output
+            exists.
+    """
+    folders = sorted(folder for folder in (run / policy.FOLDER).glob("[0-9]*") if folder.name.isdigit())
+    folder = folders[-1] if folders and number is None else run / policy.FOLDER / f"{number or 0:05d}"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such policy; pass the folder of a run, results/<run>, and a policy that it kept")
+    if output.exists():
+        raise UserError(f"{output}: exists; name a new folder")
+    policy.verify(folder)
+    if policy.is_adapter(folder) and not merge:
+        raise UserError(f"{folder}: an adapter, which is of use with its base alone; add --merge")
+    with files.atomic_folder(output) as target:
+        if policy.is_adapter(folder):
+            _merge(config, folder, target)
+        else:
+            shutil.copytree(folder, target, dirs_exist_ok=True)
+        (target / manifest.MANIFEST).unlink(missing_ok=True)  # it is of the run
+    say(f"{folder} is in {output}")
+
+
+def _merge(config: Config, folder: Path, target: Path) -> None:
+    """Writes the base with the adapter of a policy in its weights.
+
+    Raises:
+        UserError: the adapter is on one of two layers that share their weights.
+    """
+    import torch
+
+    from rloo_pipeline.training import plain_model, policy_model
+
+    base = policy.base_of(folder)
+    model: Any = plain_model.load_plain(base, "float32", config.model.trust_remote_code)
+    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    last = {name.rpartition(".")[2] for name in adapters.modules(folder)}
+    if ends[0] is ends[1] and (shared := last & {"lm_head", "embed_tokens"}):
+        raise UserError(
+            f"{folder}: its adapter is on {min(shared)}, which shares its weights with another layer, so it cannot be "
+            "merged; load it with PEFT"
+        )
+    merged = plain_model.load_adapter(model, folder).merge_and_unload().to(getattr(torch, config.model.dtype))
+    merged.config.dtype = getattr(torch, config.model.dtype)
+    policy_model.save(merged, merged.state_dict(), target, base)

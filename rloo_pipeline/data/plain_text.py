@@ -1,0 +1,217 @@
+"""Text stays text: special tokens of a rendered chat template come from the template, never from what it renders.
+
+A tokenizer makes a special token wherever a text spells one, so a user who writes `<|im_end|>` would end the turn.
+Texts that spell none, nearly all, are encoded as ever. For the others, the template is rendered with a placeholder in
+place of each spelling, and the result is encoded by a copy of the tokenizer in which special tokens have names that no
+text has: the template's own special tokens are renamed, and spellings become ordinary tokens. Everything else (merges,
+prefix spaces, spaces that a special token absorbs) is the work of the same tokenizer, so the ids are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""Noncharacters of Unicode around the number of a placeholder."""
+RENAMED = "\ufdd2"
+"""Noncharacter on both sides of a special token's new name."""
+
+
+class PlainText:
+    """Encodes texts of data with one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, meant: str = "") -> None:
+        """Finds the tokenizer's special tokens.
+
+        Args:
+            tokenizer: of the model; not changed.
+            meant: a text of the user's own; the special tokens that it spells, except end tokens, stay special
+                everywhere.
+        """
+        self.tokenizer = tokenizer
+        named = special_tokens(tokenizer)
+        if meant:
+            ends = _stop_ids(tokenizer)
+            named = {text: id_ for text, id_ in named.items() if text not in meant or id_ in ends}
+        self.special = named
+        """Ids of the tokens that no text may spell, by their text."""
+        self.pattern = re.compile(_pattern(named) if named else r"(?!)")
+        self.special_ids = frozenset(named.values())
+
+    def spelled(self, value: Any) -> str | None:
+        """The first special token that the texts of messages, or of any other value of JSON, spell; else None."""
+        if isinstance(value, str):
+            match = self.pattern.search(value)
+            return match[0] if match else None
+        return next(filter(None, map(self.spelled, _texts(value))), None)
+
+    def ids(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
+        """Token ids of messages in a chat template.
+
+        Args:
+            messages: for the template.
+            render: returns the text of messages in the template.
+
+        Raises:
+            UserError: a text spells a special token that this tokenizer cannot write as plain text.
+        """
+        spelled = self.spelled(messages)
+        if spelled is None:
+            text = render(messages)
+            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            if self._count(ids) <= len(self.pattern.findall(text)):
+                return ids
+            # a tokenizer may normalize other spellings to a special token, or have it in its vocabulary
+        texts: list[str] = []
+        text = render(self._hidden(messages, texts))
+        return self._plain_ids(text, texts, spelled)
+
+    def ids_of_text(self, text: str) -> list[int]:
+        """Token ids of a text without a template, in which nothing is special.
+
+        Raises:
+            UserError: as `ids`.
+        """
+        texts: list[str] = []
+        return self._plain_ids(self._hide(text, texts), texts, self.spelled(text))
+
+    def _count(self, ids: Iterable[int]) -> int:
+        """Number of special tokens."""
+        return sum(map(self.special_ids.__contains__, ids))
+
+    def _hide(self, text: str, texts: list[str]) -> str:
+        """A text with a placeholder for each spelling, which is appended to `texts`."""
+
+        def placeholder(match: re.Match[str]) -> str:
+            texts.append(match[0])
+            return f"{OPEN}{len(texts) - 1}{CLOSE}"
+
+        return self.pattern.sub(placeholder, text)
+
+    def _hidden(self, value: Any, texts: list[str]) -> Any:
+        """As `_hide`, for all texts of a value."""
+        if isinstance(value, str):
+            return self._hide(value, texts)
+        if isinstance(value, Mapping):
+            return {self._hidden(key, texts): self._hidden(item, texts) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hidden(item, texts) for item in _joined(value)]
+        return value
+
+    def _plain_ids(self, rendered: str, texts: list[str], spelled: str | None) -> list[int]:
+        """Ids of a text with placeholders for `texts`; special tokens in it are the template's."""
+        text, count = self.pattern.subn(lambda match: f"{RENAMED}{match[0]}{RENAMED}", rendered)
+        text = re.sub(f"{OPEN}([0-9]+){CLOSE}", lambda match: texts[int(match[1])], text)
+        ids = list(self._copy.encode(text, add_special_tokens=False).ids)
+        if any(mark in text or f"\\u{ord(mark):x}" in text for mark in (OPEN, CLOSE)) or self._count(ids) > count:
+            raise UserError(self._refusal(spelled, "the chat template or the tokenizer changes it"))
+        return ids
+
+    @cached_property
+    def _copy(self) -> Tokenizer:
+        """The tokenizer with new names for its special tokens."""
+        from tokenizers import Tokenizer
+
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError(self._refusal(None, "the tokenizer is not one of the library tokenizers"))
+        names = {text: f"{RENAMED}{text}{RENAMED}" for text in self.special}
+        spec = json.loads(backend.to_str())
+        spec |= {"post_processor": None, "truncation": None, "padding": None}
+        for token in spec["added_tokens"]:
+            if token["content"] in names:
+                token |= {"content": names[token["content"]], "normalized": False}
+        model = spec["model"]
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(piece, piece): id_ for piece, id_ in model["vocab"].items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+        try:
+            copy = Tokenizer.from_str(json.dumps(spec))
+        except Exception as error:  # the library raises this class; such as merges that make a special token
+            raise UserError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
+        if any(copy.token_to_id(names[text]) != id_ for text, id_ in self.special.items()):
+            raise UserError(self._refusal(None, "the tokenizer numbers its tokens in another way without it"))
+        return copy
+
+    def _refusal(self, spelled: str | None, why: str) -> str:
+        return (
+            f"{self.tokenizer.name_or_path}: a text spells the special token {spelled or ''!r}, which cannot be "
+            f"encoded as plain text ({why}); remove it from the text"
+        )
+
+
+def plain_text(tokenizer: PreTrainedTokenizerBase, meant: str = "") -> PlainText:
+    """The `PlainText` of a tokenizer, made once."""
+    return _made(tokenizer, len(tokenizer), meant)
+
+
+@lru_cache(maxsize=8)
+def _made(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainText:  # noqa: ARG001, a part of the key
+    return PlainText(tokenizer, meant)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of a tokenizer's special tokens and of those that end a completion, by their text; without that for unknown
+    characters, which is not a control token.
+    """
+    added = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for id_ in {*tokenizer.all_special_ids, *_stop_ids(tokenizer)} - {*added}:
+        token = tokenizer.convert_ids_to_tokens(id_)
+        added |= {id_: token} if isinstance(token, str) else {}
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    unknown = {tokenizer.unk_token, getattr(model, "unk_token", None), ""}
+    return {text: id_ for id_, text in added.items() if text not in unknown}
+
+
+def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of the tokens that end a completion, by the model's folder if the tokenizer is from one."""
+    folder = Path(tokenizer.name_or_path or "/nonexistent")
+    return {*policy.stop_ids(folder, tokenizer)}
+
+
+def _texts(value: Any) -> Iterable[Any]:
+    """The parts of a value of JSON."""
+    if isinstance(value, Mapping):
+        return (*value, *value.values())
+    return _joined(value) if isinstance(value, list | tuple) else ()
+
+
+def _joined(values: Iterable[Any]) -> list[Any]:
+    """A list in which text parts of a message that follow each other are one, as templates write them."""
+    joined: list[Any] = []
+    for is_text, group in groupby(values, key=_is_text):
+        parts = list(group)
+        together = is_text and len(parts) > 1
+        joined += [{**parts[0], "text": "".join(part["text"] for part in parts)}] if together else parts
+    return joined
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _pattern(words: Iterable[str]) -> str:
+    """A regular expression for the longest of these words, as a tree: a tokenizer may have a thousand of them."""
+    rest = sorted({*words})
+    optional = rest[:1] == [""]
+    branches = [
+        re.escape(first) + _pattern(word[1:] for word in group)
+        for first, group in groupby(rest[optional:], key=lambda word: word[0])
+    ]
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'?' if optional else ''}" if len(branches) > 1 or optional else branches[0]

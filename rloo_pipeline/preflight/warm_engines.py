@@ -1,0 +1,50 @@
+"""Which warm engines take turns on GPUs: while one has its turn, the others wait in the memory of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.planning import memory
+from rloo_pipeline.preflight import model_inputs
+from rloo_pipeline.runtime import devices
+
+PROCESS = 4e9
+"""Bytes of the machine's memory that a worker with CUDA takes besides its engine. Not measured."""
+SHARE = 0.8
+"""Share of the machine's memory that waiting engines may take; reward functions and the page cache need the rest."""
+
+
+def left_out(config: Config) -> frozenset[str]:
+    """Roles that get no warm worker, because the machine's memory does not hold all engines; none on machines without a
+    GPU, and with `workers: always`. Stages of these roles start engines of their own.
+    """
+    if config.workers != "auto" or not devices.has_gpu():
+        return frozenset()
+    try:
+        folder = model_inputs.model_folder(config) or Path("results") / config.run / "assets" / "model"
+        dims = model_dims.read(folder)
+    except UserError:  # not here yet, as a model that a function builds in the first stage
+        return frozenset()
+    return _too_many(config, dims, devices.machine_bytes())
+
+
+def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:
+    """The roles to leave out, by the bytes of the machine's memory: the largest first."""
+    waiting = waiting_bytes(config, dims)
+    left: set[str] = set()
+    for role in ("trainer", "logprobs", "sampler"):
+        if sum(size for other, size in waiting.items() if other not in left) <= SHARE * machine:
+            break
+        left.add(role)
+    return frozenset(left)
+
+
+def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
+    """Bytes of the machine's memory that each engine takes while it is off its GPU."""
+    weights = dims.parameters * float(BYTES[config.model.dtype])
+    of_trainer = memory.weight_bytes(config, dims) + memory.state(config, dims)
+    return {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": PROCESS + of_trainer}

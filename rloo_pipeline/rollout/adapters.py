@@ -1,0 +1,99 @@
+"""LoRA adapters in a vLLM engine: the settings that it is started with, and the check that it applies all modules.
+
+vLLM finds layers by the last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and
+leaves out without a word what none of its layers takes. So the adapter's modules are counted after it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import ADAPTER, ADAPTER_WEIGHTS
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.runtime import guard
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of max_lora_rank that vLLM allows."""
+PREFIX = "base_model.model."
+"""Of the names of tensors in PEFT's files."""
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """vLLM's settings for the adapter in a folder.
+
+    vLLM leaves modules that no adapter changes as they are. Otherwise it would also prepare layers of experts for
+    adapters, which it cannot on CPUs. It takes last names: PEFT writes whole paths for `all-linear`, of which vLLM
+    would find those of unfused layers alone.
+    """
+    names = sorted({module.rpartition(".")[2] for module in modules(folder)})
+    rank = read_json(folder / ADAPTER)["r"]
+    return {"enable_lora": True, "max_lora_rank": vllm_lora_rank(rank), "lora_target_modules": names}
+
+
+def modules(folder: Path) -> list[str]:
+    """The modules that an adapter changes, by their names in transformers, from its tensors.
+
+    Raises:
+        UserError: it also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
+    """
+    from safetensors import safe_open
+
+    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
+        names = [name.removeprefix(PREFIX) for name in file.keys()]  # noqa: SIM118
+    parts = [name.partition(".lora_") for name in names if ".base_layer." not in name]
+    if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
+        raise UserError(
+            f"{folder}: the adapter replaces {_named(whole)} as a whole (modules_to_save), which vLLM does not serve; "
+            "train adapters of linear layers alone"
+        )
+    return sorted({name for name, *_ in parts})
+
+
+def vllm_lora_rank(rank: int) -> int:
+    """The smallest LoRA rank of vLLM that is at least `rank`."""
+    return next(allowed for allowed in LORA_RANKS if allowed >= rank)
+
+
+def load(llm: LLM, request: LoRARequest) -> None:
+    """Loads an adapter into an engine.
+
+    Raises:
+        UserError: vLLM refuses it, or does not apply all of its modules.
+    """
+    guard.require("vllm")
+    folder = Path(request.lora_path)
+    try:
+        llm.llm_engine.add_lora(request)
+    except Exception as error:
+        raise UserError(f"{folder}: vLLM does not serve this adapter ({one_line(error)}); {ADVICE}") from error
+    left = {name for names in llm.apply_model(partial(_not_applied, number=request.lora_int_id)) for name in names}
+    if left:
+        raise UserError(
+            f"{folder}: vLLM has no layers for the adapter's {_named(left)}, and would sample from a policy without "
+            f"them; {ADVICE}"
+        )
+
+
+ADVICE = "leave these modules out of update.lora.target_modules, or train all weights"
+
+
+def _not_applied(model: Any, number: int) -> list[str]:
+    """The names of modules of a loaded adapter that no layer of an engine's model has taken."""
+    manager = model.lora_manager
+    adapter = manager.get_adapter(number)
+    taken = {id(manager._get_lora_layer_weights(adapter, name)) for name in manager.modules}
+    return [name for name, weights in adapter.loras.items() if id(weights) not in taken]
+
+
+def _named(names: Iterable[str]) -> str:
+    """Modules by their last names, with how many there are of each."""
+    last = [name.rpartition(".")[2] for name in names]
+    return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))

@@ -1,0 +1,113 @@
+r"""Expressions in LaTeX, parsed and compared by math-verify within limits of time and size.
+
+A time limit does not stop everything: an integer such as `9^{9^9}` is one call in C, and takes the memory of its
+digits. So every parsed expression is bounded by the digits of the integers that its evaluation would compute, from the
+values in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+SECONDS = 5
+"""Time limit of math-verify for parsing an expression, and for comparing two."""
+LONGEST = 400
+"""Most characters of an expression; answers are short."""
+MOST_DIGITS = 20_000
+"""Most digits of an integer in an expression: `2^{2024}` has 610."""
+
+_EVALUATED_AT_ONCE = re.compile(
+    r"\d{400}|\d[eE][-+]?\d{4}|\\(?:[dt]?binom|[Gg]amma|gcd|lcm|det|operatorname)\b.*(?:\d{4}|\^|!)", re.DOTALL
+)
+"""What the parser computes while it parses, with numbers that may be large."""
+
+
+@lru_cache(maxsize=1024)
+def parsed(latex: str, sentence: bool = False) -> list[Any]:
+    """An expression as math-verify parses it; empty where it cannot be parsed or exceeds a limit.
+
+    Args:
+        latex: the expression.
+        sentence: the expression is between dollars or brackets somewhere in the text.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    if len(latex) > LONGEST or _EVALUATED_AT_ONCE.search(latex):
+        return []
+    text = latex if sentence else f"\\boxed{{{latex.replace('**', '^')}}}"
+    configs = (LatexExtractionConfig(),)
+    return list(parse(text, configs, fallback_mode="no_fallback", parsing_timeout=_seconds()))
+
+
+def numbers(values: Sequence[Fraction]) -> list[Any]:
+    """Numbers as math-verify compares them with expressions: those of few digits also as decimals, which it rounds."""
+    from sympy import Float, Rational
+
+    few = [v for v in values if 10**6 % v.denominator == 0 and len(str(v.numerator).rstrip("0")) < 15]
+    return [*map(Rational, values), *(Float(str(float(v))) for v in few)]
+
+
+def equal(gold: list[Any], answer: list[Any]) -> bool:
+    """True if math-verify finds two parsed expressions equal.
+
+    It lets an equation stand for its right-hand side. That holds for `x = 5`, and not for `x + y = 5`.
+    """
+    from math_verify import verify
+
+    if not gold or not answer or max(map(digits, (*gold, *answer))) > MOST_DIGITS:
+        return False
+    if _is_equation(gold[0]) != _is_equation(answer[0]):
+        return False
+    return bool(verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=_seconds()))
+
+
+def _is_equation(expression: Any) -> bool:
+    from sympy import Add, Eq, Number, Pow
+
+    return isinstance(expression, Eq) and bool(expression.lhs.has(Add, Pow, Number))
+
+
+def digits(expression: Any) -> float:
+    """A bound on the digits of the integers that the evaluation of a sympy expression computes; a symbol counts 1."""
+    from sympy import Float, Pow, Rational, factorial
+    from sympy.concrete.expr_with_intlimits import ExprWithIntLimits
+
+    if isinstance(expression, Rational):
+        return math.log10(1 + max(abs(int(expression.p)), int(expression.q)))
+    if isinstance(expression, Float):
+        return float(abs(expression._mpf_[2] + expression._mpf_[3]) * math.log10(2) + 1)
+    parts = [digits(part) for part in getattr(expression, "args", ())]
+    if not parts:
+        return 1
+    if isinstance(expression, Pow):
+        return parts[0] * _value(parts[1])
+    if isinstance(expression, factorial):
+        return parts[0] * _value(parts[0])
+    if isinstance(expression, ExprWithIntLimits):
+        return parts[0] * _value(max(parts[1:]))
+    return sum(parts)
+
+
+def _value(digits: float) -> float:
+    return 10**digits if digits < 300 else math.inf
+
+
+def _seconds() -> int | None:
+    """math-verify implements its time limits with alarms, which only a main thread can use."""
+    return SECONDS if threading.current_thread() is threading.main_thread() else None
+
+
+def _not_of_timeouts(record: logging.LogRecord) -> bool:
+    """A logging filter that drops the warning that timeouts are off."""
+    return not record.getMessage().startswith("Timeout is disabled")
+
+
+for _name in ("math_verify.parser", "math_verify.grader"):
+    logging.getLogger(_name).addFilter(_not_of_timeouts)

@@ -1,0 +1,458 @@
+"""All rules of a run, a row each: what lists rules or stages anywhere in the package reads this table.
+
+A stage is the command that a rule calls; `trial_probe` and `probe`, say, are two rules of the stage `probe`. What the
+workflow itself says of a rule (inputs, outputs, resources) is in workflow/rules/; the functions of the stages and their
+options are in cli/.
+
+Every command of a run imports this module before anything else, so it imports nothing but types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+Keys = tuple[str, frozenset[str]] | None
+"""Keys of a section that decide a result: None for all, ("but", keys) or ("only", keys)."""
+ALL: Keys = None
+
+
+def _whole(*sections: str) -> dict[str, Keys]:
+    """Sections whose every key counts."""
+    return dict.fromkeys(sections, ALL)
+
+
+def but(*keys: str) -> Keys:
+    """All keys of a section but these."""
+    return "but", frozenset(keys)
+
+
+def only(*keys: str) -> Keys:
+    """These keys of a section."""
+    return "only", frozenset(keys)
+
+
+class StageRow(NamedTuple):
+    """A rule."""
+
+    rule: str
+    """Name of the rule; `update` for all rules of updates."""
+    output: str
+    """A file that a job writes last, or a folder that it writes at once, relative to the folder of the run; with the
+    fields {round}, {shard}, {reward}, {name} of an evaluation and {seed}.
+    """
+    stage: str
+    """The command that the rule calls."""
+    log: str
+    """Log of a job, below logs/ and without its suffix; with the fields of `output`."""
+    phase: Literal["before", "round", "after"] = "round"
+    """Before the rounds, in each round, or after them."""
+    each: Literal["", "shard", "reward", "evaluation", "trained"] = ""
+    """Jobs of a phase: one, or one for each shard, each reward that needs a GPU and shard, each evaluation, or each
+    evaluation of a trained policy.
+    """
+    when: Callable[[Any, int], bool] | None = None
+    """Whether a run has the jobs, given its configuration and the number of the round; None if every run has them."""
+    policy: Literal["none", "first", "sampled", "previous", "last"] = "sampled"
+    """The policy that the output is made from. `sampled`: the one that the round samples from."""
+    decides: Mapping[str, Keys] | None = None
+    """Sections of the configuration that the stage's result depends on, or parts of one as SECTION.KEY; None for a row
+    that shares the stage of another, or for a command that is not a stage.
+    """
+    reads: tuple[str, ...] = ()
+    """Sections that only affect where and how the stage runs, or what it reports besides its result."""
+    worker: Literal["sampler", "logprobs", "trainer", "scorer", "observer"] | None = None
+    """Role of the warm worker that can run it: a vLLM engine, a model for log-probs, a trainer, libraries alone; or
+    `observer`, so that no round waits for what only observes.
+    """
+    next_policy_waits: bool = False
+    """Whether it is between a policy and the next."""
+    watched: bool = False
+    """Whether the live view shows it. It leaves out what takes seconds."""
+    box: tuple[int, int] | None = None
+    """Column and height of its box in the picture of the DAG."""
+    after: tuple[str, ...] = ()
+    """Boxes with an arrow to its own."""
+    in_frame: bool = False
+    """Whether its box is in the frame around what each round has."""
+    local: bool = False
+    """Whether it runs on Snakemake's machine, in seconds, and not as a SLURM job."""
+    identifies: bool = False
+    """Whether trackers take a run for another one if what decides this stage changes."""
+
+
+def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: Any) -> StageRow:
+    """A row with the stage and the log that its name suggests."""
+    file = {"": "{round}", "shard": "{round}-{shard}"} if phase == "round" else {"shard": "{shard}"}
+    if phase == "after" and each:
+        file = {each: "{name}"}
+    log = "/".join([rule, *([file[each]] if each in file else [])])
+    return StageRow(
+        rule, output, **({"stage": rule.replace("_", "-"), "log": log, "phase": phase, "each": each} | other)
+    )
+
+
+_WHERE = ("environment_workers", "environment_gpus")
+"""Keys of `rollout`: how many processes and GPUs environments have changes no result."""
+_SAMPLED = but("lag", "refill", *_WHERE)
+"""Of `rollout`. The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage."""
+_ENVIRONMENTS = (
+    *("environment", "environment_timeout", "environment_sandbox", "environment_memory_mb", "environment_image"),
+    "environment_read_only",
+)
+_RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "config")
+"""Keys of `deepspeed` that change a result; the others decide memory and speed."""
+_ALL_PROMPTS = but("select")
+"""Of `dataset`: which training prompts are used changes no prompt, and not what policy 0 is and does."""
+_EVALUATED = but("every", "each_round", "harness")
+"""Of `evaluation`."""
+_EVALUATE: Mapping[str, Keys] = _whole("seed", "model", "rewards", "correct") | {
+    "rollout": _SAMPLED,
+    "evaluation": _EVALUATED,
+}
+_SAMPLER_READS = ("run", "scoring", "vllm", "dataset")
+_LENGTHS = ("rollout", "evaluation")
+"""Sections whose completion lengths are checked against the context of the model."""
+
+ROWS = (
+    _row(
+        "stage_assets",
+        "assets/assets.json",
+        phase="before",
+        policy="none",
+        decides=_whole("seed", "data_dir", "model", "warmstart") | {"dataset": _ALL_PROMPTS},
+        reads=(*_LENGTHS, "update"),
+        watched=True,
+        box=(0, 90),
+        local=True,
+        identifies=True,
+    ),
+    _row(
+        "prompts",
+        "prompts/counts.json",
+        phase="before",
+        policy="none",
+        # the schemas of tools are in the prompts, and the `reset` of an environment ends them
+        decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
+        reads=("evaluation",),
+        watched=True,
+        box=(1, 90),
+        after=("stage_assets",),
+        identifies=True,
+    ),
+    _row(
+        "trial_probe",
+        "warmstart/trial/probe.parquet",
+        phase="before",
+        when=lambda config, _: config.tries_model,
+        policy="none",
+        stage="probe",
+        watched=True,
+        box=(0, 215),
+        after=("stage_assets",),
+    ),
+    _row(
+        "trial_checks",
+        "warmstart/trial/checks.json",
+        phase="before",
+        when=lambda config, _: config.tries_model,
+        policy="none",
+        stage="checks",
+        watched=True,
+        box=(1, 215),
+        after=("trial_probe",),
+    ),
+    _row(
+        "warmstart",
+        "policies/00000",
+        phase="before",
+        policy="none",
+        decides=_whole("seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
+        reads=(*_LENGTHS, "update"),
+        watched=True,
+        box=(2, 90),
+        after=("prompts", "trial_checks"),
+        identifies=True,
+    ),
+    _row(
+        "probe",
+        "warmstart/probe.parquet",
+        phase="before",
+        policy="first",
+        decides=_whole("seed", "model", "rewards")
+        | {"rollout": _SAMPLED, "checks": only("probe_prompts", "probe_num_generations")},
+        reads=_SAMPLER_READS,
+        worker="sampler",
+        watched=True,
+        box=(2, 215),
+        after=("warmstart",),
+    ),
+    _row(
+        "checks",
+        "warmstart/checks.json",
+        phase="before",
+        policy="first",
+        decides=_whole("seed", "model", "warmstart", "rewards", "checks")
+        | {"dataset": _ALL_PROMPTS, "rollout": _SAMPLED},
+        reads=("correct", "deepspeed"),
+        worker="logprobs",
+        watched=True,
+        box=(3, 215),
+        after=("probe",),
+    ),
+    _row(
+        "difficulty",
+        "warmstart/difficulty/{shard}.parquet",
+        phase="before",
+        each="shard",
+        when=lambda config, _: config.measures_difficulty,
+        policy="first",
+        decides=_whole("seed", "model", "rewards", "correct")
+        | {
+            # these change no completion
+            "rollout": but("num_generations", "generation_batch_size", "oversample", "refill", "lag", *_WHERE),
+            "dataset.select": but("pass_rate", "weights"),
+        },
+        reads=("run", "scoring", "vllm"),
+        worker="sampler",
+        watched=True,
+        box=(2, 10),
+        after=("warmstart",),
+    ),
+    _row(
+        "rollout",
+        "rounds/{round}/rollouts/{shard}.parquet",
+        each="shard",
+        decides=_whole("seed", "model") | {"rollout": _SAMPLED, "dataset.select": but("num_generations")},
+        reads=("run", "vllm", "evaluation", "rewards", "correct"),
+        worker="sampler",
+        next_policy_waits=True,
+        watched=True,
+        box=(3, 90),
+        after=("warmstart", "difficulty"),
+        in_frame=True,
+        identifies=True,
+    ),
+    _row(
+        "score_alone",
+        "rounds/{round}/scores/parts/{reward}/{shard}.parquet",
+        each="reward",
+        when=lambda config, _: any(reward.gpus for reward in config.rewards),
+        stage="score",
+        log="score/{round}-{shard}-{reward}",
+        next_policy_waits=True,
+        watched=True,
+    ),
+    _row(
+        "score",
+        "rounds/{round}/scores/{shard}.parquet",
+        each="shard",
+        decides=_whole("rewards"),
+        reads=("scoring",),
+        worker="scorer",
+        next_policy_waits=True,
+        watched=True,
+        box=(4, 55),
+        after=("rollout",),
+        in_frame=True,
+        identifies=True,
+    ),
+    _row(
+        "refill",
+        "rounds/{round}/refill/scores.parquet",
+        when=lambda config, _: config.rollout.refill > 0,
+        decides=_whole("seed", "model", "rewards")
+        | {
+            "rollout": but("lag", *_WHERE),
+            # these decide which groups teach
+            "algorithm": only(
+                *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
+                *("reward_clip_range", "reward_normalization"),
+            ),
+            "dataset.select": but("num_generations"),
+        },
+        reads=("run", "vllm", "scoring"),
+        worker="sampler",
+        next_policy_waits=True,
+        watched=True,
+        box=(5, -15),
+        after=("score",),
+        in_frame=True,
+    ),
+    _row(
+        "reference",
+        "rounds/{round}/reference/{shard}.parquet",
+        each="shard",
+        when=lambda config, _: config.uses_reference,
+        decides=_whole("model") | {"rollout": _SAMPLED},
+        reads=("deepspeed",),
+        worker="logprobs",
+        next_policy_waits=True,
+        watched=True,
+        box=(4, 125),
+        after=("rollout",),
+        in_frame=True,
+        identifies=True,
+    ),
+    _row(
+        "refill_reference",
+        "rounds/{round}/refill/reference.parquet",
+        when=lambda config, _: config.rollout.refill > 0 and config.uses_reference,
+        stage="reference",
+        next_policy_waits=True,
+        watched=True,
+        box=(5, 55),
+        after=("refill",),
+        in_frame=True,
+    ),
+    _row(
+        "update",
+        "rounds/{round}/metrics.json",
+        policy="previous",
+        decides=_whole("seed", "model", "algorithm", "update") | {"rollout": _SAMPLED, "deepspeed": _RANKS},
+        reads=("run", "dataset"),
+        worker="trainer",
+        next_policy_waits=True,
+        watched=True,
+        box=(6, 90),
+        after=("score", "reference", "checks", "refill", "refill_reference"),
+        in_frame=True,
+        identifies=True,
+    ),
+    _row(
+        "pass_rates",
+        "rounds/{round}/pass_rates.parquet",
+        when=lambda config, round_: config.updates_pass_rates and round_ <= config.rollout.policy_of(config.rounds),
+        decides=_whole("correct"),
+        reads=("rollout", "rewards"),
+        worker="scorer",
+        box=(6, -15),
+        after=("score", "refill"),
+        in_frame=True,
+    ),
+    _row(
+        "gate",
+        "rounds/{round}/diagnosis.json",
+        when=lambda config, round_: round_ < config.rounds,
+        decides={},
+        reads=("rewards", "gates"),
+        worker="scorer",
+        box=(6, 215),
+        after=("update",),
+        local=True,
+    ),
+    _row(
+        "held_out",
+        "rounds/{round}/held_out.json",
+        when=lambda config, _: config.held_out_each_round > 0,
+        decides=_whole("seed", "rewards", "correct") | {"evaluation": _EVALUATED},
+        reads=("run", "rollout"),
+        worker="observer",
+        box=(4, -15),
+        after=("score",),
+        in_frame=True,
+    ),
+    _row(
+        "track",
+        "tracking/{round}.json",
+        when=lambda config, _: bool(config.trackers),
+        box=(7, -50),
+        after=("update",),
+        local=True,
+    ),
+    _row(
+        "report_so_far",
+        "pages/{round}.json",
+        when=lambda config, round_: round_ < config.rounds and config.page_is_due(round_),
+        worker="observer",
+    ),
+    _row(
+        "stage_harness",
+        "harness/tasks.json",
+        phase="after",
+        when=lambda config, _: config.evaluation.harness is not None,
+        policy="none",
+        decides={"evaluation": only("harness")},
+        box=(7, 315),
+        local=True,
+    ),
+    _row(
+        "evaluate",
+        "evaluation/{name}/summary.json",
+        phase="after",
+        each="evaluation",
+        decides=_EVALUATE,
+        reads=_SAMPLER_READS,
+        worker="sampler",
+        watched=True,
+        box=(7, 90),
+        after=("update",),
+    ),
+    _row(
+        "distance",
+        "evaluation/{name}/distance.json",
+        phase="after",
+        each="trained",
+        decides=_whole("seed", "model") | {"evaluation": _EVALUATED},
+        reads=("deepspeed",),
+        worker="logprobs",
+        watched=True,
+        box=(7, 165),
+        after=("evaluate",),
+    ),
+    _row(
+        "harness",
+        "evaluation/{name}/harness.json",
+        phase="after",
+        each="evaluation",
+        when=lambda config, _: config.evaluation.harness is not None,
+        decides=_whole("seed", "model") | {"evaluation": only("harness")},
+        reads=("vllm",),
+        watched=True,
+        box=(7, 240),
+        after=("update", "stage_harness"),
+    ),
+    _row(
+        "select",
+        "selection.json",
+        phase="after",
+        when=lambda config, _: config.select is not None,
+        policy="last",
+        decides=_whole("select"),
+        box=(7, 20),
+        after=("evaluate",),
+        local=True,
+    ),
+    _row(
+        "evaluate_chosen",
+        "test/{seed}/summary.json",
+        phase="after",
+        when=lambda config, _: config.select is not None,
+        policy="last",
+        log="evaluate_chosen/{seed}",
+        decides=_EVALUATE,
+        reads=_SAMPLER_READS,
+        worker="sampler",
+        watched=True,
+        box=(8, 20),
+        after=("select",),
+    ),
+    _row(
+        "report",
+        "summary.json",
+        phase="after",
+        policy="last",
+        decides=_whole("run", "rounds", "seed", "rewards", "correct", "gates", "select", "dataset.select")
+        | {"evaluation": but("each_round"), "report": but("every")},
+        reads=("rollout", "algorithm"),
+        watched=True,
+        box=(8, 90),
+        after=("evaluate", "distance", "harness", "evaluate_chosen"),
+    ),
+)
+"""In the order in which a run's jobs begin."""
+
+
+def stages() -> Iterator[StageRow]:
+    """The rows that say what decides a stage: one for each stage."""
+    return (row for row in ROWS if row.decides is not None)

@@ -1,0 +1,118 @@
+"""Proves that the rollouts of a round are of the policy that should have sampled them, before a weight moves.
+
+The trainer's log-probs are those that the update computes anyway: of the pass for π_old, else of the first optimizer
+step, between its backward pass and the change of weights. Three cases need a pass of their own, over 1/32 of the
+completions (16 to 64): a lag, since the trainer then holds a later policy than the sampler did; dropout; and truncated
+sampling, of which the tensors of a round hold no log-probs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.seeds import derive, permutation
+from rloo_pipeline.training import forward_only, round_data, sampler_proof
+from rloo_pipeline.training.sampler_proof import COMPLETIONS, SamplerDifference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rloo_pipeline.training.engine import Engine
+    from rloo_pipeline.training.objective import Record
+
+FEWEST, SHARE = 16, 32
+"""Completions of a pass of its own: one of `SHARE`, but at least `FEWEST` and at most `COMPLETIONS`."""
+
+
+class RolloutProof:
+    """The proof of one round."""
+
+    def __init__(self, config: Config, round_: int, folder: Path, checks: Path, rollouts: Sequence[Path]) -> None:
+        """Reads what the difference may be.
+
+        Args:
+            config: of the stage.
+            round_: number of the round, from 1.
+            folder: of the policy that should have sampled.
+            checks: checks.json of the run.
+            rollouts: files of the round.
+        """
+        self.config, self.round, self.folder = config, round_, folder
+        self.bound = sampler_proof.bound(folder, config.model.dtype, config.rollout.temperature, checks)
+        self.remedy = sampler_proof.remedy(rollouts[0].parent)
+        self.is_done = False
+
+    def by_older_policy(self, rollouts: pa.Table, prompts: Path | None) -> None:
+        """Compares with the policy that sampled, which no trainer holds any more: with a lag.
+
+        Raises:
+            UserError: the rollouts are of another policy.
+        """
+        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.logprobs import TokenLogProbs
+
+        config = self.config
+        split_loading.start_ranks()
+        chosen = self._chosen(rollouts)
+        sequences = round_data.sequences_of(chosen, prompts, self.folder, config.model.trust_remote_code)
+        logprobs = TokenLogProbs(forward_only.load_configured(self.folder, config), config.rollout.temperature)
+        devices.hold_gpu(logprobs)
+        logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, "proof").logps
+        logprobs.leave_gpu()
+        del logprobs
+        gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
+        self._require_lists(chosen, logps)
+
+    def by_pass(self, engine: Engine, rollouts: pa.Table, prompts: Path | None) -> None:
+        """Compares with a pass of the trainer without dropout.
+
+        Raises:
+            UserError: the rollouts are of another policy.
+        """
+        chosen = self._chosen(rollouts)
+        sequences = round_data.sequences_of(chosen, prompts, engine.folder, self.config.model.trust_remote_code)
+        tokens = self.config.deepspeed.max_tokens_per_micro_batch
+        logps = engine.logps(sequences, tokens, lambda _: None, dropout=False)
+        lengths = sequences.sampled()
+        self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])
+
+    def by_logps(self, old: Tensor, sampling: Tensor, mask: Tensor) -> None:
+        """Compares with the pass for π_old, [completions, tokens].
+
+        Raises:
+            UserError: the rollouts are of another policy.
+        """
+        absolute = ((old - sampling).double().abs() * mask).sum(-1)
+        self._require(sampler_proof.difference(absolute, mask.sum(-1)))
+
+    def by_first_step(self, engine: Engine, record: Record, lengths: Tensor) -> None:
+        """Compares with the log-probs of the first optimizer step, whose backward pass has just ended.
+
+        Raises:
+            UserError: the rollouts are of another policy.
+        """
+        compared = engine.sum_over_ranks(record.has_gap) > 0
+        absolute = engine.sum_over_ranks(record.gap[:, 0])
+        if compared.any():
+            self._require(sampler_proof.difference(absolute[compared], lengths[compared]))
+
+    def _chosen(self, rollouts: pa.Table) -> pa.Table:
+        """Some completions, the same in any process."""
+        order = permutation(len(rollouts), derive(self.config.seed, "proof", self.round))
+        return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), COMPLETIONS)]))
+
+    def _require_lists(self, chosen: pa.Table, logps: list[list[float]]) -> None:
+        truncated = self.config.rollout.cut_by is not None
+        self._require(sampler_proof.of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
+
+    def _require(self, found: SamplerDifference) -> None:
+        self.is_done = True
+        what = f"the rollouts of round {self.round}"
+        sampler_proof.require(found, self.bound, self.folder, what, self.remedy)

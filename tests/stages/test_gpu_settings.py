@@ -1,0 +1,113 @@
+"""What vLLM does on a GPU with the settings that the sampler gives it, traced in its own code without a GPU."""
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import forks
+
+from rloo_pipeline.rollout.engine_size import VisibleGpu
+
+GIB = 2**30
+
+
+CARDS = {139.8: "NVIDIA H200", 79.2: "NVIDIA A100-SXM4-80GB", 22.5: "NVIDIA A10", 178.0: "NVIDIA B200"}
+"""Memory in GiB, and name."""
+
+
+def batch_defaults() -> list[tuple[int, int]]:
+    """Sequences and tokens of a batch of `vllm.LLM` on each card."""
+    from vllm.engine import arg_utils
+    from vllm.usage.usage_lib import UsageContext
+
+    found = []
+    for gib, name in CARDS.items():
+        arg_utils.current_platform = SimpleNamespace(
+            get_device_total_memory=lambda gib=gib: int(gib * GIB),
+            get_device_name=lambda name=name: name,
+            is_tpu=lambda: False,
+            is_cpu=lambda: False,
+        )
+        tokens, sequences = arg_utils.EngineArgs.get_batch_defaults(1)
+        found.append((sequences[UsageContext.LLM_CLASS], tokens[UsageContext.LLM_CLASS]))
+    return found
+
+
+def test_memory_is_computed_for_the_batch_that_vllm_takes() -> None:
+    cards = [VisibleGpu(gib * GIB, name) for gib, name in CARDS.items()]
+    assert forks.call(batch_defaults) == [(card.sequences, card.tokens) for card in cards]
+
+
+def started_with(folder: Path) -> dict[str, object]:
+    """What a warm sampler on an H200 starts vLLM with."""
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+
+    from rloo_pipeline.rollout import sampler
+    from rloo_pipeline.runtime import devices
+    from rloo_pipeline.workers import engine_cache
+
+    given: dict[str, object] = {}
+    devices.device_type = lambda: "cuda"
+    sampler.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
+    vllm.LLM = lambda **settings: given.update(settings)
+    engine_cache.enable()
+    sampler.Sampler(folder, sampler.EngineSettings("bfloat16", False, 0.9, 1, 1), 100, 7)
+    EngineArgs(**given)  # knows all of these names
+    return given
+
+
+def test_the_sampler_starts_vllm_with_its_share_of_the_gpu(tiny_model) -> None:
+    settings = forks.call(started_with, tiny_model)
+    share = settings.pop("gpu_memory_utilization")
+    assert 0.015 < share < 0.03, "what a full batch of this small model takes, of 0.9"
+    assert settings == {
+        "model": str(tiny_model),
+        "dtype": "bfloat16",
+        "logprobs_mode": "processed_logprobs",
+        "max_model_len": 128,
+        "seed": 7,
+        "trust_remote_code": False,
+        "tensor_parallel_size": 1,
+        "generation_config": "vllm",
+        "enable_sleep_mode": True,
+        "max_num_seqs": 1024,
+        "kv_cache_memory_bytes": settings["kv_cache_memory_bytes"],
+    }
+    assert settings["kv_cache_memory_bytes"] % (1024 * 128 * 5 // 4) == 0
+
+
+def measured_with(settings: dict) -> tuple[int, list[str]]:
+    """Bytes that a worker of vLLM takes for its cache, and what it does before."""
+    from vllm.v1.worker import gpu_worker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    steps: list[str] = []
+    gpu_worker.set_current_vllm_config = contextlib.nullcontext
+    gpu_worker.memory_profiling = lambda *_, **__: steps.append("measures")
+    worker = SimpleNamespace(
+        cache_config=SimpleNamespace(**settings),
+        vllm_config=None,
+        randomize_dummy_inputs=False,
+        init_snapshot=SimpleNamespace(free_memory=GIB),
+        model_runner=SimpleNamespace(profile_run=lambda **_: steps.append("compiles")),
+        model_config=SimpleNamespace(multimodal_config=None),
+        parallel_config=SimpleNamespace(),
+    )
+    return Worker.determine_available_memory(worker), steps
+
+
+def test_with_bytes_vllm_measures_nothing() -> None:
+    assert forks.call(measured_with, {"kv_cache_memory_bytes": 5 * GIB}) == (5 * GIB, ["compiles"])
+
+
+def demanded(free: float, share: float) -> int:
+    """Bytes that vLLM demands to be free at its start."""
+    from vllm.v1.worker.utils import request_memory
+
+    snapshot = SimpleNamespace(total_memory=140 * GIB, free_memory=free, device_="cuda:0")
+    return request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=share))
+
+
+def test_of_the_share_vllm_demands_that_it_is_free() -> None:
+    assert forks.call(demanded, 20 * GIB, 0.1) == 14 * GIB

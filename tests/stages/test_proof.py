@@ -1,0 +1,71 @@
+"""An update refuses rollouts whose log-probs are those of another policy, before it moves a weight."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers import Round, rloo, succeeded
+
+from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.training import forward_only
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
+
+pytestmark = pytest.mark.slow
+
+FIRST_STEP = {"algorithm": {"beta": 0, "steps_per_generation": 1}}
+WAYS = {
+    "the first step": FIRST_STEP,
+    "the pass for the old policy": {},
+    "a pass without dropout": {"update": {"lora": {"lora_dropout": 0.5}}, **FIRST_STEP},
+    "a truncated distribution": {"rollout": {"top_p": 0.9}, **FIRST_STEP},
+    "the older policy of a lag": {"rollout": {"lag": 1}, **FIRST_STEP},
+}
+"""What the sampler's log-probs are compared with."""
+
+
+def sampled(folder: Path, model: Path, shift: float, **changes) -> tuple[Round, list[object]]:
+    """A round with the log-probs that a model gives, each `shift` nats off; and the arguments of its update."""
+    lag = changes.get("rollout", {}).get("lag", 0)
+    number, about = 1 + lag, {"policy": policy.digest(model), "policy_round": 0}
+    run = Round(folder, model, **changes)
+    if lag:
+        succeeded(run.write(1).update())
+    run.write(number, **about)
+    scorer = TokenLogProbs(forward_only.load(model, "float32", False), 1.0)
+    for shard in range(run.shards):
+        rollouts, scores, reference = (
+            tables.read(run._table(number, kind, shard), kind) for kind in ("rollouts", "scores", "reference")
+        )
+        sequences = Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist())
+        logps = [
+            [logp + shift * (-1) ** place for place, logp in enumerate(row)]
+            for row in forward_only.score(scorer, sequences, 10_000, "tokens").logps
+        ]
+        index = rollouts.schema.get_field_index("sampling_logps")
+        rollouts = rollouts.set_column(index, rollouts.schema.field(index), pa.array(logps, pa.list_(pa.float32())))
+        run._save(number, shard, rollouts, scores, reference)
+    checks = folder / "checks.json"
+    checks.write_text(json.dumps({"sampler_difference": 1e-7}))
+    older = ["--sampler", model] if lag else []
+    return run, [*run.update_arguments(number), "--checks", checks, *older]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rollouts_of_another_policy_are_refused_however_they_are_compared(tmp_path, tiny_model, way) -> None:
+    run, arguments = sampled(tmp_path / "run", tiny_model, 0.05, **WAYS[way])
+    outcome = rloo(*arguments)
+    assert outcome.returncode == 1
+    [line] = [line for line in outcome.stderr.splitlines() if line.startswith("rloo update: error")]
+    nats = "0.02" if way == "a truncated distribution" else "0.05 nats"
+    for part in ("the rollouts of round", f"not of {tiny_model}", nats, "at most 0.0001", "likely cause", "rollouts"):
+        assert part in line
+    assert not run.policy(2 if "lag" in way else 1).exists()
+
+
+@pytest.mark.parametrize("way", ["a pass without dropout", "a truncated distribution", "the older policy of a lag"])
+def test_rollouts_of_the_policy_are_trained_on(tmp_path, tiny_model, way) -> None:
+    run, arguments = sampled(tmp_path / "run", tiny_model, 0.0, **WAYS[way])
+    succeeded(rloo(*arguments))
+    assert run.policy(2 if "lag" in way else 1).exists()

@@ -1,0 +1,48 @@
+"""The text that rewards see of a completion: special tokens that a model speaks, and none that ends or fills a turn."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.demo.character_model import character_tokenizer
+from rloo_pipeline.rollout.requests import Request, SamplingConfig, completion_of, params_of
+from rloo_pipeline.runtime import import_shims
+
+TAGS = ("[THINK]", "[/THINK]")
+SAID = "[THINK]1+1[/THINK]2"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in TAGS], special_tokens=True)
+    return tokenizer
+
+
+def sampled(tokenizer: Any, text: str, finish_reason: str) -> str:
+    import_shims.import_vllm()
+    ids = tokenizer(text)["input_ids"]
+    request = Request(tokenizer("1+1=")["input_ids"], 0, SamplingConfig(1.0, 1.0, 0, None, 99))
+    logprobs = SimpleNamespace(token_ids=ids, logprobs=[0.0] * len(ids))
+    output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish_reason)
+    params = params_of(request, [tokenizer.eos_token_id])
+    result = SimpleNamespace(outputs=[output], prompt_token_ids=request.prompt_ids)
+    return completion_of(tokenizer, request, params, result).text
+
+
+def test_rewards_see_the_special_tokens_that_a_model_speaks_but_no_end_and_no_padding(tokenizer) -> None:
+    assert set(TAGS) <= set(tokenizer.all_special_tokens) | {
+        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+    }
+    assert sampled(tokenizer, SAID + tokenizer.eos_token, "stop") == SAID
+    assert sampled(tokenizer, SAID + tokenizer.pad_token + "3", "length") == SAID + "3"
+    assert sampled(tokenizer, f"12{tokenizer.eos_token}", "stop") == "12"
+
+
+def test_an_episode_shows_the_same_tokens(tokenizer) -> None:
+    ids = tokenizer(f"4{tokenizer.eos_token}{SAID}")["input_ids"]
+    shown = policy.shown_ids(tokenizer, [tokenizer.eos_token_id], ids)
+    assert tokenizer.decode(shown, skip_special_tokens=False) == f"4{SAID}"

@@ -1,0 +1,90 @@
+"""vLLM's share of a GPU, computed before its engine starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import engine_size
+from rloo_pipeline.rollout.engine_size import VisibleGpu, gpu_budget, gpu_settings
+from rloo_pipeline.runtime import devices
+
+GIB = 2**30
+H200, A10 = VisibleGpu(139.8 * GIB, "NVIDIA H200"), VisibleGpu(22.5 * GIB, "NVIDIA A10")
+QWEN_1_7B = ModelDims(2048, 28, 2048, 1024, 6144, 151936, 1_720_000_000)
+QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
+TINY = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "vocab_size": 30,
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch) -> None:
+    monkeypatch.delenv(devices.WARM, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("dims", "card", "share"), [(QWEN_1_7B, H200, 0.35), (QWEN_7B, H200, 0.9), (QWEN_7B, A10, 0.95)]
+)
+def test_a_large_model_fills_the_share_that_it_may_have_and_no_more(dims, card, share) -> None:
+    budget = gpu_budget(dims, "bfloat16", card, share, 1, 16384)
+    assert budget.total == pytest.approx(share * card.memory)
+    assert budget.cache > dims.cached("bfloat16") * 1024
+
+
+def test_a_small_model_gets_what_a_full_batch_takes(tmp_path) -> None:
+    """So several engines find room on one GPU, each without a look at the others."""
+    small = QWEN_1_7B._replace(layers=2, key_value=64)
+    budget = gpu_budget(small, "bfloat16", H200, 0.9, 1, 100)
+    assert budget.cache == H200.sequences * 128 * small.cached("bfloat16") * 5 / 4
+    assert gpu_budget(small, "bfloat16", H200, 0.9, 1, 100, recurrent=True).total == pytest.approx(0.9 * H200.memory)
+
+
+def test_warm_engines_on_the_same_gpu_leave_less(monkeypatch) -> None:
+    alone = gpu_budget(QWEN_7B, "bfloat16", A10, 1.0, 1, 2048)
+    monkeypatch.setenv(devices.WARM, "logprobs sampler trainer")
+    beside = gpu_budget(QWEN_7B, "bfloat16", A10, 1.0, 1, 2048)
+    assert alone.cache - beside.cache == pytest.approx(2e9, abs=1)
+
+
+def test_the_batch_is_that_of_vllm_for_the_card() -> None:
+    """EngineArgs.get_batch_defaults for LLM: A100s have the smaller one."""
+    assert (H200.sequences, H200.tokens) == (1024, 16384)
+    assert (A10.sequences, A10.tokens) == (256, 8192)
+    assert VisibleGpu(79 * GIB, "NVIDIA A100-SXM4-80GB").sequences == 256
+
+
+def written(folder: Path, **keys: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(TINY | keys))
+    return folder
+
+
+def test_vllm_is_told_bytes_and_demands_what_it_will_use(tmp_path) -> None:
+    settings = gpu_settings(written(tmp_path), "bfloat16", H200, 0.9, 1, 128)
+    assert settings["max_num_seqs"] == 1024
+    assert settings["kv_cache_memory_bytes"] == 1024 * 128 * (2 * 2 * 32 * 2) * 5 // 4
+    assert settings["gpu_memory_utilization"] * H200.memory > engine_size.devices.IDLE["sampler"]
+    assert settings["gpu_memory_utilization"] < 0.03
+
+
+def test_a_model_whose_sizes_are_unknown_is_measured_by_vllm(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
+    assert "kv_cache_memory_bytes" not in gpu_settings(tmp_path, "bfloat16", H200, 0.8, 1, 128)
+
+
+def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(engine_size, "dims_of", lambda _: QWEN_7B)
+    with pytest.raises(
+        UserError, match=r"^vllm.gpu_memory_utilization: 0.7 of a GPU of 24.2 GB is too little: the weig"
+    ):
+        gpu_settings(written(tmp_path), "bfloat16", A10, 0.7, 1, 4096)
+    assert gpu_settings(written(tmp_path), "bfloat16", A10, 0.7, 2, 4096)["kv_cache_memory_bytes"] > 0

@@ -1,0 +1,147 @@
+"""`make gpu`: the runner goes on whatever a row does, and each row calls a function that takes its options."""
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import two_rounds
+from helpers import ROOT
+
+ROWS_OF_THE_TEST = """
+import os, signal, subprocess, time
+from rows import RowError, NotHereError
+
+def passes(folder, number): return {"answer": number}
+def fails(folder): raise RowError("the sentence", {"so far": 1})
+def raises(folder): raise ValueError("first line\\nsecond line")
+def is_not_here(folder): raise NotHereError("no such card")
+def dies(folder): os.kill(os.getpid(), signal.SIGKILL)
+def hangs(folder): time.sleep(600)
+def leaves(folder):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return {}
+"""
+
+
+@pytest.fixture(scope="module")
+def acceptance():
+    """The modules of tools/gpu, by their own names."""
+    path, modules = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(ROOT / "tools" / "gpu"))
+    yield import_module("acceptance")
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(ROOT / "tools") in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def outcome_of(acceptance, tmp_path, monkeypatch):
+    """What the runner says of a function of ROWS_OF_THE_TEST."""
+    (tmp_path / "rows_of_the_test.py").write_text(ROWS_OF_THE_TEST)
+    plain = acceptance.environment
+    monkeypatch.setattr(acceptance, "environment", lambda folder: {**plain(folder), "PYTHONPATH": f"{ROOT}:{tmp_path}"})
+
+    def run(name: str, minutes: float = 1.0, **options) -> Mapping:
+        row = acceptance.Row(name, "", f"rows_of_the_test:{name}", minutes, options, needs=())
+        return acceptance.run(row, tmp_path / name, rehearse=False)
+
+    return run
+
+
+def test_each_end_of_a_row_is_an_outcome_with_its_reason(outcome_of, acceptance, monkeypatch) -> None:
+    monkeypatch.setattr(acceptance, "END", 0.5)
+    passed = outcome_of("passes", number=42)
+    assert (passed["outcome"], passed["figures"]) == ("passed", {"answer": 42})
+    assert passed["seconds"] > 0
+    for name, outcome, why in (
+        ("fails", "failed", "the sentence"),
+        ("raises", "failed", "ValueError: first line"),
+        ("is_not_here", "not run", "no such card"),
+        ("dies", "failed", "its process ended by SIGKILL"),
+        ("leaves", "failed", "processes went on after it: sleep 600"),
+    ):
+        result = outcome_of(name)
+        assert (result["outcome"], result["why"][: len(why)]) == (outcome, why)
+    assert outcome_of("fails")["figures"] == {"so far": 1}
+    assert outcome_of("hangs", minutes=0.02)["why"] == "took longer than 0.02 minutes"
+
+
+def test_a_machine_that_lacks_something_does_not_start_the_row(acceptance, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(acceptance.machine.devices, "nvidia_smi", lambda _: ["NVIDIA H200"])
+    row = acceptance.Row("two", "", "rows_of_the_test:fails", 1, needs=("2 gpus",))
+    assert acceptance.run(row, tmp_path / "two", False) == {
+        "outcome": "not run",
+        "why": "needs two GPUs, and there is one",
+    }
+
+
+def test_rows_that_passed_are_not_run_again_and_those_that_failed_come_last(acceptance) -> None:
+    first, second, third, *rest = [row.name for row in acceptance.ROWS]
+    rows = {
+        first: {"outcome": "passed", "source": "now"},
+        second: {"outcome": "failed", "source": "now"},
+        third: {"outcome": "passed", "source": "earlier"},
+    }
+    record = {"source": "now", "rows": rows}
+    assert [row.name for row in acceptance._todo(record, [])] == [third, *rest, second]
+    assert [row.name for row in acceptance._todo(record, [first])] == [first]
+
+
+def test_each_row_calls_a_function_that_takes_its_options(acceptance) -> None:
+    names = [row.name for row in acceptance.ROWS]
+    assert len(set(names)) == len(names)
+    for row in acceptance.ROWS:
+        module, _, name = row.function.partition(":")
+        signature = inspect.signature(getattr(import_module(module), name))
+        rehearsed = row.rehearse if isinstance(row.rehearse, Mapping) else {}
+        for options in (row.options, {**row.options, **rehearsed}):
+            signature.bind(Path(), **options)
+            json.dumps(options)
+        for need in row.needs:
+            acceptance.machine.missing(need)
+
+
+def test_every_kind_of_model_has_a_row(acceptance) -> None:
+    kinds = {row.options["kind"] for row in acceptance.ROWS if row.function == "kind_rows:kind"}
+    assert kinds == set(two_rounds.KINDS)
+
+
+COMMANDS = Path(__file__).with_name("gpu_commands.txt")
+
+
+def test_each_row_starts_the_stored_command_on_a_gpu(acceptance, tmp_path, monkeypatch) -> None:
+    """ARGV and environment; to store others, delete the file and run this test."""
+    machine, whole, whole_runs = acceptance.machine, import_module("whole"), import_module("whole_runs")
+    started: list[str] = []
+
+    def start(arguments, folder=ROOT, **variables):
+        words = [*(f"{name}={value}" for name, value in variables.items()), *map(str, arguments)]
+        started.append(f"cd {folder}; " + " ".join(words))
+        raise machine.RowError("stop")
+
+    monkeypatch.setattr(machine, "command", start)
+    monkeypatch.setattr(whole, "run_measured", lambda command, folder, variables: start(command, folder, **variables))
+    monkeypatch.setattr(whole_runs, "_kill", lambda *_: None)
+    monkeypatch.setattr(whole_runs.tempfile, "mkdtemp", lambda **_: "TEMPORARY")
+    monkeypatch.setattr(import_module("task"), "words_qwen3", lambda *_, **__: None)
+    lines = []
+    for row in acceptance.ROWS:
+        module, _, name = row.function.partition(":")
+        if module in ("attention_rows", "kind_rows", "memory_rows") or row.name == "mini-reward-model":
+            continue  # they start nothing, or only after a model is made
+        folder = tmp_path / row.name
+        folder.mkdir()
+        with pytest.raises(machine.RowError, match="stop"):
+            getattr(import_module(module), name)(folder, **row.options)
+        line = f"{row.name}: {started.pop()}"
+        for path, word in ((folder, "ROW"), (ROOT, "ROOT"), (sys.executable, "PYTHON")):
+            line = line.replace(str(path), word)
+        lines.append(line.replace("\n", "; "))
+    if not COMMANDS.exists():
+        COMMANDS.write_text("\n".join(lines) + "\n")
+    assert lines == COMMANDS.read_text().splitlines()

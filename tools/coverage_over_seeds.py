@@ -1,0 +1,172 @@
+"""Measures how often the intervals over seeds contain the truth, and writes the figures into docs/experiments.md.
+
+`python tools/coverage_over_seeds.py` simulates experiments whose truth is known: the log-odds of a right answer are a
+constant plus a normal effect of the training and one of the prompt; some trainings may collapse to no right answer.
+Two arms share the prompts and half of the training's variance, as arms with the same warm start do.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import expit, ndtri
+
+from rloo_pipeline.evaluation.across_seeds import compare_arms, summarize_arm
+
+PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
+EXPERIMENTS = 500
+"""Simulated experiments for each cell."""
+SEEDS = (3, 5, 10)
+PROMPTS = (50, 200, 1000)
+SHARES = (0.0, 0.002, 0.02, 0.1, 0.5, 0.9, 0.98, 0.998, 1.0)
+SPREADS = (0.3, 1.0)
+"""Standard deviations of trainings, in log-odds."""
+OF_PROMPTS = 1.5
+"""Standard deviation of prompts, in log-odds."""
+COLLAPSED = 0.2
+POWER_SEEDS = (6, 8, 10, 12, 16)
+EFFECTS = (1.0, 1.5, 2.0)
+
+Array = NDArray[np.float64]
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(61)
+
+
+class Cell(NamedTuple):
+    """One kind of experiment."""
+
+    seeds: int
+    prompts: int
+    share: float
+    """True share of right answers of trainings that do not collapse."""
+    spread: float
+    collapsed: float
+    """Probability that a training collapses."""
+
+
+class Hits(NamedTuple):
+    """In how many experiments an interval contains the truth."""
+
+    mean: int
+    iqm: int | None
+    """None with too few seeds for an interquartile mean."""
+    difference: int
+    """Between the arm and one whose share is a tenth nearer to a half."""
+    false_alarms: int
+    """Experiments in which two equal arms have a p-value below 5%."""
+
+
+@cache
+def constant(share: float, spread: float) -> float:
+    """Log-odds that give a share, averaged over a normal effect."""
+    if share in (0.0, 1.0):
+        return np.inf if share else -np.inf
+    return float(brentq(lambda odds: _average(odds, spread) - share, -60, 60))
+
+
+def _average(odds: float, spread: float) -> float:
+    return float((WEIGHTS * expit(odds + spread * NODES)).sum() / WEIGHTS.sum())
+
+
+@cache
+def middle_half(cell: Cell) -> float:
+    """The true interquartile mean of trainings."""
+    odds = constant(cell.share, float(np.hypot(cell.spread, OF_PROMPTS)))
+    if np.isinf(odds):
+        return cell.share
+    quantiles = (np.linspace(0.25, 0.75, 401)[:-1] + 0.5 / 800 - cell.collapsed) / (1 - cell.collapsed)
+    return float(np.mean([_average(odds + cell.spread * ndtri(place), OF_PROMPTS) for place in quantiles]))
+
+
+def hits(cell: Cell, experiments: int, draw: np.random.Generator) -> Hits:
+    """Simulates experiments of a cell."""
+    other = 0.9 * cell.share + 0.05
+    odds = [constant(share, float(np.hypot(cell.spread, OF_PROMPTS))) for share in (cell.share, cell.share, other)]
+    alive, middle = 1 - cell.collapsed, middle_half(cell)
+    counts, has_iqm = np.zeros(4, dtype=int), True
+    for _ in range(experiments):
+        arm, same, third = _answers(cell, odds, draw)
+        summary = summarize_arm(arm)
+        apart, alike = compare_arms(arm, third, 1, 0), compare_arms(arm, same, 1, 0)
+        has_iqm = summary.iqm is not None
+        counts += [
+            _contains(summary.mean.ci95, alive * cell.share),
+            has_iqm and _contains(summary.iqm.ci95, middle),
+            _contains(apart.ci95, alive * (cell.share - other)),
+            alike.p < 0.05,
+        ]
+    mean, iqm, difference, alarms = map(int, counts)
+    return Hits(mean, iqm if has_iqm else None, difference, alarms)
+
+
+def _answers(cell: Cell, odds: list[float], draw: np.random.Generator) -> list[Array]:
+    """Right or wrong answers of arms with these log-odds, each [seeds, prompts]."""
+    of_prompts = draw.normal(0, OF_PROMPTS, cell.prompts)
+    shared, *own = draw.normal(0, cell.spread * np.sqrt(0.5), (1 + len(odds), cell.seeds, 1))
+    tables = []
+    for of_arm, of_trainings in zip(odds, own, strict=True):
+        right = draw.random((cell.seeds, cell.prompts)) < expit(of_arm + of_prompts + shared + of_trainings)
+        tables.append((right & (draw.random((cell.seeds, 1)) >= cell.collapsed)).astype(float))
+    return tables
+
+
+def _contains(interval: tuple[float, float], truth: float) -> bool:
+    return interval[0] <= truth <= interval[1]
+
+
+def power(seeds: int, effect: float, experiments: int, draw: np.random.Generator) -> float:
+    """Share of experiments with p below 5%, for a difference of `effect` standard deviations of a seed's difference."""
+    levels = 0.5 + 0.01 * draw.normal(effect, 1, (experiments, seeds, 1))
+    half = np.full((seeds, 1), 0.5)
+    return float(np.mean([compare_arms(arm, half, 1, 0).p < 0.05 for arm in levels]))
+
+
+def coverage_table(draw: np.random.Generator) -> str:
+    """Lowest and highest coverage over all prompts, shares and spreads, by seeds, in Markdown."""
+    lines = [
+        "| seeds | one training in five collapses | mean | interquartile mean | difference | equal arms with p < 5% |",
+        "|---:|---|---:|---:|---:|---:|",
+    ]
+    for seeds, collapsed in product(SEEDS, (0.0, COLLAPSED)):
+        cells = [Cell(seeds, *rest, collapsed) for rest in product(PROMPTS, SHARES, SPREADS)]
+        measured = [hits(cell, EXPERIMENTS, draw) for cell in cells]
+        print(seeds, collapsed, *zip(cells, measured, strict=True), sep="\n", file=sys.stderr)
+        columns = [_range(column) for column in zip(*measured, strict=True)]
+        lines.append(f"| {seeds} | {'yes' if collapsed else 'no'} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def _range(counts: tuple[int | None, ...]) -> str:
+    shares = [100 * count / EXPERIMENTS for count in counts if count is not None]
+    return f"{min(shares):.0f} to {max(shares):.0f}%" if shares else ""
+
+
+def power_table(draw: np.random.Generator) -> str:
+    """Power by seeds and difference in Markdown."""
+    lines = [
+        f"| seeds | {' | '.join(f'difference of {effect:g} s' for effect in EFFECTS)} |",
+        f"|---:|{'---:|' * len(EFFECTS)}",
+    ]
+    for seeds in POWER_SEEDS:
+        shares = [f"{power(seeds, effect, EXPERIMENTS, draw):.0%}" for effect in EFFECTS]
+        lines.append(f"| {seeds} | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Writes both tables."""
+    tables = {"power": power_table, "coverage": coverage_table}
+    for name, written in {name: table(np.random.default_rng(0)) for name, table in tables.items()}.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+        PAGE.write_text(before + begin + written + "\n" + end + rest.partition(end)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

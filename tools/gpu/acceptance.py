@@ -1,0 +1,244 @@
+"""`make gpu`: runs the rows of rows.py on this machine, one after the other, and writes results/gpu/.
+
+    acceptance.py [--only ROW ...] [--minutes N] [--rehearse] [--list]
+
+Each row is a process of its own with a time limit; a failure does not stop the others. The record is
+results/gpu/gpu.json, the page results/gpu/gpu.md, and a row's log results/gpu/ROW/log. A row that has passed with these
+sources on these cards is not run again; those that failed come last. --rehearse runs every row with tiny sizes on CPUs
+and writes results/gpu-rehearsal/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [
+    str(ROOT / part) for part in ("", "tools/gpu", "tools", "tools/bench", "tests", "tests/stages", "tests/families")
+]
+
+import gpus_page  # noqa: E402
+import machine  # noqa: E402
+import psutil  # noqa: E402
+from rows import ROWS, NotHereError, Row, RowError  # noqa: E402
+
+MARK = "RLOO_GPU_ROW"
+"""Environment variable of all processes of a row."""
+END = 15.0
+"""Seconds that processes of a row may go on after it."""
+REHEARSED_MINUTES = 15.0
+"""Time limit of a row in the rehearsal, for a busy machine."""
+SOURCES = (
+    "rloo_pipeline/**/*.py",
+    "workflow/**/*.smk",
+    "workflow/Snakefile",
+    "tools/gpu/*.py",
+    "requirements/cuda.txt",
+)
+Record = dict[str, Any]
+
+
+def main() -> None:
+    """Runs the rows; exits with 1 if one of them fails."""
+    arguments = _parse_arguments()
+    if arguments.list:
+        for row in ROWS:
+            print(f"{row.name:22} {row.shows}")
+        return
+    if arguments.call:
+        _be_row(arguments.call, json.loads(arguments.options), arguments.folder)
+        return
+    place = ROOT / "results" / ("gpu-rehearsal" if arguments.rehearse else "gpu")
+    record = _record(place, arguments.rehearse)
+    todo, end = _todo(record, arguments.only), time.monotonic() + 60 * (arguments.minutes or float("inf"))
+    place.mkdir(parents=True, exist_ok=True)
+
+    def in_time(row: Row) -> Record:
+        if time.monotonic() > end:
+            return {"outcome": "not run", "why": "the time was up"}
+        print(f"{row.name}: {row.shows}", flush=True)
+        return run(row, place / row.name, arguments.rehearse)
+
+    with ThreadPoolExecutor(2) as pool:  # of a GPU, each row has all
+        outcomes = pool.map(in_time, todo) if arguments.rehearse else map(in_time, todo)
+        for row, outcome in zip(todo, outcomes, strict=True):
+            print(f"{row.name}: {gpus_page.outcome_text(outcome)}", flush=True)
+            if outcome.get("why") == "the time was up" and row.name in record["rows"]:
+                continue  # an earlier outcome says more
+            record["rows"][row.name] = outcome | {"source": record["source"]}
+            (place / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+            (place / "gpu.md").write_text(gpus_page.section(record))
+    counts = gpus_page.counts(record)
+    print(f"{counts}; {place.relative_to(ROOT)}/gpu.md, gpu.json, and a log of each row")
+    raise SystemExit(any(outcome["outcome"] == "failed" for outcome in record["rows"].values()))
+
+
+def _record(place: Path, rehearse: bool) -> Record:
+    """The record so far, if it is of these cards, else a new one."""
+    record: Record = {"commit": _commit(), "source": _digest(), "machine": machine.facts(), "rows": {}}
+    file = place / "gpu.json"
+    if file.exists() and not rehearse:
+        earlier = json.loads(file.read_text())
+        if earlier["machine"]["cards"] == record["machine"]["cards"]:
+            record["rows"] = earlier["rows"]
+    return record
+
+
+def _todo(record: Record, only: Sequence[str]) -> list[Row]:
+    """The rows to run: those named, or all that have not passed with these sources; those that failed come last."""
+    if only:
+        return [row for row in ROWS if row.name in only]
+
+    def failed(row: Row) -> bool:
+        earlier = record["rows"].get(row.name, {})
+        return bool(earlier.get("outcome") == "failed" and earlier.get("source") == record["source"])
+
+    def passed(row: Row) -> bool:
+        earlier = record["rows"].get(row.name, {})
+        return bool(earlier.get("outcome") == "passed" and earlier.get("source") == record["source"])
+
+    return sorted((row for row in ROWS if not passed(row)), key=failed)
+
+
+def run(row: Row, folder: Path, rehearse: bool) -> Record:
+    """Runs a row in a process of its own.
+
+    Returns:
+        `outcome` (passed, failed, not run), `why` unless it passed, `seconds` and `figures`.
+    """
+    reasons = [row.rehearse] if rehearse else map(machine.missing, row.needs)
+    if (reason := next((reason for reason in reasons if isinstance(reason, str)), None)) is not None:
+        return {"outcome": "not run", "why": reason}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    options = {**row.options, **(row.rehearse if rehearse and isinstance(row.rehearse, Mapping) else {})}
+    call = ["--call", row.function, "--options", json.dumps(options), "--folder", str(folder)]
+    minutes, began = REHEARSED_MINUTES if rehearse else row.minutes, time.monotonic()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, __file__, *call],
+            cwd=ROOT,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(60 * minutes)
+        except subprocess.TimeoutExpired:
+            code = None
+        except BaseException:
+            _end(folder, 0)
+            raise
+        seconds = time.monotonic() - began
+        left = _end(folder, 0 if code is None else END)
+    outcome = _outcome(folder, code, minutes)
+    if left and outcome["outcome"] == "passed":
+        outcome = {"outcome": "failed", "why": f"processes went on after it: {'; '.join(left)}"}
+    return {**outcome, "seconds": round(seconds, 1)}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a row: this one's, the mark, this source tree, and no network."""
+    own = {MARK: str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own}
+
+
+def _outcome(folder: Path, code: int | None, minutes: float) -> Record:
+    """What the row's process has left, or how it ended."""
+    if code is None:
+        return {"outcome": "failed", "why": f"took longer than {minutes:g} minutes"}
+    if (file := folder / "outcome.json").exists():
+        outcome: Record = json.loads(file.read_text())
+        return outcome
+    by = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+    return {"outcome": "failed", "why": f"its process ended {by}; see {folder / 'log'}"}
+
+
+def _end(folder: Path, patience: float) -> list[str]:
+    """Waits for the processes that a row has left, kills those that go on, and returns what they are."""
+    deadline = time.monotonic() + patience
+    while (alive := _marked(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = []
+    for process in alive:
+        try:
+            left.append(" ".join(process.cmdline())[:100])
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    return left
+
+
+def _marked(folder: Path) -> list[psutil.Process]:
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == str(folder):
+                processes.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return processes
+
+
+def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:
+    """Calls a row's function in this process, and writes the outcome."""
+    module, _, name = function.partition(":")
+    try:
+        outcome: Record = {"outcome": "passed", "figures": getattr(import_module(module), name)(folder, **options)}
+    except NotHereError as reason:
+        outcome = {"outcome": "not run", "why": str(reason)}
+    except Exception as error:
+        traceback.print_exc()
+        why = str(error) if isinstance(error, RowError) else f"{type(error).__name__}: {error}"
+        outcome = {"outcome": "failed", "why": (why.splitlines() or [""])[0][:400]}
+        outcome |= {"figures": error.figures} if isinstance(error, RowError) and error.figures else {}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+
+
+def _commit() -> str:
+    """The commit of this clone, or an empty string where there is none."""
+    call = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _digest() -> str:
+    """A digest of the sources that the rows run."""
+    whole = hashlib.sha256()
+    for file in sorted(file for pattern in SOURCES for file in ROOT.glob(pattern)):
+        whole.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], default=[], metavar="ROW")
+    parser.add_argument("--minutes", type=float, help="start no row after so many minutes")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on CPUs")
+    parser.add_argument("--list", action="store_true", help="name the rows")
+    parser.add_argument("--call", help=argparse.SUPPRESS)
+    parser.add_argument("--options", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A row that runs the same rounds twice: ours by Snakemake, and TRL's RLOOTrainer with vLLM in its process."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+import whole
+import yaml
+from rows import Figures
+
+from rloo_pipeline.config.section import merge
+
+CONFIGURATION = Path(__file__).with_name("round.yaml")
+MICRO = 8
+"""Completions of TRL's micro-batch."""
+TINY: dict[str, Any] = {
+    "rounds": 2,
+    "model": {
+        "dtype": "float32",
+        "build_options": {
+            "vocabulary": 512, "context": 256, "hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1,
+            "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.3,
+        },
+    },
+    "dataset": {
+        part: {"options": {"size": 16, "shortest": 4, "longest": 8, "vocabulary": 512}} for part in ("train", "eval")
+    } | {"max_prompt_length": 32},
+        "rollout": {"num_generations": 4, "generation_batch_size": 16, "max_completion_length": 16},
+    "vllm": {"threads": 1},
+    "deepspeed": {"threads": 1},
+}  # fmt: skip
+
+
+def against_trl(folder: Path, tiny: bool = False) -> Figures:
+    """Seconds of a round of both, each round but the first, and where ours go.
+
+    Args:
+        folder: an empty folder for the row's files.
+        tiny: whether model and rounds are. TRL is then only planned: its vLLM needs a GPU.
+    """
+    config = yaml.safe_load(CONFIGURATION.read_text())
+    config = merge(config, TINY) if tiny else config
+    project = whole.Project(folder / "ours", config["run"], "--configfile", "round.yaml")
+    (project.folder / "round.yaml").write_text(yaml.safe_dump(config))
+    rounds = config["rounds"]
+    project.start()
+    project.rounds(rounds)
+    ours = project.seconds(rounds)
+    figures = parts(project, rounds) | {"a round s": round(median(ours), 1)}
+    call = [sys.executable, Path(__file__).with_name("trl_colocated.py"), project.run, folder / "trl", MICRO]
+    if tiny:
+        machine.command([*call, "--arguments"], folder)
+    else:
+        theirs = machine.last_json(machine.command(call, folder))
+        figures |= {"a round of TRL s": round(median(theirs["steps"][1:]), 1)}
+        figures |= {"speed by TRL's": round(median(theirs["steps"][1:]) / median(ours), 2)}
+        figures |= {"TRL GB": round(theirs["peak_gb"], 1)}
+    for heavy in (project.run / "trainer", project.run / "policies"):
+        shutil.rmtree(heavy)
+    return figures
+
+
+def parts(project: whole.Project, rounds: int) -> Figures:
+    """Seconds of a round's sampling, training and rest, from the logs of each round but the first."""
+    logs, names = project.run / "logs", [f"{number:05d}" for number in range(2, rounds + 1)]
+    sampled = [
+        re.findall(r"([\d.]+) tokens/s, sampled in ([\d.]+) s", (logs / f"rollout/{name}-000.log").read_text())
+        for name in names
+    ]
+    trained = [re.findall(r"trained in ([\d.]+) s", (logs / f"update/{name}.log").read_text()) for name in names]
+    rest = [a - b for a, b in zip(project.seconds(rounds), project.worked(rounds), strict=True)]
+    return {
+        "sampling s": median(float(found[-1][1]) for found in sampled),
+        "tokens/s": round(median(float(found[-1][0]) for found in sampled)),
+        "training s": median(float(found[-1]) for found in trained),
+        "neither s": round(median(rest), 1),
+    }

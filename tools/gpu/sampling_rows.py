@@ -1,0 +1,94 @@
+"""A row about vLLM alone, without this package: seconds to start, tokens/s, and whether a batch changes tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+from rows import Figures, RowError
+
+LARGE: dict[str, Any] = {
+    "vocabulary": 151_936, "hidden_size": 2048, "layers": 28, "heads": 16, "key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 6144, "initializer_range": 0.02,
+}  # fmt: skip
+"""The model of round.yaml, 1.7 billion weights."""
+SMALL: dict[str, Any] = {
+    "vocabulary": 512, "hidden_size": 64, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32,
+    "intermediate_size": 128, "initializer_range": 0.3,
+}  # fmt: skip
+CONTEXT = 2048
+REQUESTS, TOKENS = (512, 1024), (16, 8)
+"""Number and length of completions, large and tiny: pairs of (requests, tokens)."""
+
+
+def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
+    """Two starts of vLLM, the first without a compile cache; the second then samples.
+
+    Args:
+        folder: an empty folder for the row's files.
+        invariant: whether kernels give the same sums for every batch. All tokens must then be equal.
+        tiny: whether the model and the requests are.
+    """
+    from task import words_qwen3
+
+    shape = SMALL if tiny else LARGE
+    words_qwen3(folder / "model", 0, context=CONTEXT, **shape)
+    variables = {"VLLM_CACHE_ROOT": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    variables |= {"VLLM_BATCH_INVARIANT": "1"} if invariant else {}
+    call = [sys.executable, __file__, folder / "model", *(REQUESTS if not tiny else TOKENS)]
+    variables |= {"RLOO_GPU_DTYPE": "float32"} if tiny else {}
+    first = {} if invariant or tiny else machine.last_json(machine.command([*call, "start"], folder, **variables))
+    figures = machine.last_json(machine.command([*call, "sample"], folder, **variables))
+    starts = {"first start s": first["start s"]} if first else {}
+    if invariant and not figures["equal again"] == figures["equal in smaller batches"] == figures["requests"]:
+        raise RowError("with VLLM_BATCH_INVARIANT=1 completions differ", figures)
+    return {**starts, **figures}
+
+
+def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
+    """Starts vLLM in this process and samples the same requests three times, the last time in four calls."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    dtype: Any = os.environ.get("RLOO_GPU_DTYPE", "bfloat16")
+    began = time.monotonic()
+    llm = LLM(
+        str(model), dtype=dtype, max_model_len=CONTEXT,
+        gpu_memory_utilization=0.35, logprobs_mode="processed_logprobs", seed=0,
+    )  # fmt: skip
+    figures: Figures = {"start s": round(time.monotonic() - began, 1)}
+    draw = random.Random(0)
+    prompts = [[draw.randrange(3, vocabulary) for _ in range(draw.randint(100, 200))] for _ in range(requests // 8)]
+    batch = [TokensPrompt(prompt_token_ids=prompts[number // 8]) for number in range(requests)]
+
+    def once(size: int, seconds_name: str = "") -> list[list[int]]:
+        llm.reset_prefix_cache()
+        began, outputs = time.monotonic(), []
+        for at in range(0, requests, size):
+            numbers = range(at, min(at + size, requests))
+            params = [SamplingParams(max_tokens=tokens, seed=1000 + n, logprobs=0, detokenize=False) for n in numbers]
+            outputs += llm.generate([batch[number] for number in numbers], params, use_tqdm=False)
+        ids = [list(output.outputs[0].token_ids) for output in outputs]
+        if seconds_name:
+            figures[seconds_name] = round(sum(map(len, ids)) / (time.monotonic() - began))
+        return ids
+
+    if work:
+        once(requests)
+        first, again, split = once(requests, "tokens/s"), once(requests, "tokens/s again"), once(requests // 4)
+        figures["requests"] = requests
+        figures["equal again"] = sum(a == b for a, b in zip(first, again, strict=True))
+        figures["equal in smaller batches"] = sum(a == b for a, b in zip(first, split, strict=True))
+    return figures
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(sample(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "sample")), flush=True
+    )

@@ -1,0 +1,207 @@
+"""Rows that are whole runs by Snakemake: the demo, the mini configuration and its variants, runs that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import machine
+import soak
+import whole
+import yaml
+from rows import Figures, RowError
+
+from rloo_pipeline.config.section import merge
+
+ROOT = machine.ROOT
+MINI = ROOT / ".test" / "config" / "config.yaml"
+OLD_LOGPS = {"old_logps": "trainer"}
+"""In 16 bits sampler and trainer differ by rounding."""
+PATIENCE = 600.0
+"""Seconds until a stage that is to be killed has started."""
+
+
+def mini(
+    folder: Path,
+    changes: Mapping[str, Any] | None = None,
+    dry: bool = False,
+    reward_model: bool = False,
+    container: bool = False,
+) -> Figures:
+    """The mini configuration from its first job to its page.
+
+    Args:
+        folder: an empty folder for the row's files.
+        changes: keys that differ.
+        dry: whether jobs are only planned.
+        reward_model: whether a model on the GPU scores as well.
+        container: whether stages run in the image.
+    """
+    config = _mini_config(changes or {})
+    if reward_model:
+        config["rewards"] = [*config["rewards"], _model_that_scores(folder / "scorer")]
+    return _run(folder, config, dry, *(["--sdm", "apptainer"] if container else []))
+
+
+def demo(folder: Path, dry: bool = False) -> Figures:
+    """What `make demo` runs."""
+    return _run(folder, yaml.safe_load((ROOT / "config" / "config.yaml").read_text()), dry)
+
+
+def images(folder: Path, kind: str, dry: bool = False) -> Figures:
+    """The demo of images in bfloat16, two rounds of a kind of model."""
+    config = yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text())
+    changes = {
+        "rounds": 2,
+        "model": {"dtype": "bfloat16", "build_options": {"model_type": kind}},
+        "algorithm": OLD_LOGPS,
+    }
+    return _run(folder, merge(config, changes), dry)
+
+
+def resume(folder: Path, invariant: bool = False, first: bool = False, on_cpu: bool = False) -> Figures:
+    """A mini run that is killed in its first rollout and in its first update, with all of its processes.
+
+    Args:
+        folder: an empty folder for the row's files.
+        invariant: whether vLLM's kernels give the same sums for every batch. The bytes are then compared with those of
+            an undisturbed run.
+        first: whether they are compared without that, as on CPUs, where sums never depend on the batch.
+        on_cpu: whether the run is in float32.
+    """
+    config = _mini_config({"model": {"dtype": "float32"}} if on_cpu else {})
+    scratch = tempfile.mkdtemp(prefix="rloo-gpu-")
+    variables = {"TMPDIR": scratch} | ({"VLLM_BATCH_INVARIANT": "1"} if invariant else {})
+    figures = {}
+    if invariant or first:
+        figures = _run(folder / "undisturbed", config, False, **variables)
+    place = _project(folder / "killed", config)
+    for stage in ("rollout", "update"):
+        _kill(place, stage, variables)
+    _snakemake(place, **variables)
+    left = [path for path in soak.leftovers(place, Path(scratch)) if not _is_empty_of_snakemake(path)]
+    if left:
+        raise RowError(f"left over after the run: {', '.join(map(str, left))}")
+    shutil.rmtree(scratch)
+    if not figures:
+        return {"kills": 2}
+    expected, now = soak.digests(folder / "undisturbed"), soak.digests(place)
+    names = sorted(expected.keys() | now.keys())
+    different = [name for name in names if expected.get(name) != now.get(name)]
+    if different:
+        raise RowError(
+            f"{len(different)} of {len(names)} files differ from those of an undisturbed run, first {different[0]}"
+        )
+    return {"kills": 2, "equal files": len(names)}
+
+
+def _mini_config(changes: Mapping[str, Any]) -> dict[str, Any]:
+    on_gpu = {"model": {"dtype": "bfloat16"}, "algorithm": OLD_LOGPS}
+    return merge(merge(yaml.safe_load(MINI.read_text()), on_gpu), dict(changes))
+
+
+def _project(folder: Path, config: Mapping[str, Any]) -> Path:
+    """A folder in which Snakemake finds the workflow and a configuration."""
+    place = whole.Project(folder, config["run"]).folder
+    (place / "gpu-row.yaml").write_text(yaml.safe_dump(dict(config)))
+    return place
+
+
+def _call() -> list[str]:
+    return [sys.executable, "-m", "snakemake", "--cores", "all", "--configfile", "gpu-row.yaml"]
+
+
+def _snakemake(place: Path, *options: str, **variables: str) -> str:
+    return machine.command([*_call(), *options], place, **variables)
+
+
+def _run(folder: Path, config: Mapping[str, Any], dry: bool, *options: str, **variables: str) -> Figures:
+    """A whole run and its figures; with `dry`, the number of its jobs."""
+    place = _project(folder, config)
+    if dry:
+        planned = _snakemake(place, "--dry-run", "--logger-rloo-plain", *options)
+        return {"jobs planned": int(planned.partition("\ntotal")[2].split()[0])}
+    began = time.monotonic()
+    _snakemake(place, *options, **variables)
+    return {"run s": round(time.monotonic() - began, 1), **_result(place / "results" / config["run"])}
+
+
+def _result(run: Path) -> Figures:
+    """The figures of a finished run.
+
+    Raises:
+        RowError: policy 0 has failed a check, or there is no page.
+    """
+    if not (run / "report.html").exists():
+        raise RowError(f"{run}: Snakemake succeeded, and there is no report.html")
+    summary = json.loads((run / "summary.json").read_text())
+    return {
+        f"pass@1 {name}": round(summary[key]["accuracy"], 4)
+        for name, key in (("before", "warmstart"), ("after", "final"))
+    }
+
+
+def _kill(place: Path, stage: str, variables: Mapping[str, str]) -> None:
+    """Starts or continues the run, and ends all of its processes by SIGKILL while a stage runs."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), soak.MARK: str(place)}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with (place / "killed.log").open("ab") as log:
+        run = subprocess.Popen(
+            _call(), cwd=place, env={**environment, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + PATIENCE
+    while not soak.stages(run.pid, stage):
+        if run.poll() is not None or time.monotonic() > deadline:
+            code = run.poll()
+            _end(place, run)
+            raise RowError(f"{stage} did not start: {machine.sentence((place / 'killed.log').read_text(), code or 0)}")
+        time.sleep(0.05)
+    time.sleep(0.5)
+    _end(place, run)
+
+
+def _end(place: Path, run: subprocess.Popen[bytes]) -> None:
+    """Ends a run and its processes by SIGKILL and waits until none lives."""
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    while alive := soak.marked(place):
+        for process in alive:
+            process.kill()
+        time.sleep(0.1)
+
+
+def _is_empty_of_snakemake(path: Path) -> bool:
+    """Whether it is the folder of a Snakemake that was killed before it had read the Snakefile."""
+    return path.name.startswith("snakemake") and path.is_dir() and not any(path.iterdir())
+
+
+def _model_that_scores(folder: Path) -> dict[str, Any]:
+    """Writes a reward model of random weights; returns the reward."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    from rloo_pipeline.demo.character_model import character_tokenizer
+
+    tokenizer = character_tokenizer(256)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    names: dict[str, Any] = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    Qwen3ForSequenceClassification(Qwen3Config(**sizes, **names, intermediate_size=64)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    function = "rloo_pipeline.rewards.model:reward_model"
+    return {"function": function, "batch": "all", "gpus": 1, "weight": 0.1, "options": {"model": str(folder)}}
