@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Sizes that a vLLM engine is started with: context, KV cache, LoRA rank."""
-=======
-"""Sizes that a vLLM engine is started with: context, KV cache on CPUs, images of a prompt."""
->>>>>>> w-lora
+"""Sizes that a vLLM engine is started with: context, KV cache, images of a prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ CPU_MAX_SEQS = 256
 """Largest number of sequences in one batch on CPUs."""
 CPU_BLOCK_SIZE = 128
 """Tokens in one block of the KV cache on CPUs."""
-<<<<<<< HEAD
 GPU_BLOCK_SIZE = 128
 """Tokens that the length of a sequence is rounded up to on GPUs, where most kernels have blocks of 16."""
 LIVE = {"hidden": 4, "heads": 2, "key_value": 4, "intermediate": 3}
@@ -28,10 +23,6 @@ LIVE = {"hidden": 4, "heads": 2, "key_value": 4, "intermediate": 3}
 LOGITS = 4
 """Copies of the logits in float32 that vLLM has at once while it samples."""
 GB = 1e9
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of max_lora_rank that vLLM allows."""
-=======
->>>>>>> w-lora
 
 
 def context_length(folder: Path, needed: int) -> int:

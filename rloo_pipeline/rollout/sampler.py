@@ -18,14 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
-<<<<<<< HEAD
-from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
-from rloo_pipeline.rollout.engine_size import VisibleGpu
-=======
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
->>>>>>> w-lora
+from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
 from rloo_pipeline.runtime.progress import counting

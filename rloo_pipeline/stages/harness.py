@@ -14,21 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 from rloo_pipeline.artifacts import model_dims, policy
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import cpu_kernels, engine_size
-from rloo_pipeline.rollout.engine_size import vllm_lora_rank
+from rloo_pipeline.rollout import adapters, cpu_kernels, engine_size
 from rloo_pipeline.rollout.sampler import visible_gpu
-=======
-from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.config import JSON, Config, Harness
-from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import adapters, cpu_kernels
->>>>>>> w-lora
 from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import plain_model

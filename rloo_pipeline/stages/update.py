@@ -13,7 +13,7 @@ import torch
 
 from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
@@ -74,24 +74,19 @@ def update(
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
-    proof = checks and RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
+    proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
     if proof and policies.sampling != policies.start:
         proof.by_older_policy(sampled.rollouts, prompts)
     engine, state = _engine(config, round_, policies.start, digest, trainer)
-<<<<<<< HEAD
     trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
-    policy_digest = engine.save_policy(outputs.policy)
-    trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), round=round_, policy=policy_digest)
-=======
-    trained = round_training.train(config, round_, engine, state, sampled, prompts)
-    made_from = {"seed": config.seed, "assets": lineage.facts_of(policies.start).get("assets"), "parent": digest}
-    policy_digest = engine.save_policy(outputs.policy, **made_from)
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
->>>>>>> w-frozen
     if engine.rank.first:
         metrics = round_metrics(config, round_, engine, sampled, trained)
-        _write(config, round_, trained, metrics, outputs, policy_digest, inputs.scores[0])
+        about |= {"run": config.run, **lineage.of_metrics(metrics, inputs.scores[0])}
+        _write(trained, metrics, outputs, about)
+        write_events(outputs.events, round_, metrics)
         say(summary(metrics, trained.seconds))
     if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
         engine.close()
@@ -125,22 +120,9 @@ def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[
     return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
 
 
-def _write(
-    config: Config,
-    round_: int,
-    trained: TrainedRound,
-    metrics: Metrics,
-    outputs: UpdateOutputs,
-    policy_digest: str,
-    scores: Path,
-) -> None:
-    """Writes train.parquet, metrics.json and the same metrics as TensorBoard events."""
+def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:
+    """Writes train.parquet and metrics.json."""
     known = metrics["ratio/mean"] is not None
     table = round_data.train_table(trained.rollouts, trained.batch, trained.record, ratio_known=known)
-    about = {"run": config.run, "round": round_, "seed": config.seed, "policy": policy_digest}
-    about["metrics"] = lineage.metrics_digest(metrics)
-    if functions := lineage.facts_of(scores).get(lineage.FUNCTIONS):
-        about[lineage.FUNCTIONS] = functions
     tables.write(outputs.table, table, tables.TRAIN, "train", **about)
     files.write_json(outputs.metrics, metrics)
-    write_events(outputs.events, round_, metrics)

@@ -57,7 +57,17 @@ def test_a_cycle_would_be_found() -> None:
 
 
 LAYERS = [
-    *("stages.table", "version", "errors", "frozen_functions", "import_string", "seeds", "runtime", "config", "artifacts"),
+    *(
+        "stages.table",
+        "version",
+        "errors",
+        "frozen_functions",
+        "import_string",
+        "seeds",
+        "runtime",
+        "config",
+        "artifacts",
+    ),
     "data",
     *("algorithm", "sandbox", "scoring", "environments", "rewards", "demo"),
     *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
