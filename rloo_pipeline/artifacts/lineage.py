@@ -130,6 +130,17 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
         raise UserError(f"{file}: not the metrics of the update that wrote {table}; {REMEDY}")
 
 
+def of_policy(seed: int, parent: Path, digest: str) -> dict[str, Any]:
+    """Facts for the manifest of a policy that was trained from the policy `parent`, which has this digest."""
+    return {"seed": seed, "assets": facts_of(parent).get("assets"), "parent": digest}
+
+
+def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
+    """Facts for the table of a round's update: digests of its metrics and of the functions that gave its scores."""
+    functions = facts_of(scores).get(FUNCTIONS)
+    return {"metrics": metrics_digest(metrics)} | ({FUNCTIONS: functions} if functions else {})
+
+
 def metrics_digest(metrics: Mapping[str, object]) -> str:
     """Digest of a round's metrics."""
     return hashlib.sha256(json.dumps(metrics, sort_keys=True).encode()).hexdigest()
