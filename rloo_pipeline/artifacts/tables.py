@@ -64,6 +64,10 @@ completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's f
 `tool_failures` counts those of `tool_calls` that an error answered."""
 WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
 """Rollouts of prompts with images, which they name by digest."""
+EXPERTS = "routed_experts"
+"""Column with the experts that vLLM chose, for all tokens but the last of prompt and completion, layer by layer."""
+WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])
+"""Rollouts with `rollout.router_replay`."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
     [

@@ -20,7 +20,7 @@ from rloo_pipeline.config import STAGES, Config, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, problems_of, show
+from rloo_pipeline.preflight import Finding, problems_of, reward_audit, show
 from rloo_pipeline.runtime.console import Terminal
 
 
@@ -81,6 +81,11 @@ def functions(inputs: RunInputs) -> Iterator[Finding]:
         yield from problems
 
 
+def golds(inputs: RunInputs) -> Iterator[Finding]:
+    """Verifiers read the golds of the data."""
+    yield from reward_audit.findings(inputs.config, {key: sample.rows for key, sample in inputs.datasets.items()})
+
+
 CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     functions,
     model_trial.model,
@@ -92,4 +97,5 @@ CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     data_trial.enough,
     data_trial.template,
     reward_trial.rewards,
+    golds,
 )

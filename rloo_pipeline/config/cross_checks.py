@@ -167,6 +167,7 @@ def _images(config: RunKeys) -> Iterator[str]:
     refused = {
         "rollout.tools": config.rollout.tools,
         "rollout.environment": config.rollout.environment,
+        "rollout.router_replay": config.rollout.router_replay,
         "warmstart.sft": config.warmstart.sft,
         "evaluation.harness": config.evaluation.harness,
         "model.quantization": config.model.quantization,

@@ -114,6 +114,8 @@ class Config(RunKeys):
             params["rewards"] = [reward.decides() for reward in self.rewards]
         if params.get("dataset") == {"select": None}:  # a run without it stays as it was before there was the key
             del params["dataset"]
+        if params.get("rollout", {}).get("router_replay") is False:
+            del params["rollout"]["router_replay"]
         if params.get("deepspeed", {}).get("offload") == Offload().model_dump():
             del params["deepspeed"]["offload"]
         if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had

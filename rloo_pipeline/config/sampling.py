@@ -68,6 +68,10 @@ class Rollout(Section):
     `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5 (IcePop, AReaL) where tokens are actions, and
     `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
     """
+    router_replay: bool = False
+    """Train a mixture of experts with the experts that the sampler chose (routing replay): they go into the rollouts,
+    and the trainer's router only weighs them. Samples on GPUs only; not with tools or images.
+    """
     environment: str | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     gives the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
@@ -140,6 +144,8 @@ class Rollout(Section):
                 "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
                 "or environment_image, or drop it"
             )
+        if self.router_replay and self.uses_tools:
+            yield "router_replay cannot be used with tools or an environment yet; leave one of the two out"
         if self.generation_batch_size % self.num_generations:
             yield (
                 f"generation_batch_size ({self.generation_batch_size}) is not a multiple of num_generations "

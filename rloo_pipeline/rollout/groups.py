@@ -52,6 +52,7 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
         vllm.kv_cache_gib,
         vllm.tensor_parallel_size,
         prompts.about_images.most if prompts.about_images else 0,
+        config.rollout.router_replay,
     )
     needed = prompts.longest + max_completion_length
     digest = policy.digest(folder)  # before anything reads its files
@@ -187,6 +188,8 @@ def schema(config: Config) -> pa.Schema:
     """The schema of the tables of `sample_groups`."""
     if config.dataset.shows_images:
         return tables.WITH_IMAGES
+    if config.rollout.router_replay:
+        return tables.WITH_EXPERTS
     return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
 
 

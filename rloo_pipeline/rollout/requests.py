@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Completion(NamedTuple):
     """Log-prob of each token under the distribution that it was sampled from."""
     finish_reason: str
     """`stop`, `length` or `abort`."""
+    experts: list[int] | None = None
+    """Experts of all tokens but the last of prompt and completion, layer by layer; None if they were not asked for."""
 
     def columns(self) -> dict[str, Any]:
         """Its columns in the table, but for the keys and the prompt."""
@@ -65,6 +67,7 @@ class Completion(NamedTuple):
             "completion": self.text,
             "sampling_logps": self.logps,
             "finish_reason": self.finish_reason,
+            tables.EXPERTS: self.experts,
         }
 
 
@@ -157,7 +160,19 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     ids = list(sampled.token_ids)
     assert sampled.logprobs.token_ids == ids
     text = _text(tokenizer, params, output.prompt_token_ids, sampled)
-    return Completion(ids, text, sampled.logprobs.logprobs, sampled.finish_reason or "abort")
+    experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(ids) - 1)
+    return Completion(ids, text, sampled.logprobs.logprobs, sampled.finish_reason or "abort", experts)
+
+
+def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
+    """The experts of vLLM, [tokens, layers, choices], as a list; None where it returns none."""
+    if chosen is None:
+        return None
+    if len(chosen) < tokens:
+        raise UserError(
+            f"vLLM returns the experts of {len(chosen)} of {tokens} tokens; set rollout.router_replay: false"
+        )
+    return list(chosen[:tokens].flatten().tolist())
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled: Any) -> str:

@@ -42,6 +42,8 @@ class EngineSettings(NamedTuple):
     tensor_parallel_size: int
     most_images: int = 0
     """Images that a prompt may have."""
+    router_replay: bool = False
+    """Completions have the experts that were chosen."""
 
 
 class Sampler:
@@ -58,6 +60,11 @@ class Sampler:
         """
         base = policy.base_of(folder)
         policy.check(base)
+        if engine.router_replay and not _on_gpu():
+            raise UserError(
+                "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
+                "sample on a GPU"
+            )
         self.folder = folder
         """Of the policy; settings["model"] is its base if it is an adapter."""
         self.digest = digest or policy.digest(folder)
@@ -270,6 +277,8 @@ def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed
         "generation_config": "vllm",
         **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
     }
+    if engine.router_replay:
+        settings["enable_return_routed_experts"] = True
     if policy.is_adapter(folder):
         settings |= adapters.settings(folder)
     if engine_cache.is_enabled() and _on_gpu():

@@ -33,10 +33,8 @@ class ExpertLoad:
         """Hooks the layers of experts; a model without them has no metrics."""
         self.counts: list[Tensor] = []
         self.counts_now = False
-        for layer in model.modules():
-            names = CHOSEN & inspect.signature(layer.forward).parameters.keys()
-            if names and hasattr(layer, "num_experts"):
-                self._watch(layer, names.pop())
+        for layer in filter(takes_experts, model.modules()):
+            self._watch(layer, _argument(layer))
 
     def _watch(self, layer: Any, name: str) -> None:
         layer_index, parameters = len(self.counts), inspect.signature(layer.forward)
@@ -79,3 +77,13 @@ class ExpertLoad:
             return {}
         entropies = [float(-(share * share.clamp(min=1e-30).log()).sum()) / log(max(2, len(share))) for share in shares]
         return {"experts/largest_share": max(float(share.max()) for share in shares), "experts/entropy": min(entropies)}
+
+
+def takes_experts(layer: torch.nn.Module) -> bool:
+    """Whether a module is a layer of experts, which gets the experts of each token."""
+    return hasattr(layer, "num_experts") and bool(CHOSEN & inspect.signature(layer.forward).parameters.keys())
+
+
+def _argument(layer: torch.nn.Module) -> str:
+    """The name under which it gets them."""
+    return (CHOSEN & inspect.signature(layer.forward).parameters.keys()).pop()

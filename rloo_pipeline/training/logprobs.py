@@ -21,6 +21,7 @@ from rloo_pipeline.training import batch_forms, model_support
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.packing import Pack
+from rloo_pipeline.training.router_replay import RouterReplay
 
 
 class TokenLogProbs(nn.Module):
@@ -36,6 +37,7 @@ class TokenLogProbs(nn.Module):
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
         self.form = batch_forms.form_of(base)
+        self.replay = RouterReplay(base, self.num_layers)
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = lm_head.attach(model)
@@ -81,8 +83,14 @@ class TokenLogProbs(nn.Module):
                 "use another model"
             )
         if self.form.name != batch_forms.Packed.name:
+            if pack.experts is not None:
+                raise UserError(
+                    f"rollout.router_replay: {self.name} trains in {self.form.name} batches, and replay covers packed "
+                    "ones; set it to false"
+                )
             yield
             return
+        self.replay.use(pack.experts)
         if pack.vision is not None:
             raise UserError(
                 f"{self.name} was loaded for prompts without images, and these have some; run the stage "

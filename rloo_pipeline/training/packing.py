@@ -38,6 +38,8 @@ class Pack(NamedTuple):
     """Number of these tokens."""
     vision: Vision | None = None
     """Images of the prompts, one sequence after the other."""
+    experts: Int[Tensor, "tokens layers_and_choices"] | None = None
+    """The experts that the sampler chose, by layer; None if routers choose."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
@@ -78,6 +80,9 @@ class Sequences(NamedTuple):
     """True on the completion tokens that the model sampled, at least one of each sequence; None: it sampled all."""
     images: RowImages | None = None
     """Images of the prompts; None if none has any."""
+    experts: Sequence[np.ndarray] | None = None
+    """[prompt and completion without its last token, layers × choices] of each sequence: the experts that the sampler
+    chose; None if routers choose."""
 
     def pick(self, rows: Sequence[int]) -> Pack:
         """Packs these sequences; neighbours with the same prompt share it, unless prompts have images, which may differ
@@ -86,7 +91,8 @@ class Sequences(NamedTuple):
         masks = None if self.loss_masks is None else [self.loss_masks[row] for row in rows]
         sequences = ([self.prompts[row] for row in rows], [self.completions[row] for row in rows], masks)
         if self.images is None:
-            return pack(*sequences)
+            experts = None if self.experts is None else _experts(sequences[0], [self.experts[row] for row in rows])
+            return pack(*sequences)._replace(experts=experts)
         return pack(*sequences, share=False)._replace(vision=self.images.pick(rows))
 
     def sampled(self) -> list[int]:
@@ -138,6 +144,14 @@ def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
     sampled = torch.from_numpy(np.fromiter(chain.from_iterable(loss_masks), np.bool_))
     lengths = torch.tensor([sum(mask) for mask in loss_masks])
     return pack._replace(predicting=pack.predicting[sampled], targets=pack.targets[sampled], completion_lengths=lengths)
+
+
+def _experts(prompts: Sequence[Sequence[int]], experts: Sequence[np.ndarray]) -> Tensor:
+    """The experts of the tokens of a row; those of a shared prompt are of the first sequence that has it."""
+    starts = [0, *(len(prompt) if previous == prompt else 0 for previous, prompt in pairwise(prompts))]
+    return torch.from_numpy(
+        np.concatenate([of[start:] for start, of in zip(starts, experts, strict=True)]).astype(np.int32)
+    )
 
 
 def _concatenate(parts: Iterable[Sequence[int]]) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +32,33 @@ def sequences_of(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_r
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
     images = row_images.of_rollouts(rollouts, prompts, folder, trust_remote_code)
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
+
+
+def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
+    """The experts that the sampler chose, as `Sequences` has them.
+
+    Raises:
+        UserError: a completion has none, or not the same number for each of its tokens.
+    """
+    column = rollouts[tables.EXPERTS] if tables.EXPERTS in rollouts.column_names else pa.nulls(len(rollouts))
+    if column.null_count:
+        raise UserError(
+            f"rollout.router_replay: {column.null_count} of {len(rollouts)} rollouts have no experts in the column "
+            f"{tables.EXPERTS}; delete the round's rollouts and run again, or set it to false"
+        )
+    tokens = [
+        len(prompt) + len(ids) - 1
+        for prompt, ids in zip(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), strict=True)
+    ]
+    chosen = [row.values.to_numpy() for row in column]
+    if len({(len(row) % count, len(row) // count) for row, count in zip(chosen, tokens, strict=True)}) > 1 or (
+        len(chosen[0]) % tokens[0] or not len(chosen[0])
+    ):
+        raise UserError(
+            f"rollout.router_replay: the column {tables.EXPERTS} has not the same number of experts for each token but "
+            "the last of prompt and completion; delete the round's rollouts and run again"
+        )
+    return [row.reshape(count, -1) for row, count in zip(chosen, tokens, strict=True)]
 
 
 def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:

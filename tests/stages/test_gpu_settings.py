@@ -52,7 +52,7 @@ def started_with(folder: Path) -> dict[str, object]:
     sampler.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
     vllm.LLM = lambda **settings: given.update(settings)
     engine_cache.enable()
-    sampler.Sampler(folder, sampler.EngineSettings("bfloat16", False, 0.9, 1, 1), 100, 7)
+    sampler.Sampler(folder, sampler.EngineSettings("bfloat16", False, 0.9, 1, 1, router_replay=True), 100, 7)
     EngineArgs(**given)  # knows all of these names
     return given
 
@@ -71,6 +71,7 @@ def test_the_sampler_starts_vllm_with_its_share_of_the_gpu(tiny_model) -> None:
         "tensor_parallel_size": 1,
         "generation_config": "vllm",
         "enable_sleep_mode": True,
+        "enable_return_routed_experts": True,
         "max_num_seqs": 1024,
         "kv_cache_memory_bytes": settings["kv_cache_memory_bytes"],
     }

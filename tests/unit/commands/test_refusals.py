@@ -304,6 +304,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.groups": SAMPLED,
     "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
+    "rollout.sampler": NODE,
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
     "rollout.tool_calls": TOOLS,
@@ -395,6 +396,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no layer 'q_poj'", config={"update": {"lora": {"target_modules": ["q_poj"]}}}, checks=MODEL),
     ),
     "training.quantized": WEIGHTS_IN_MEMORY,
+    "training.round_data": STAGES_FILE,
+    "training.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.load_or_run": (

@@ -1,0 +1,94 @@
+"""Mixtures of experts that train with the experts that the sampler chose (routing replay, Ma et al. 2025, R3).
+
+Near a tie, the router of the trainer chooses other experts than vLLM's, whose sums round differently, and the log-probs
+of the token then differ by much more than rounding. With replay, the forward pass takes the sampler's experts; their
+weights still come from the trainer's own router, so it gets its gradient.
+
+A router of transformers chooses its experts by one call of `torch.topk` on their scores, which is replaced here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.expert_load import takes_experts
+
+ROUTER = re.compile(r"(^|\.)layers\.(\d+)\..*TopKRouter$")
+"""Name of a router among the modules, followed by its class."""
+
+
+class RouterReplay:
+    """The routers of a model, which choose by themselves until they are given experts."""
+
+    def __init__(self, model: nn.Module, layers: int) -> None:
+        """Args: a causal language model, and the number of its decoder layers."""
+        self.layers = layers
+        self.name = type(model).__name__
+        self.experts: Tensor | None = None
+        """[tokens, layers, experts per token]; None if the routers choose."""
+        self.routers: list[Any] = []
+        for name, module in model.named_modules():
+            if match := ROUTER.search(f"{name}.{type(module).__name__}"):
+                self.routers.append(module)
+                module.forward = self._replaying(int(match[2]), module.forward)
+        self.covers_all = bool(self.routers) and len(self.routers) == sum(map(takes_experts, model.modules()))
+
+    def use(self, experts: Int[Tensor, "tokens layers_and_choices"] | None) -> None:
+        """Has the following passes, and the layers that run again in their backward pass, take these experts.
+
+        Args:
+            experts: of each token of a pack, those of all layers one after the other; None: the routers choose.
+
+        Raises:
+            UserError: the routers of this model cannot be replaced, or the experts are not those of such a model.
+        """
+        self.experts = None
+        if experts is None:
+            return
+        if not self.covers_all:
+            raise UserError(
+                f"rollout.router_replay: {self.name} has no routers that it could replace (it covers those that choose "
+                "experts by one topk, such as of Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
+            )
+        choices, most = int(self.routers[0].top_k), int(self.routers[0].num_experts)
+        if experts.shape[1] != self.layers * choices or int(experts.max()) >= most:
+            raise UserError(
+                f"rollout.router_replay: the rollouts have {experts.shape[1]} experts a token, up to number "
+                f"{int(experts.max())}, and {self.name} has {self.layers} layers with {choices} of {most}: they were "
+                "sampled from another model; delete the round's rollouts and run again"
+            )
+        self.experts = experts.long().view(len(experts), self.layers, choices)
+
+    def _replaying(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def replaying(*args: Any, **named: Any) -> Any:
+            if self.experts is None:
+                return forward(*args, **named)
+            with _Chosen(self.experts[:, layer]):
+                return forward(*args, **named)
+
+        return replaying
+
+
+class _Chosen(TorchFunctionMode):
+    """A block in which `torch.topk` returns given indices, and the values there."""
+
+    def __init__(self, indices: Int[Tensor, "tokens choices"]) -> None:
+        super().__init__()
+        self.indices = indices
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        scores: Tensor = args[0]
+        return torch.return_types.topk((scores.gather(-1, self.indices), self.indices))
