@@ -87,6 +87,12 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
         raise
 
 
+def raise_disk_full(error: BaseException) -> None:
+    """Raises an error again that a full disk caused, where others are put into words of another kind."""
+    if _is_disk_full(error):
+        raise error
+
+
 NEARLY_FULL = 1 << 16
 """Free bytes below which a disk counts as full."""
 
@@ -95,4 +101,5 @@ def _is_disk_full(error: BaseException) -> bool:
     """Whether a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return any(text in str(error) for text in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)))
+    texts = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "No usable temporary directory")
+    return any(text in str(error) for text in texts)

@@ -20,7 +20,7 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import text_config
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime import import_shims
 
 if TYPE_CHECKING:
@@ -43,6 +43,17 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).exists()
 
 
+def check_files(folder: Path) -> None:
+    """Checks that a folder has files and folders only: who reads a pipe waits for ever.
+
+    Raises:
+        UserError: it has something else.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path}: a pipe, socket or device, and not a file; remove it from the model's folder")
+
+
 def check(folder: Path) -> None:
     """Checks that a policy is complete.
 
@@ -60,8 +71,12 @@ def check(folder: Path) -> None:
             raise UserError(f"{missing}: missing, though {INDEX} names it; fetch or write the model again")
     if not files:
         pickles = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
-        why = f"only pickled weights ({pickles[0].name}), which can run code when loaded" if pickles else "no weights"
-        raise UserError(f"{folder}: {why}; convert the model to safetensors")
+        if not pickles:
+            raise UserError(f"{folder}: no weights (no .safetensors file); copy or fetch the whole model")
+        raise UserError(
+            f"{folder}: only pickled weights ({pickles[0].name}), which can run code when loaded; convert the model to "
+            "safetensors"
+        )
     for file in files:
         _check_safetensors(file)
 
@@ -79,9 +94,10 @@ def _check_safetensors(file: Path) -> None:
     except (ValueError, KeyError, TypeError):
         end = size
     if size != 8 + length + end:
+        ours = file.parent.parent.name == FOLDER
+        remedy = f"delete {file.parent} and run again" if ours else "fetch or write the model again"
         raise UserError(
-            f"{file}: truncated or damaged ({size} bytes, its header asks for "
-            f"{8 + length + end}); delete {file.parent} and run again"
+            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); {remedy}"
         )
 
 
@@ -210,7 +226,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             base_of(folder), trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers checks few values of its files
+        raise_disk_full(error)
         raise UserError(f"{folder}: no tokenizer can be loaded ({one_line(error)})") from error
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -228,10 +245,20 @@ def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json."""
+    """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
+
+    Raises:
+        UserError: generation_config.json has something else there.
+    """
     path = base_of(folder) / GENERATION
-    configured = read_json(path).get("eos_token_id") if path.exists() else None
+    content = read_json(path) if path.exists() else {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds {content!r:.40}, not an object with keys; fetch or write the model again")
+    configured = content.get("eos_token_id")
     ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    for token in ids:
+        if type(token) is not int or token < 0:
+            raise UserError(f"{path}: eos_token_id has {token!r:.40}, which is not a token id; correct it")
     eos = tokenizer.eos_token_id
     return sorted({*ids, *([eos] if isinstance(eos, int) else [])})
 

@@ -1,7 +1,8 @@
 """Templated prompts: how the stage `prompts` stores their rows, and how others read them.
 
-Arrow would give every object of a column the keys of all of them. A column whose objects have different keys is
-therefore stored as JSON, in the type of that name, so that its rows come back as they were.
+Arrow would give every object of a column the keys of all of them, and has no integers beyond 64 bits. A column with
+objects of different keys or such integers is therefore stored as JSON, in the type of that name, so that its rows come
+back as they were.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.manifest import verify_manifest
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,6 +30,16 @@ OBSERVATION = "environment_observation"
 """Column with what `reset` of an environment returned, which is the end of the prompt."""
 TOOLS = "tools.json"
 """Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
+DEEPEST = 32
+"""Most levels of lists and objects in Arrow; `pyarrow.ipc` reads 64, and objects take two."""
+TYPES = {
+    "prompt_ids": pa.list_(pa.int32()),
+    image_store.PLACEHOLDERS: pa.list_(pa.int32()),
+    image_store.IDS: pa.list_(pa.string()),
+}
+"""Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
+UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""Errors of values that Arrow cannot hold."""
 
 
 class PromptSet:
@@ -110,11 +121,34 @@ class PromptSet:
         return rows
 
 
-def as_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Rows of prompts with the columns of the first one, as they are stored."""
+def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") -> Dataset:
+    """Rows of prompts with the columns of the first one, as they are stored.
+
+    Args:
+        rows: of prompts.
+        place: of their data, for messages.
+
+    Raises:
+        UserError: a column cannot be stored.
+    """
     import datasets
 
-    return datasets.Dataset.from_dict({name: _column([row.get(name) for row in rows]) for name in rows[0]})
+    columns = {name: _column([row.get(name) for row in rows], TYPES.get(name)) for name in rows[0]}
+    try:
+        return datasets.Dataset.from_dict(columns)
+    except UNSTORABLE as error:
+        name = next(name for name, column in columns.items() if not _is_storable(name, column))
+        raise UserError(f"{place}: column '{name}' cannot be stored ({one_line(error)}); simplify it") from error
+
+
+def _is_storable(name: str, column: Any) -> bool:
+    import datasets
+
+    try:
+        datasets.Dataset.from_dict({name: column})
+    except UNSTORABLE:
+        return False
+    return True
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
@@ -126,10 +160,18 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def _column(values: list[Any]) -> list[Any] | pa.Array:
-    """A column as `datasets` takes it: JSON where its objects have different keys."""
+def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
+    """A column as `datasets` takes it: in the type of a column of ours, or JSON where Arrow's types would change it or
+    cannot hold it.
+    """
+    if own_type is not None:
+        return pa.array(values, own_type)
     if not _keys_differ(values):
-        return values
+        try:
+            if str(pa.array(values).type).count("<") <= DEEPEST:
+                return values
+        except UNSTORABLE:
+            pass
     try:
         texts = [None if value is None else json.dumps(value) for value in values]
     except TypeError:  # a generator may give dates and the like, which only Arrow can store

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import base_of
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime import import_shims, without_torchvision
 
 
@@ -108,6 +108,7 @@ def load_processor(folder: Path, trust_remote_code: bool) -> Any:
     try:
         processor: Any = AutoProcessor.from_pretrained(base_of(folder), trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        raise_disk_full(error)
         raise UserError(
             f"{folder}: no processor of images can be loaded ({one_line(error)}); add the "
             "preprocessor_config.json that belongs to the model"

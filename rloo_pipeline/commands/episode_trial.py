@@ -9,38 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.commands.reward_trial import WRONG_ANSWER
+from rloo_pipeline.commands.run_inputs import EpisodeTrial, RunInputs
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import call_message
-from rloo_pipeline.preflight import Finding
+from rloo_pipeline.preflight import Finding, problems_of
 from rloo_pipeline.rollout import groups, resets
 from rloo_pipeline.rollout.episode_loop import EpisodeContext, EpisodeRecord, Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.rollout.tool_calls import MALFORMED
 
-if TYPE_CHECKING:
-    from rloo_pipeline.environments.pool import EnvironmentPool
-    from rloo_pipeline.rollout.tool_calls import CallReader
-
 SHOWN = 60
 """Characters that are shown of an answer."""
 EXAMPLES: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
 """Example arguments by their JSON type."""
 NO_LIMIT = SamplingConfig(1.0, 1.0, 0, None, 1 << 30)
-
-
-class EpisodeTrial(NamedTuple):
-    """What plays the episodes."""
-
-    config: Config
-    pool: EnvironmentPool
-    reader: CallReader
-    templater: Templater
 
 
 def prepare(stack: ExitStack, config: Config, folder: Path | None) -> EpisodeTrial | None:
@@ -63,6 +51,14 @@ def prepare(stack: ExitStack, config: Config, folder: Path | None) -> EpisodeTri
     template = reader.template
     templater = Templater(config.dataset, template.tokenizer, sorted(template.stop_ids), pool, several)
     return EpisodeTrial(config, pool, reader, templater)
+
+
+def tools(inputs: RunInputs) -> Iterator[Finding]:
+    """Tools, environments and the parser of calls can be used; sets `trial`."""
+    if inputs.config.rollout.uses_tools:
+        with problems_of("tools") as problems:
+            inputs.trial = prepare(inputs.stack, inputs.config, inputs.folder)
+        yield from problems
 
 
 def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:

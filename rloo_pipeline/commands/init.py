@@ -121,6 +121,8 @@ class ProjectModel(NamedTuple):
     """Whether its tokenizer has a chat template, as far as its files are here."""
     context: int | None
     """Its context in tokens, if it is known."""
+    folder: Path | None = None
+    """With its files, if they are here."""
 
 
 def _model(name: str, folder: Path) -> ProjectModel:
@@ -141,7 +143,7 @@ def _model(name: str, folder: Path) -> ProjectModel:
     tokenizer = path / "tokenizer_config.json"
     has_template = any(path.glob("chat_template*")) or (tokenizer.is_file() and "chat_template" in read_json(tokenizer))
     context = model_dims.context(read_json(path / "config.json"))
-    return ProjectModel({"name_or_path": place_in(folder, path), **dtype}, has_template, context)
+    return ProjectModel({"name_or_path": place_in(folder, path), **dtype}, has_template, context, path)
 
 
 def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | None:
@@ -162,20 +164,50 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
     return f"{place_in(folder, Path(module))}:{function}" if module.endswith(".py") else reference
 
 
+def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any]) -> int:
+    """How many training prompts the stage `prompts` will keep; where data or tokenizer are not here, as many as rows.
+
+    Args:
+        model: of the project.
+        data: of the project.
+        keys: of the section `dataset`, without its sources.
+    """
+    from rloo_pipeline.config import Dataset
+
+    count = len(data.rows.get("train", range(PROMPTS)))
+    if not data.rows or model.folder is None:
+        return count
+    try:
+        from rloo_pipeline.artifacts import policy
+        from rloo_pipeline.rollout.templating import Templater
+        from rloo_pipeline.stages.prompts import PromptParts
+
+        dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
+        tokenizer = policy.load_tokenizer(model.folder, trust_remote_code=False)
+        parts = PromptParts(Templater(dataset, tokenizer, policy.stop_ids(model.folder, tokenizer), None))
+        for name in parts.order:
+            parts.add(name, [*data.rows[name]], data.name)
+    except (ImportError, UserError):  # which `rloo check` explains
+        return count
+    return len(parts.rows["train"])
+
+
 def _context(folder: Path, model: ProjectModel, data: ProjectData, reward: str | None) -> dict[str, Any]:
     """Variables of the templates."""
     room = model.context or COMPLETION + PROMPT
     completion = min(COMPLETION, room // 2)
     prompt = {"user_prompt": f"{{{data.prompt}}}"} if model.has_template and not data.is_conversation else None
+    dataset_keys = {**(prompt or {"prompt_column": data.prompt}), "max_prompt_length": min(PROMPT, room - completion)}
+    prompts = _kept_prompts(model, data, dataset_keys)
     return {
         "run": valid_run_name(folder.resolve().name),
         "model": model.entry,
         "data": data,
         "prompt": prompt or {"prompt_column": data.prompt},
         "max_completion_length": completion,
-        "max_prompt_length": min(PROMPT, room - completion),
+        "max_prompt_length": dataset_keys["max_prompt_length"],
         "num_generations": GENERATIONS,
-        "generation_batch_size": GENERATIONS * min(PROMPTS, data.train_rows or PROMPTS),
+        "generation_batch_size": GENERATIONS * min(PROMPTS, prompts),
         "reward": reward,
         "function": reward or "rewards.py:right",
         "is_text": prompt is None and not data.is_conversation,

@@ -39,11 +39,15 @@ class ProjectData(NamedTuple):
     """Column with the right answer; None if there is none."""
     is_conversation: bool
     """Whether the prompts are lists of messages."""
-    train_rows: int | None
-    """Their number; None if they are not on this machine."""
-    examples: Sequence[Row]
+    rows: Mapping[str, Sequence[Row]]
+    """Of `train` and `eval`; empty if they are not on this machine."""
     splits: Mapping[str, Sequence[Row]]
     """Files to write, and their rows, where one file is split."""
+
+    @property
+    def examples(self) -> Sequence[Row]:
+        """The first training rows."""
+        return self.rows.get("train", ())[:EXAMPLES]
 
 
 def project_data(name: str, held_out: str | None, prompt: str | None, answer: str | None, folder: Path) -> ProjectData:
@@ -63,14 +67,14 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
     if not path.exists() and path.suffix not in FORMATS and HUB_ID.fullmatch(name):
         return _data_on_hub(name, prompt, answer)
     files = _files(name, path, held_out)
-    rows = read_rows(Source(path=str(files[0])), str(files[0]))
+    sets: list[Sequence[Row]] = [read_rows(Source(path=str(file)), str(file)) for file in files]
     splits: dict[str, Sequence[Row]] = {}
     if len(files) == 1:
-        splits = _split(rows, files[0])
-        rows = list(splits["data/train.jsonl"])
-        paths = list(splits)
+        splits = _split(sets[0], files[0])
+        sets, paths = list(splits.values()), list(splits)
     else:
         paths = [place_in(folder, file) for file in files]
+    rows = sets[0]
     columns = tuple(rows[0])
     column = _column("--prompt", prompt, PROMPT_COLUMNS, columns, name)
     if column is None:
@@ -88,8 +92,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         prompt=column,
         answer=_column("--answer", answer, ANSWER_COLUMNS, [other for other in columns if other != column], name),
         is_conversation=isinstance(rows[0][column], list),
-        train_rows=len(rows),
-        examples=rows[:EXAMPLES],
+        rows={"train": rows, "eval": sets[1]},
         splits=splits,
     )
 
@@ -107,7 +110,7 @@ def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectDa
         )
     named = tuple(column for column in (prompt, answer) if column)
     train, test = ({"name": name, "split": split} for split in ("train", "test"))
-    return ProjectData(name, train, test, named, prompt, answer, False, None, (), {})
+    return ProjectData(name, train, test, named, prompt, answer, False, {}, {})
 
 
 def place_in(folder: Path, path: Path) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline import import_string
+from rloo_pipeline.commands.run_inputs import DatasetSample, RunInputs
 from rloo_pipeline.config import Config, Reward
-from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, reward_audit
 from rloo_pipeline.runtime import devices
@@ -16,25 +16,12 @@ from rloo_pipeline.runtime import devices
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rloo_pipeline.rollout.episode_loop import EpisodeRecord
     from rloo_pipeline.scoring.score_batch import RewardBatch
 
 PROMPTS, SAMPLES = 4, 2
 """A function is called with this many prompts, and this many completions of each."""
 WRONG_ANSWER = "I do not know."
 """A completion that is not from the data."""
-
-
-class DatasetSample(NamedTuple):
-    """The rows of a dataset and its first prompts."""
-
-    rows: list[Row]
-    prompts: list[Any]
-    """Of the first rows: messages or strings."""
-    lengths: list[int]
-    """Tokens of these prompts; empty if there is no tokenizer."""
-    episodes: Sequence[EpisodeRecord] = ()
-    """Of the first rows, if the run has tools."""
 
 
 class RewardInputs(NamedTuple):
@@ -45,29 +32,18 @@ class RewardInputs(NamedTuple):
     """Whether the first completion of each prompt is the data's own solution."""
 
 
-def findings(
-    config: Config,
-    datasets: Mapping[str, DatasetSample],
-    folder: Path | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> Iterator[Finding]:
-    """One finding per reward function and dataset: the scores of some training rows and of some held-out rows.
-
-    Args:
-        config: of the run.
-        datasets: by key; those that could be read.
-        folder: of the model, if it is there.
-        tokenizer: of the model, if it is there.
-    """
-    keys = [key for key in datasets if key.startswith("dataset.")]
-    inputs = {key: _inputs(config, datasets[key], tokenizer) for key in keys}
+def rewards(inputs: RunInputs) -> Iterator[Finding]:
+    """One finding per reward function and dataset: the scores of some training rows and of some held-out rows."""
+    config = inputs.config
+    keys = [key for key in inputs.datasets if key.startswith("dataset.")]
+    samples = {key: _inputs(config, inputs.datasets[key], inputs.tokenizer) for key in keys}
     for reward in config.rewards:
         if reward.gpus and not devices.has_gpu():
             yield _not_called(reward, "it needs a GPU, and there is none here")
-        elif not inputs:
+        elif not samples:
             yield _not_called(reward, "there are no rows to call it with")
-        for key in inputs if not reward.gpus or devices.has_gpu() else ():
-            finding = _call(config, reward, key, inputs[key], folder)
+        for key in samples if not reward.gpus or devices.has_gpu() else ():
+            finding = _call(config, reward, key, samples[key], inputs.folder)
             yield finding
             if not finding.ok:
                 break

@@ -62,7 +62,7 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
         UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
     """
     count, select = config.rollout.sampled_prompts, config.dataset.select
-    require_enough(config, train)
+    require_enough(config, len(train), str(train.folder.parent))
     ids: list[str] = train.table["prompt_id"].to_pylist()
     difficulty = _of_policy_0(config, ids, files.policy_0) if config.measures_difficulty else {}
     rows = list(range(len(ids)))
@@ -82,16 +82,21 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
     return RoundPrompts(drawn[:count], drawn[count:])
 
 
-def require_enough(config: Config, train: PromptSet) -> None:
+def require_enough(config: Config, count: int, place: str) -> None:
     """Checks that there are as many training prompts as a round samples.
+
+    Args:
+        config: with the section `rollout`.
+        count: training prompts.
+        place: of the prompts, for the message.
 
     Raises:
         UserError: there are fewer.
     """
-    if len(train) < config.rollout.sampled_prompts:
+    if count < config.rollout.sampled_prompts:
         raise UserError(
-            f"{train.folder.parent}: {len(train)} training prompts, a round needs {config.rollout.sampled_prompts}; "
-            "lower rollout.generation_batch_size"
+            f"{place}: {count} training prompts, a round needs {config.rollout.sampled_prompts}; lower "
+            "rollout.generation_batch_size"
         )
 
 

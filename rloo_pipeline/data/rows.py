@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline import import_string
 from rloo_pipeline.config import Source
 from rloo_pipeline.data import json_rows
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.data.kinds import LocatedRow, uniform
+from rloo_pipeline.data.kinds import Row as Row
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 
-Row = dict[str, Any]
-JSON = (".jsonl", ".json")
-FORMATS = (*JSON, ".parquet")
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
+
+FORMATS = (*json_rows.SUFFIXES, ".parquet")
 
 
 def read_rows(source: Source, path: str) -> list[Row]:
@@ -50,19 +54,82 @@ def _generated(source: Source) -> list[Row]:
             raise UserError(
                 f"the generator {name} gave a {type(row).__name__} as row {number}; it must give dicts of columns"
             )
-    columns = dict.fromkeys(column for row in rows for column in row)
-    return [{column: row.get(column) for column in columns} for row in rows]
+    return uniform(LocatedRow(f"the generator {name}", f"row {number}", row) for number, row in enumerate(rows))
 
 
 def _loaded(source: Source, path: Path) -> list[Row]:
     if path.is_file():
         check_file(path)
-        if path.suffix in JSON:
+        if path.suffix in json_rows.SUFFIXES:
             return json_rows.read(path, source.max_rows)
-        return _by_datasets(path, "parquet", data_files=str(path), split="train")
-    for file in sorted(path.rglob("*.jsonl")):
-        json_rows.read(file)  # raises where `datasets` would guess types
-    return _by_datasets(path, str(path), name=source.config_name, split=source.split)
+    try:
+        return _by_datasets(source, path)
+    except UserError:
+        raise
+    except Exception as error:
+        cause = _root(error)
+        raise_disk_full(cause)
+        damaged = _damaged(path)
+        reason = f"{type(cause).__name__}: {one_line(cause)}"
+        hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
+        raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
+
+
+def _by_datasets(source: Source, path: Path) -> list[Row]:
+    """The rows that `datasets.load_dataset` reads, so every dataset of the Hub is supported; text stays text.
+
+    Of CSV, every column is text unless the dataset declares its types. JSON is read as a file of its own is.
+    """
+    import datasets
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
+    datasets.disable_progress_bars()
+    rows: list[Row]
+    if path.is_file():
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train").to_list()
+        return rows
+    builder = datasets.load_dataset_builder(str(path), name=source.config_name)
+    kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
+    if kind == "json" and builder.config.field is None:
+        return _as_declared(_of_json(builder, source.split), declared)
+    options = {"features": _texts(builder), "keep_default_na": False} if kind == "csv" else {}
+    rows = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
+    return _as_declared(rows, declared) if options else rows
+
+
+def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
+    """The rows of a split, of all, or of an expression of splits such as `train[:100]`."""
+    import datasets
+
+    parts = {
+        str(name): uniform(chain.from_iterable(json_rows.objects(Path(file)) for file in files))
+        for name, files in builder.config.data_files.items()
+    }
+    instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
+    chosen = instruction.to_absolute({name: len(rows) for name, rows in parts.items()})
+    return [row for part in chosen for row in parts[part.splitname][part.from_ : part.to]]
+
+
+def _texts(builder: DatasetBuilder) -> Any:
+    """Features by which all columns of CSV files are text."""
+    import datasets
+    import pandas as pd
+
+    first = next(file for files in builder.config.data_files.values() for file in files)
+    options = {**builder.config.pd_read_csv_kwargs, "nrows": 0, "chunksize": None, "iterator": False}
+    return datasets.Features({str(name): datasets.Value("string") for name in pd.read_csv(first, **options).columns})
+
+
+def _as_declared(rows: list[Row], features: Any) -> list[Row]:
+    """The rows in the types that a dataset declares, if it does; an empty text is null in a column of other values."""
+    if features is None:
+        return rows
+    import datasets
+
+    empty = {name: () if getattr(kind, "dtype", None) == "string" else ("",) for name, kind in features.items()}
+    columns = {name: [None if row.get(name) in empty[name] else row.get(name) for row in rows] for name in features}
+    typed: list[Row] = datasets.Dataset.from_dict(columns).cast(features).to_list()
+    return typed
 
 
 def check_file(path: Path) -> None:
@@ -77,22 +144,6 @@ def check_file(path: Path) -> None:
         )
     if not path.stat().st_size:
         raise UserError(f"{path}: is empty; add rows or correct the path")
-
-
-def _by_datasets(path: Path, *args: str, **kwargs: Any) -> list[Row]:
-    """The rows that `datasets.load_dataset` reads, so every dataset of the Hub is supported."""
-    import datasets
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
-    try:
-        rows: list[Row] = datasets.load_dataset(*args, **kwargs).to_list()
-    except Exception as error:
-        damaged = _damaged(path)
-        cause = _root(error)
-        reason = f"{type(cause).__name__}: {one_line(cause)}"
-        hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
-        raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
-    return rows
 
 
 def _damaged(path: Path) -> str | None:

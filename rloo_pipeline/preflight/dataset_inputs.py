@@ -113,7 +113,7 @@ def check_source_columns(config: Config, key: str, names: list[str], path: str) 
 
 
 def _first_columns(path: Path) -> list[str] | None:
-    if path.suffix in rows.JSON:
+    if path.suffix in json_rows.SUFFIXES:
         first = next(json_rows.objects(path), None)
         if first is None:
             raise UserError(f"{path}: is empty, there is no row in it")

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims, vision
+from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import building
@@ -89,8 +89,10 @@ def check_model(config: Config, folder: Path) -> None:
     """Checks by its config.json that a model can be sampled from and trained as configured.
 
     Raises:
-        UserError: training does not support it, or its context is too short for the completions alone.
+        UserError: the folder has something else than files, training does not support the model, or its context is
+            too short for the completions alone.
     """
+    policy.check_files(folder)
     model_support.check_run(config, folder)
     check_images(config, read_json(folder / "config.json"), str(folder / "config.json"))
     check_context(config, read_json(folder / "config.json"), 1, str(folder))

@@ -82,7 +82,7 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
     elif not Path(name).is_dir() and not any(folder.glob("*.safetensors")):
         yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fix)
     else:
-        with problems_of("model", fix) as problems:
+        with problems_of("model", "" if Path(name).is_dir() else fix) as problems:
             policy.check(folder)
         yield from problems or [Finding("model", True, f"{folder} is complete")]
 

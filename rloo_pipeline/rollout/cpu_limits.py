@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.model_dims import experts_key, text_config
+from rloo_pipeline.artifacts.model_dims import experts_key, is_recurrent, text_config
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 
@@ -67,13 +67,30 @@ def check_heads(file: Path, model: ModelConfig) -> None:
     Raises:
         UserError: vLLM cannot compute it on a CPU.
     """
-    size, latent = model.get_head_size(), model.use_mla
+    if model.use_mla or not model.is_attention_free:
+        _check_head(file, model.get_head_size(), model.use_mla)
+
+
+def check_configured_heads(file: Path, hf_config: Mapping[str, Any]) -> None:
+    """As `check_heads` by config.json, without an engine; models whose heads it does not tell are not checked.
+
+    Raises:
+        UserError: vLLM cannot compute them on a CPU.
+    """
+    text = text_config(hf_config)
+    heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
+    size = text.get("head_dim") or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else None)
+    if isinstance(size, int) and not text.get("kv_lora_rank") and not is_recurrent(dict(hf_config)):
+        _check_head(file, size, latent=False)
+
+
+def _check_head(file: Path, size: int, latent: bool) -> None:
     if latent and size != LATENT:
         raise UserError(
             f"{file}: vLLM on CPUs computes latent attention in which kv_lora_rank and qk_rope_head_dim make {LATENT} "
             f"together, not {size}; use another model, or sample on a GPU"
         )
-    if not latent and not model.is_attention_free and size not in HEADS:
+    if not latent and size not in HEADS:
         raise UserError(
             f"{file}: vLLM on CPUs computes attention heads of {', '.join(map(str, HEADS))} dimensions, not {size}; "
             "use another model, or sample on a GPU"

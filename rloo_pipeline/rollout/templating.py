@@ -75,7 +75,7 @@ class Templater:
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
         prompt_rows = [self._begin(row, location) for row, location in zip(rows, locations, strict=True)]
-        stored = rows_of(as_dataset(prompt_rows).data.table)  # as later stages read them
+        stored = rows_of(as_dataset(prompt_rows, path).data.table)  # as later stages read them
         texts = resets.observations(self.pool, stored)
         for row, text, location in zip(prompt_rows, texts, locations, strict=True):
             prompt = _with_observation(row["prompt"], text, location)

@@ -10,8 +10,10 @@ Images are in `images/`, each once; a prompt names them by digest.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import image_store, lineage, policy, vision
@@ -47,9 +49,6 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     places = asset_files.read(assets, "model", "eval", "train", weights=False)
     model = Path(places["model"]["path"])
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
-    rows: dict[str, list[Row]] = {}
-    counts: dict[str, dict[str, int]] = {}
-    held_out: dict[Identity, str] = {}
     hf_config = read_json(model / "config.json")
     model_inputs.check_images(config, hf_config, str(model))
     processor = vision.load_processor(model, config.model.trust_remote_code) if config.dataset.shows_images else None
@@ -58,63 +57,113 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
         pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None
         several = isinstance(config.rollout.environment, dict)
         templater = Templater(config.dataset, tokenizer, policy.stop_ids(model, tokenizer), pool, several, processor)
-        for name in reversed(config.dataset.parts):  # training rows come last
-            source_rows = read_rows(config.dataset.parts[name], places[name]["path"])
-            if vision.takes_images(hf_config) and not config.dataset.shows_images:
-                images.check_named(source_rows, places[name]["path"])
-            rows[name], counts[name] = _part(name, templater, source_rows, places[name]["path"], held_out)
-            held_out |= {_identity(row): name for row in rows[name]}
-    longest = max(len(row["prompt_ids"]) for part in rows.values() for row in part)
-    model_inputs.check_context(config, hf_config, longest, str(model))
+        parts = PromptParts(templater, hf_config)
+        for name in parts.order:
+            path = places[name]["path"]
+            parts.add(name, read_rows(config.dataset.parts[name], path), path)
+    model_inputs.check_context(config, hf_config, parts.longest, str(model))
     with atomic_folder(output) as temporary:
-        for name, part in rows.items():
-            _save(part, temporary / name)
-        write_json(temporary / COUNTS, counts)
+        for name, part in parts.rows.items():
+            as_dataset(part, places[name]["path"]).save_to_disk(str(temporary / name))
+        write_json(temporary / COUNTS, parts.counts)
         if uses_tools:
             write_json(temporary / TOOLS, templater.tools)
         if config.dataset.image_column is not None:
-            _save_images(config.dataset.image_column, templater, rows, temporary)
+            _save_images(config.dataset.image_column, templater, parts.rows, temporary)
         write_manifest(temporary, assets=lineage.assets_digest(assets))
     for name in config.dataset.parts:
-        say(f"prompts/{name}: " + ", ".join(f"{count} {reason}" for reason, count in counts[name].items()))
+        say(f"prompts/{name}: {shown(parts.counts[name])}")
 
 
-def _part(
-    name: str, templater: Templater, rows: list[Row], path: str, held_out: dict[Identity, str]
-) -> tuple[list[Row], dict[str, int]]:
-    """Templates one part of the dataset, without duplicates and prompts of `held_out`, which names their parts.
+class PromptParts:
+    """The prompts of a run, part by part: templated, without duplicates, prompts that are too long, and held-out ones.
 
-    Returns:
-        Its rows, and the numbers of rows read, kept, and dropped by reason.
+    `rloo check` and `rloo init` count prompts with it too.
     """
-    dataset = templater.dataset
-    if dataset.image_column is not None:
-        templater.single &= not any(isinstance(row.get(dataset.image_column), list) for row in rows)
-    counts: Counter[str] = Counter(rows=len(rows), kept=0)
-    prompt_rows: list[Row] = []
-    ids: set[str] = set()
-    check_columns(rows[0], dataset, path)
-    check_names(rows[0], dataset, path)
-    for prompt_row in track(templater.prompt_rows(rows, path), f"templating {name}", len(rows)):
-        if len(prompt_row["prompt_ids"]) > dataset.max_prompt_length:
-            counts["too long"] += 1
-        elif prompt_row["prompt_id"] in ids:
-            counts["duplicates"] += 1
-        elif other := held_out.get(_identity(prompt_row)):
-            counts[f"also in {other}"] += 1
-        else:
-            ids.add(prompt_row["prompt_id"])
-            prompt_rows.append(prompt_row)
-    counts["kept"] = len(prompt_rows)
-    if not prompt_rows:
-        why = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason not in ("rows", "kept"))
-        raise UserError(
-            f"{path}: no prompt is left in dataset.{name} ({why}); raise dataset.max_prompt_length or check the columns"
-        )
-    return prompt_rows, dict(counts)
+
+    def __init__(self, templater: Templater, hf_config: Mapping[str, Any] | None = None) -> None:
+        """Keeps what all parts need.
+
+        Args:
+            templater: makes the rows.
+            hf_config: the model's config.json; None for a model that takes no images.
+        """
+        self.templater, self.dataset = templater, templater.dataset
+        self.hf_config = hf_config or {}
+        self.rows: dict[str, list[Row]] = {}
+        """Of each part, those that are kept."""
+        self.counts: dict[str, dict[str, int]] = {}
+        """Of each part, the numbers of rows read, kept, and dropped by reason."""
+        self.held_out: dict[Identity, str] = {}
+
+    @property
+    def order(self) -> list[str]:
+        """The parts in the order in which they are added: training rows come last."""
+        return [*reversed(self.dataset.parts)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(row["prompt_ids"]) for part in self.rows.values() for row in part)
+
+    def add(self, name: str, rows: list[Row], path: str) -> None:
+        """Templates a part.
+
+        Args:
+            name: of the part.
+            rows: of its data.
+            path: of its data, for messages.
+
+        Raises:
+            UserError: a column is missing, a prompt cannot be made, or no prompt is left.
+        """
+        dataset = self.dataset
+        if vision.takes_images(self.hf_config) and not dataset.shows_images:
+            images.check_named(rows, path)
+        if dataset.image_column is not None:
+            self.templater.single &= not any(isinstance(row.get(dataset.image_column), list) for row in rows)
+        counts: Counter[str] = Counter(rows=len(rows), kept=0)
+        kept: list[Row] = []
+        ids: set[str] = set()
+        shortest: int | None = None
+        check_columns(rows[0], dataset, path)
+        check_names(rows[0], dataset, path)
+        for row in track(self.templater.prompt_rows(rows, path), f"templating {name}", len(rows)):
+            length = len(row["prompt_ids"])
+            shortest = min(length, shortest or length)
+            if length > dataset.max_prompt_length:
+                counts["too long"] += 1
+            elif row["prompt_id"] in ids:
+                counts["duplicates"] += 1
+            elif other := self.held_out.get(identity(row)):
+                counts[f"also in {other}"] += 1
+            else:
+                ids.add(row["prompt_id"])
+                kept.append(row)
+        counts["kept"] = len(kept)
+        if not kept:
+            raise UserError(_nothing_left(name, counts, path, dataset.max_prompt_length, shortest))
+        self.rows[name], self.counts[name] = kept, dict(counts)
+        self.held_out |= {identity(row): name for row in kept}
 
 
-def _identity(row: Row) -> Identity:
+def shown(counts: Mapping[str, int]) -> str:
+    """Numbers of rows by reason, as text."""
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
+
+
+def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, shortest: int | None) -> str:
+    """The sentence for a part of which no prompt is left."""
+    why = {reason: count for reason, count in counts.items() if reason not in ("rows", "kept")}
+    if "too long" in why:
+        advice = f"raise dataset.max_prompt_length ({limit}): the shortest prompt has {shortest} tokens"
+    else:
+        others = " and ".join(reason.removeprefix("also in ") for reason in why)
+        advice = f"training prompts must not be held-out ones, so give {name} other rows than {others}"
+    return f"{path}: no prompt is left in dataset.{name} ({shown(why)}); {advice}"
+
+
+def identity(row: Row) -> Identity:
     """What makes two prompts one: their token ids and images."""
     return tuple(row["prompt_ids"]), tuple(row.get(image_store.IDS, ()))
 
@@ -126,16 +175,3 @@ def _save_images(column: str, templater: Templater, rows: dict[str, list[Row]], 
     files = {digest: templater.files[digest] for digest in digests}
     image_store.write(folder, files, image_store.About(column, templater.single, max(map(len, of_rows))))
     say(f"prompts/images: {len(files)} images, {sum(map(len, files.values())) / 1e6:.1f} MB")
-
-
-def _save(rows: list[Row], folder: Path) -> None:
-    """Writes Arrow with `datasets`; token ids are int32, other columns keep their types."""
-    import datasets
-
-    table = as_dataset(rows)
-    for name in ("prompt_ids", image_store.PLACEHOLDERS):
-        if name in table.column_names:
-            table = table.cast_column(name, datasets.List(datasets.Value("int32")))
-    if image_store.IDS in table.column_names:
-        table = table.cast_column(image_store.IDS, datasets.List(datasets.Value("string")))
-    table.save_to_disk(str(folder))

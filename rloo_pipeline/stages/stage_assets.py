@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.files import atomic_folder
 from rloo_pipeline.config import Config, Source
 from rloo_pipeline.data.building import build
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.preflight import dataset_inputs, model_inputs
 from rloo_pipeline.runtime.progress import say
 
@@ -82,6 +82,7 @@ def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | 
     try:
         path = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise_disk_full(error)
         reason = one_line(error)
         raise UserError(
             f"{kind} '{name}' is neither a local folder nor could it be fetched from the Hub ({reason}); run this "

@@ -6,14 +6,15 @@ turns is one demonstration here, with all that comes before it as the prompt, in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
-from rloo_pipeline.config import Config, Sft
+from rloo_pipeline.config import JSON, Config, Sft
 from rloo_pipeline.data.prompting import (
     COMPLETION,
     check_column,
@@ -22,13 +23,14 @@ from rloo_pipeline.data.prompting import (
     encode,
     prompt_of,
 )
-from rloo_pipeline.data.rows import read_rows
+from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.data.tool_template import Message, ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say, track
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training.packing import Sequences
 
+PromptIds = tuple[int, ...]
 Pair = tuple[list[int], list[int]]
 
 
@@ -57,16 +59,49 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
-    with_observations = _with_observations([*parts, prompts / "train"])
+    observed = _with_observations([*parts, prompts / "train"])
     template = ToolTemplate(tokenizer, config.dataset, policy.stop_ids(model, tokenizer))
     rows = read_rows(section.demonstrations, path)
+    pairs, held_out = tokenized(rows, path, section, template, evaluated, observed, partial(tools_of, prompts))
+    if held_out:
+        count = len(held_out) + len(pairs)
+        say(f"demonstrations: held out {len(held_out)} of {count}, because their prompts are evaluation prompts")
+    drawn = set(permutation(len(pairs), derive(config.seed, "sft", "held out"))[: section.held_out])
+    held_out += [pairs[i] for i in sorted(drawn)]
+    columns: list[Any] = [*zip(*(pair for i, pair in enumerate(pairs) if i not in drawn), strict=True)]
+    return Demonstrations(Sequences(*columns), held_out)
+
+
+def tokenized(
+    rows: Sequence[Row],
+    path: str,
+    section: Sft,
+    template: ToolTemplate,
+    evaluated: Collection[PromptIds],
+    observed: Collection[PromptIds],
+    tools: Callable[[Row], list[JSON]],
+) -> tuple[list[Pair], list[Pair]]:
+    """Prompts and completions of demonstrations: those to train on, and those of evaluation prompts.
+
+    Args:
+        rows: of the demonstrations.
+        path: of their file, for messages.
+        section: the section `warmstart.sft`.
+        template: of the model.
+        evaluated: ids of the evaluation prompts.
+        observed: ids of all prompts, if they end with what `reset` of an environment returns; else none.
+        tools: gives the schemas of the tools that the prompt of a row lists.
+
+    Raises:
+        UserError: as `demonstrations`.
+    """
     pairs: list[Pair] = []
     held_out: list[Pair] = []
     check_column(section.completion_column, rows[0], COMPLETION, path)
     for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
         where = f"{path}, row {number}"
-        ids = encode(prompt_of(row, config.dataset, where), config.dataset, tokenizer, where, tools_of(prompts, row))
-        if with_observations and tuple(ids) not in with_observations:
+        ids = encode(prompt_of(row, template.dataset, where), template.dataset, template.tokenizer, where, tools(row))
+        if observed and tuple(ids) not in observed:
             raise UserError(
                 f"{where}: its prompt is none of this run's, which end with what `reset` of the environment returns; "
                 "end it with that text, or drop the row"
@@ -75,20 +110,13 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         turns = list(_turns(ids, messages, template))
         _check_turns(turns, template, where)
         (held_out if tuple(ids) in evaluated else pairs).extend(turns)
-    if held_out:
-        count = len(held_out) + len(pairs)
-        say(f"demonstrations: held out {len(held_out)} of {count}, because their prompts are evaluation prompts")
-    drawn = set(permutation(len(pairs), derive(config.seed, "sft", "held out"))[: section.held_out])
-    held_out += [pairs[i] for i in sorted(drawn)]
-    pairs = [pair for i, pair in enumerate(pairs) if i not in drawn]
-    if not pairs:
-        why = "all have evaluation prompts" if not section.held_out else "lower warmstart.sft.held_out"
+    if len(pairs) <= section.held_out:
+        why = "lower warmstart.sft.held_out" if pairs else "all have evaluation prompts"
         raise UserError(f"{path}: no demonstration is left to train on; {why}")
-    columns: list[Any] = [*zip(*pairs, strict=True)]
-    return Demonstrations(Sequences(*columns), held_out)
+    return pairs, held_out
 
 
-def _with_observations(parts: Sequence[Path]) -> set[tuple[int, ...]]:
+def _with_observations(parts: Sequence[Path]) -> set[PromptIds]:
     """The ids of all prompts, if `reset` of an environment returned a text for any of them; else none."""
     tables = [PromptSet(part).table for part in parts]
     texts = (text for table in tables if OBSERVATION in table.column_names for text in table[OBSERVATION].to_pylist())

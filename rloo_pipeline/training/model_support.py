@@ -18,6 +18,8 @@ from rloo_pipeline.training import lora_support
 if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
+COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
+"""Ends of the keys of config.json that count parts of a model, and the most parts: transformers makes lists of them."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ENCODERS = frozenset(
@@ -78,6 +80,9 @@ def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) ->
     kind = hf_config.get("model_type", "a model without a model_type")
     if (reason := _unsupported(hf_config)) is not None:
         raise UserError(f"{file}: {kind} {reason}; use another model")
+    kernel = str(text_config(hf_config).get("attn_implementation"))
+    if "/" in kernel:
+        raise UserError(f"{file}: attn_implementation is {kernel:.80}, which is code from the Hub; remove the key")
     limit = length_limit(hf_config)
     if limit is not None and longest is not None and longest > limit.tokens:
         raise UserError(
@@ -117,6 +122,9 @@ def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
             return "is an encoder, which attends to later tokens too (is_decoder is not true)"
     if any(part.get("quantization_config") and not comes_in_nf4(part) for part in (hf_config, text)):
         return "has quantized weights (quantization_config) other than NF4 of bitsandbytes, which cannot be trained"
+    for key, value in text.items():
+        if key.endswith(COUNTS) and isinstance(value, int) and value > MOST:
+            return f"has {key} {value!s:.20}, more than {MOST:,}"
     if text.get("is_causal") is False or text.get("use_bidirectional_attention") in {True, "all"}:
         return "does not attend causally"
     return None

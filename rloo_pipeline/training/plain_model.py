@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import ADAPTER_WEIGHTS, base_of, check_loading_info, verify
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime import import_shims
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: 
             **options,
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise_disk_full(error)
         raise UserError(
             f"{base}: not a causal language model that transformers can load ({one_line(error)})"
         ) from error
@@ -94,6 +95,7 @@ def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool = False) 
     try:
         adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=trainable, **options)
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+        raise_disk_full(error)
         raise UserError(f"{folder}: not an adapter that PEFT can load ({one_line(error)})") from error
     expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
     with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import model_support
 
@@ -87,7 +87,8 @@ def load_or_run(folder: Path, trust_remote_code: bool, images: bool | None = Non
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError, KeyError) as error:
+    except Exception as error:  # transformers checks few values of a configuration
+        raise_disk_full(error)
         raise UserError(
             f"{folder / 'config.json'}: transformers cannot read this configuration ({_summary(error)})"
         ) from error

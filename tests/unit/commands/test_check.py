@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,21 @@ import yaml
 from helpers import merged, mini, printed
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.commands import data_trial, model_trial
 from rloo_pipeline.commands.check import check, findings
+from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, inputs, model_inputs, places
+from rloo_pipeline.stages.prompts import prompts
+from rloo_pipeline.stages.stage_assets import stage_assets
 
-ROWS = [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)]
+ROWS, HELD_OUT = (
+    [{"question": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(first, last)]
+    for first, last in ((1, 17), (17, 25))
+)
 MINE = """
 def right(completions, answer):
     return [float(text[-1]["content"] == one) for text, one in zip(completions, answer, strict=True)]
@@ -42,10 +51,10 @@ def nothing(completions):
 
 @pytest.fixture
 def case(tmp_path, tiny_model):
-    """A configuration with a copy of the tiny model, 8 rows of data and reward functions in a file."""
+    """A configuration with a copy of the tiny model, 16 training and 8 held-out rows and reward functions in a file."""
     shutil.copytree(tiny_model, tmp_path / "model")
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write(tmp_path / "train.jsonl", ROWS)
+    write(tmp_path / "test.jsonl", HELD_OUT)
     (tmp_path / "mine.py").write_text(MINE)
     base = mini()
     del base["warmstart"]
@@ -60,6 +69,10 @@ def case(tmp_path, tiny_model):
     return config
 
 
+def write(file: Path, rows: list[dict]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def problems(config: Config, folder: Path) -> dict[str, str]:
     """Messages of the problems that `check` finds, by subject."""
     (folder / "scratch").mkdir(exist_ok=True)
@@ -69,11 +82,11 @@ def problems(config: Config, folder: Path) -> dict[str, str]:
 def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
     results = list(findings(case(), tmp_path))
     assert all(one.ok and not one.note for one in results)
-    subjects = ["model", "tokenizer", "dataset.train", "dataset.eval", *["reward right"] * 2]
+    subjects = ["model", "weights", "tokenizer", "dataset.eval", "dataset.train", *["reward right"] * 2]
     assert [one.subject for one in results] == subjects
     messages = {one.subject: one.message for one in results}
     assert "qwen3, context 256, float32" in messages["model"]
-    assert messages["dataset.train"].startswith("8 rows of question, answer; prompts of ")
+    assert messages["dataset.train"].startswith("16 rows of question, answer; prompts of ")
     assert messages["reward right"] == (
         "on rows of dataset.eval: the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
     )
@@ -155,6 +168,41 @@ def test_a_number_format_that_this_machine_does_not_have_is_noted(case, tmp_path
         assert (finding.ok, finding.note) == (True, not trains)
 
 
+def test_rows_of_check_are_those_that_later_stages_read(case, tmp_path) -> None:
+    about = [{"n": 2**64}, {"city": "Paris"}, {"big": [1, 2**70]}, None]
+    write(tmp_path / "train.jsonl", [row | {"about": about[n % 4], "id": 2**63 + n} for n, row in enumerate(ROWS)])
+    config = case()
+    assets, output = tmp_path / "assets", tmp_path / "prompts"
+    stage_assets(config, assets)
+    prompts(config, assets, output)
+    with ExitStack() as stack:
+        given = RunInputs(config, tmp_path, stack, tmp_path / "model")
+        assert all(finding.ok for finding in [*model_trial.tokenizer(given), *data_trial.datasets(given)])
+    for name in ("train", "eval"):
+        stored = PromptSet(output / name)
+        assert given.datasets[f"dataset.{name}"].rows == stored.rows([*range(len(stored))])
+    assert given.datasets["dataset.train"].rows[2]["about"] == about[2]
+    assert given.datasets["dataset.train"].rows[2]["id"] == 2**63 + 2
+
+
+def test_prompts_that_repeat_with_other_columns_and_held_out_ones_are_noted(case, tmp_path) -> None:
+    write(tmp_path / "train.jsonl", [*ROWS, ROWS[0] | {"answer": "3"}, HELD_OUT[0] | {"answer": "4"}])
+    with ExitStack() as stack:
+        given = RunInputs(case(), tmp_path, stack, tmp_path / "model")
+        results = [*model_trial.tokenizer(given), *data_trial.datasets(given), *data_trial.enough(given)]
+    notes = [finding.message for finding in results if finding.note]
+    assert len(notes) == 2
+    assert "17 kept, dropped: 1 also in eval" in notes[0]
+    assert notes[1].startswith("1 prompts are in several rows, 2 in all, that differ in other columns")
+
+
+def test_a_folder_without_weights_is_a_problem_that_internet_does_not_cure(case, tmp_path) -> None:
+    (tmp_path / "model" / "model.safetensors").unlink()
+    message = f"{tmp_path}/model: no weights (no .safetensors file); copy or fetch the whole model"
+    assert problems(case(), tmp_path)["weights"] == message
+    assert [*places.model(case(), "where there is internet: …")][-1] == Finding("model", False, message)
+
+
 def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None:
     results = problems(case(rollout={"max_completion_length": 250}), tmp_path)
     assert "the longest prompt (" in results["dataset.train"]
@@ -166,7 +214,10 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
     [
         ("raises", "raised KeyError: 'boom' (mine.py, line 9) for row 0; fix the function"),
         ("texts", "returned '0.5' for row 0, which is a string and not a number or None; return float(…) of it"),
-        ("wants", "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, question"),
+        (
+            "wants",
+            "needs a column 'solution', which the dataset lacks; there are answer, finish_reason, prompt_id, question",
+        ),
         ("rihgt", "has no function rihgt; did you mean 'right'?"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,12 @@ import pytest
 import yaml
 from helpers import printed
 
+from rloo_pipeline.artifacts.policy import load_tokenizer
 from rloo_pipeline.commands import init as module
 from rloo_pipeline.commands.check import check
+from rloo_pipeline.commands.data_trial import datasets, enough
 from rloo_pipeline.commands.init import ProjectChoices, init
+from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.config.loading import ConfigArguments, load
 from rloo_pipeline.errors import UserError
 
@@ -53,6 +57,21 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
     rewards = Path("rewards.py")
     rewards.write_text(rewards.read_text().replace("float(ending", "0.0 * float(ending", 1))
     assert subprocess.run(test, capture_output=True, check=False).returncode == 1
+
+
+def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out_ones(choices, monkeypatch) -> None:
+    write(Path("train.jsonl"), [*ROWS, *ROWS[:8], ROWS[0] | {"question": "1+1 " * 400}])
+    write(Path("held.jsonl"), ROWS[-5:])
+    config, _ = new_project("project", choices._replace(data="train.jsonl", held_out="held.jsonl"))
+    assert config["rollout"]["generation_batch_size"] == 8 * 15
+    monkeypatch.chdir("project")
+    settings = load(Path("config/config.yaml"))
+    with ExitStack() as stack:
+        inputs = RunInputs(settings, Path(), stack)
+        inputs.folder, inputs.tokenizer = Path(choices.model), load_tokenizer(Path(choices.model), False)
+        results = [*datasets(inputs), *enough(inputs)]
+    assert all(finding.ok for finding in results)
+    assert "15 kept, dropped: 5 also in eval, 8 duplicates, 1 too long" in results[1].message
 
 
 def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatch) -> None:

@@ -1,16 +1,23 @@
 """Unreadable data raises one sentence with file, line and column; readable data is unchanged."""
 
+import datetime
+import decimal
+import enum
+import gzip
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rloo_pipeline import import_string
+from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.config import Dataset, Source
 from rloo_pipeline.data.prompting import check_columns, check_names, prompt_of
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
 
 ROWS = [{"question": f"What is {n}?", "answer": str(n)} for n in range(60)]
-DATES = [{"answer": "2024-01-01"}, {"answer": "007"}]
 
 
 def lines(rows: list) -> str:
@@ -59,6 +66,23 @@ BROKEN = {
         lines([{"a": "1"}, {"a": 1}]),
         "a.jsonl, line 2: column 'a'",
     ),
+    "a folder with half of a character": (
+        "folder/a.jsonl",
+        lines([*ROWS[:3], {"answer": "half \ud83d"}]),
+        "a.jsonl, line 4: column 'answer' has half of a character (\\ud83d, a lone surrogate) at position 5",
+    ),
+    "half of a character in a key": ("a.jsonl", '{"a": {"\\ud800": 1}}', "line 1: column 'a' has half of a character"),
+    "brackets": ("a.jsonl", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}', "line 1: lists or objects are nested too deep"),
+    "levels that later readers lack": ("a.jsonl", f'{{"a": {"[" * 200}{"]" * 200}}}', "is nested more than 100 levels"),
+    "digits": ("a.jsonl", f'{{"a": {"1" * 100_000}}}', "line 1: a number has more than 4,300 digits; write it as text"),
+    "bits": ("a.jsonl", f'{{"a": {"1" * 4_000}}}', "line 1: column 'a' has a number of 13,285 bits; write it as text"),
+    "an integer that fractions round": (
+        "a.jsonl",
+        '{"a": 0.5}\n{"a": 9007199254740993}',
+        "line 2: column 'a' holds the integer 9007199254740993, which a column that has fractions too would round",
+    ),
+    "a cut archive": ("folder/a.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-20], "Compressed file ended before"),
+    "an unknown split": ("folder/test.jsonl", lines(ROWS), 'Unknown split "train"'),
     "an empty folder": ("folder/.x", "", "folder: cannot be read as a dataset"),
 }
 
@@ -77,13 +101,104 @@ def test_a_broken_file_is_an_error_with_its_place(name, tmp_path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_strings_that_look_like_numbers_or_dates_stay_strings(tmp_path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(lines(DATES))
-    assert read_rows(Source(path="x"), str(file)) == DATES
-    file = tmp_path / "a.json"
-    file.write_text("\ufeff" + json.dumps(DATES))
-    assert read_rows(Source(path="x"), str(file)) == DATES
+TEXTS = ["007", "NA", "None", "nan", "1.0", "true", "2024-01-01", "null", " ", ""]
+DECLARED = """---
+dataset_info:
+  features:
+  - {name: n, dtype: int64}
+  - {name: answer, dtype: string}
+---
+"""
+
+
+def test_texts_that_look_like_other_values_stay_texts(tmp_path) -> None:
+    rows = [{"n": number, "answer": text} for number, text in enumerate(TEXTS)]
+    csv = "n,answer\n" + "".join(f"{row['n']},{row['answer']}\n" for row in rows)
+    of_csv = [row | {"n": str(row["n"])} for row in rows]
+    files = {
+        "a.jsonl": (lines(rows), rows),
+        "a.json": ("\ufeff" + json.dumps(rows), rows),
+        "json/train.jsonl": (lines(rows), rows),
+        "packed/train.json.gz": (gzip.compress(lines(rows).encode()), rows),
+        "csv/train.csv": (csv, of_csv),
+        "tsv/train.tsv": (csv.replace(",", "\t"), of_csv),
+        "declared/README.md": (DECLARED, None),
+        "declared/train.csv": (csv, rows),
+        "described/README.md": (DECLARED, None),
+        "described/train.jsonl": (lines(rows), rows),
+    }
+    for name, (content, _) in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    for name, (_, expected) in files.items():
+        place = tmp_path / name if "/" not in name else (tmp_path / name).parent
+        if expected is not None:
+            source = Source(path="x") if place.is_file() else Source(name="x")
+            assert read_rows(source, str(place)) == expected, name
+
+
+def test_splits_of_a_folder_are_those_of_datasets(tmp_path) -> None:
+    for name, rows in (("train", ROWS[:6]), ("test", ROWS[6:9])):
+        (tmp_path / f"{name}.jsonl").write_text(lines(rows))
+    for split, expected in (("all", ROWS[:9]), ("train[:50%]+test[-1:]", [*ROWS[:3], ROWS[8]]), ("test", ROWS[6:9])):
+        assert read_rows(Source(name="x", split=split), str(tmp_path)) == expected
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+VALUES = {
+    "NumPy's integers": (np.int64(3), 3),
+    "NumPy's floats": (np.float32(0.5), 0.5),
+    "NumPy's texts": (np.str_("a"), "a"),
+    "arrays": (np.arange(3), [0, 1, 2]),
+    "tuples": ((1, 2), [1, 2]),
+    "enumerations of numbers": (Colour.RED, 1),
+    "integers of 64 bits": (2**63, 2**63),
+    "large integers": ([-(2**70)], [-(2**70)]),
+    "large integers beside small ones": ([1, 2**64 - 1], [1, 2**64 - 1]),
+    "many levels": ([[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]], None),
+    "dates": (datetime.date(2024, 1, 2), datetime.date(2024, 1, 2)),
+    "decimals": (decimal.Decimal("1.50"), decimal.Decimal("1.50")),
+    "bytes": (b"\xff", b"\xff"),
+    "no bytes": ("a\0b", "a\0b"),
+    "infinity": (float("inf"), float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_of_a_generator_comes_back_as_pythons_own(name, monkeypatch) -> None:
+    given, expected = VALUES[name]
+    rows = read_rows(generated(monkeypatch, [given, None]), "")
+    stored = rows_of(as_dataset(rows).data.table)
+    assert stored == rows == [{"extra": given if expected is None else expected}, {"extra": None}]
+    assert type(stored[0]["extra"]) is type(given if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([{1}], "row 0: column 'extra' holds a set"),
+        ([None, Path("/x")], "row 1: column 'extra' holds a PosixPath"),
+        ([{"a": [1j]}], r"row 0: column 'extra.a\[\]' holds a complex"),
+        ([{1: "a"}], "row 0: column 'extra' has the key 1, which is not a text"),
+        ([1, "1"], r"row 1: column 'extra' holds text \('1'\) and a number in row 0"),
+        ([[1, "a"]], r"row 0: column 'extra\[\]' holds text"),
+        ([datetime.date(2024, 1, 2), datetime.datetime(2024, 1, 2)], "row 1: column 'extra' holds a time"),
+        (["\ud800"], r"row 0: column 'extra' has half of a character \(\\ud800"),
+        ([10**5000], "row 0: column 'extra' has a number of 16,610 bits"),
+    ],
+)
+def test_a_value_of_a_generator_that_is_not_plain_is_an_error_with_its_place(values, message, monkeypatch) -> None:
+    with pytest.raises(UserError, match=rf"^the generator made_rows:rows, {message}"):
+        read_rows(generated(monkeypatch, values), "")
+
+
+def generated(monkeypatch, values: list) -> Source:
+    """The source of a generator that gives these values as a column."""
+    monkeypatch.setattr(import_string, "load", lambda _: lambda: [{"extra": value} for value in values])
+    return Source(generator="made_rows:rows")
 
 
 def test_rows_have_all_columns_and_max_rows_limits_reading(tmp_path) -> None:

@@ -2,16 +2,18 @@
 layers of an adapter that are not there. Generation defaults go from policy to policy.
 """
 
+import errno
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from rloo_pipeline.config import Lora
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.rollout import swap_check
 from rloo_pipeline.training import forward_only, plain_model, policy_model
 from rloo_pipeline.training.kernels import lm_head
@@ -170,3 +172,14 @@ def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
 def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
     policy_model.check_adapter(tiny_model, False, Lora(target_modules=names))
     policy_model.check_adapter(tiny_model, False, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left"), FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")],
+)
+def test_a_full_disk_is_not_told_as_a_fault_of_the_model(error, tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(plain_model, "auto_class", mock.Mock(side_effect=error))
+    with pytest.raises(OSError, match="No ") as raised:
+        plain_model.from_pretrained(tiny_model, "float32", trust_remote_code=False)
+    assert "no space left" in explain(raised.value)

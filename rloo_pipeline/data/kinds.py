@@ -1,0 +1,140 @@
+"""The values of a dataset: plain, and one kind of value in each column, so that every stage reads them unchanged.
+
+Readers that guess types convert a whole column to numbers because of one number among strings ("007" becomes 7), and
+strings that look like dates to dates.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rloo_pipeline.errors import UserError
+
+Row = dict[str, Any]
+KINDS: dict[type, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    bytes: "bytes",
+    datetime.datetime: "a time",
+    datetime.date: "a date",
+    datetime.time: "a time of day",
+    datetime.timedelta: "a duration",
+    decimal.Decimal: "a decimal number",
+}
+"""Types of plain values and their names in messages; a subclass counts as the first type that it belongs to."""
+DEEPEST = 100
+"""Most lists and objects within each other."""
+LONGEST = 10_000
+"""Most bits of an integer; Python refuses to write numbers of more than 4,300 digits."""
+
+
+class LocatedRow(NamedTuple):
+    """A row and its place: the file or generator, and a place in it, such as `line 3`."""
+
+    source: str
+    where: str
+    row: Row
+
+
+def uniform(located: Iterable[LocatedRow]) -> list[Row]:
+    """The rows, each with all columns in order of appearance; None where a row lacks a column.
+
+    NumPy's numbers and arrays become Python's, tuples lists, and a column with integers and floats one of floats.
+
+    Raises:
+        UserError: a column holds values of several kinds, or a value that is not plain. The message names the source,
+            the row and the column.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    rows = list(located)
+    plain_rows = [
+        {
+            name: None if value is None else _plain(value, str(name), f"{source}, {where}", where, first, 0)
+            for name, value in row.items()
+        }
+        for source, where, row in rows
+    ]
+    names = dict.fromkeys(name for row in plain_rows for name in row)
+    mixed = {name for name in names if {int, float} <= {type(row.get(name)) for row in plain_rows}}
+    for (source, where, _), row in zip(rows, plain_rows, strict=True):
+        row.update({name: _float(row[name], f"{source}, {where}: column '{name}'") for name in mixed & row.keys()})
+    return [{name: row.get(name) for name in names} for row in plain_rows]
+
+
+def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tuple[str, str]], depth: int) -> Any:
+    """A value as Python's own types, with the kinds of its items; its kind must be that of the column's first value."""
+    if type(value).__module__ == "numpy":
+        value = value.tolist()
+    base = next((base for base in KINDS if isinstance(value, base)), list if isinstance(value, tuple) else None)
+    if base is None and hasattr(value, "tobytes") and hasattr(value, "convert"):
+        return value  # an image of PIL, which data/images.py reads
+    if base is None:
+        raise UserError(
+            f"{location}: column '{name}' holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
+            "false, dates, bytes, or lists and objects of these"
+        )
+    if isinstance(value, int) and value.bit_length() > LONGEST:
+        raise UserError(f"{location}: column '{name}' has a number of {value.bit_length():,} bits; write it as text")
+    kind = KINDS[base]
+    first_kind, first_where = first.setdefault(name, (kind, where))
+    if first_kind != kind:
+        raise UserError(
+            f"{location}: column '{name}' holds {kind} ({value!r:.40}) and {first_kind} in {first_where}; "
+            "write one kind in all rows"
+        )
+    if depth > DEEPEST:
+        raise UserError(f"{location}: column '{name:.20}…' is nested more than {DEEPEST} levels deep; flatten it")
+    if base is list:
+        inner = f"{name}[]"
+        return [None if item is None else _plain(item, inner, location, where, first, depth + 1) for item in value]
+    if base is dict:
+        return {
+            _key(key, name, location): None
+            if item is None
+            else _plain(item, f"{name}.{key}", location, where, first, depth + 1)
+            for key, item in value.items()
+        }
+    if base is str:
+        return _text(value, name, location)
+    return base(value) if base in (int, float) and type(value) is not base else value
+
+
+def _key(key: Any, name: str, location: str) -> str:
+    if not isinstance(key, str):
+        raise UserError(f"{location}: column '{name}' has the key {key!r:.40}, which is not a text; write it as one")
+    return _text(key, name, location)
+
+
+def _text(value: str, name: str, location: str) -> str:
+    """A text that UTF-8 has, without its subclass."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{location}: column '{name}' has half of a character (\\u{ord(value[error.start]):04x}, a lone surrogate) "
+            f"at position {error.start}; correct the text"
+        ) from error
+    return str.__str__(value)
+
+
+def _float(value: Any, location: str) -> float | None:
+    """A number of a column with integers and floats."""
+    if value is None:
+        return None
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = float("inf")
+    if isinstance(value, int) and converted != value:
+        raise UserError(
+            f"{location} holds the integer {value!s:.40}, which a column that has fractions too would round; write the "
+            "column as text"
+        )
+    return converted
