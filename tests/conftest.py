@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cpu_seconds
 import forks
+import own_pytest
 import pytest
 import shape_checks
 import skipped_tests
@@ -39,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Turns forks off where the option says so."""
     forks.use_forks = forks.use_forks and not config.getoption("--no-forks")
+    if not forks.use_forks and own_pytest.VARIABLE not in os.environ:
+        config.pluginmanager.register(own_pytest)
+        if forks.HAS_GPU:
+            forks.hide_gpu()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,7 +5,9 @@ A stage spends 5 to 10 s of CPU on imports, and in a test a tenth of that on its
 its own environment, output and exit status. The libraries are imported already, the modules of this package are not.
 
 A process that has CUDA, or might get it, must not be forked. So on a machine with a GPU, and with pytest's
-`--no-forks`, each command is a new process (`use_forks`), and tests with an engine have the GPU in turns (`turn`).
+`--no-forks`, each command is a new process (`use_forks`), and tests with an engine have the GPU in turns (`turn`). The
+process of the tests itself does not use the GPU (`hide_gpu`), since tests compare with tensors on the CPU; a test that
+holds a vLLM engine in it has the marker `holds_vllm` and is then a pytest of its own.
 """
 
 import atexit
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import own_pytest
 import shape_checks
 from filelock import FileLock
 
@@ -58,10 +61,18 @@ def run(*command: Any) -> subprocess.CompletedProcess[str]:
     return run_together([Command(*command)])[0]
 
 
+def hide_gpu() -> None:
+    """Makes torch see no GPU in this process; commands that it starts still do."""
+    import torch
+
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+
+
 @contextlib.contextmanager
 def turn(engine: bool) -> Iterator[None]:
     """A test's turn: with an engine it has the GPU to itself, else it sees none. Without a GPU, nothing changes."""
-    if not HAS_GPU:
+    if not HAS_GPU or own_pytest.VARIABLE in os.environ:
         yield
         return
     if engine:

@@ -97,9 +97,9 @@ def hits(cell: Cell, experiments: int, draw: np.random.Generator) -> Hits:
         has_iqm = summary.iqm is not None
         counts += [
             _contains(summary.mean.ci95, alive * cell.share),
-            has_iqm and _contains(summary.iqm.ci95, middle),
+            _contains(summary.iqm and summary.iqm.ci95, middle),
             _contains(apart.ci95, alive * (cell.share - other)),
-            alike.p < 0.05,
+            _below_5_percent(alike.p),
         ]
     mean, iqm, difference, alarms = map(int, counts)
     return Hits(mean, iqm if has_iqm else None, difference, alarms)
@@ -116,15 +116,19 @@ def _answers(cell: Cell, odds: list[float], draw: np.random.Generator) -> list[A
     return tables
 
 
-def _contains(interval: tuple[float, float], truth: float) -> bool:
-    return interval[0] <= truth <= interval[1]
+def _contains(interval: tuple[float, float] | None, truth: float) -> bool:
+    return interval is not None and interval[0] <= truth <= interval[1]
+
+
+def _below_5_percent(p: float | None) -> bool:
+    return p is not None and p < 0.05
 
 
 def power(seeds: int, effect: float, experiments: int, draw: np.random.Generator) -> float:
     """Share of experiments with p below 5%, for a difference of `effect` standard deviations of a seed's difference."""
     levels = 0.5 + 0.01 * draw.normal(effect, 1, (experiments, seeds, 1))
     half = np.full((seeds, 1), 0.5)
-    return float(np.mean([compare_arms(arm, half, 1, 0).p < 0.05 for arm in levels]))
+    return float(np.mean([_below_5_percent(compare_arms(arm, half, 1, 0).p) for arm in levels]))
 
 
 def coverage_table(draw: np.random.Generator) -> str:
@@ -143,8 +147,8 @@ def coverage_table(draw: np.random.Generator) -> str:
 
 
 def _range(counts: tuple[int | None, ...]) -> str:
-    shares = [100 * count / EXPERIMENTS for count in counts if count is not None]
-    return f"{min(shares):.0f} to {max(shares):.0f}%" if shares else ""
+    shares = [f"{100 * count / EXPERIMENTS:.0f}" for count in sorted(one for one in counts if one is not None)]
+    return f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))}%" if shares else ""
 
 
 def power_table(draw: np.random.Generator) -> str:

@@ -22,7 +22,7 @@ ASSETS = "assets.json"
 TRAIN = "train.parquet"
 """Table of a round's update, in the folder of the round."""
 FUNCTIONS = "functions"
-"""Key of footers with a digest of the user's reward functions, comments apart."""
+"""Key of footers with a digest of the code of each reward function of the user, as JSON; comments do not count."""
 REMEDY = "put this run's own back, or delete it and run again"
 
 

@@ -259,6 +259,7 @@ def _named_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 @lru_cache(maxsize=8)
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All special tokens of a tokenizer."""
-    added = tokenizer.added_tokens_decoder.items()
-    return frozenset({*tokenizer.all_special_ids, *(id_ for id_, token in added if token.special)})
+    """All special tokens of a tokenizer, those that were added to it included."""
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    found = [id_ for id_, token in added.items() if token.special] if isinstance(added, Mapping) else []
+    return frozenset({*tokenizer.all_special_ids, *found})  # mistral-common has no `added_tokens_decoder`

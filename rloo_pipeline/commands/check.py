@@ -29,7 +29,7 @@ from rloo_pipeline.data import building, images
 from rloo_pipeline.data.prompting import completion_messages, encode, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, problems_of, show
+from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, places, problems_of, reward_audit, show
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.training import policy_model, self_check
 
@@ -105,6 +105,7 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
             yield from problems
         datasets = yield from _dataset_findings(config, parts, trial)
     yield from reward_trial.findings(config, datasets, parts.folder, parts.tokenizer)
+    yield from reward_audit.findings(config, {key: sample.rows for key, sample in datasets.items()})
 
 
 def _model_findings(config: Config, scratch: Path) -> Generator[Finding, None, ModelParts]:

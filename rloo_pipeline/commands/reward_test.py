@@ -18,6 +18,7 @@ from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
+from rloo_pipeline.preflight import reward_audit
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.scoring.completion_text import as_completion, text_of
 from rloo_pipeline.scoring.dispatch import score_all
@@ -83,6 +84,7 @@ def reward_test(
     _print_details(console, batch, scored, failed)
     if labels:
         _print_agreement(console, labels, right, batch, scored)
+    _print_golds(console, reward, rows)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(scored_rows)} rows failed, row {failed[0]} first: {scored.errors[failed[0]]}; fix "
@@ -228,6 +230,24 @@ def _histogram(scores: np.ndarray[Any, Any]) -> Table:
     for name, count in zip(names, counts, strict=True):
         table.add_row(name, str(count), "█" * round(40 * count / max(counts)))
     return table
+
+
+def _print_golds(console: Terminal, reward: Reward, rows: Sequence[Row]) -> None:
+    """The gold answers that the reward cannot use, one by one; nothing if there are none."""
+    result = reward_audit.audit(reward, rows)
+    if result is None:
+        return
+    lines = [
+        *((row, "cannot be read") for row in result.unreadable),
+        *((row, "does not accept itself") for row in result.not_themselves),
+        *((row, f"accepts the gold answer of {result.of_row(other)}") for row, other in result.accepting),
+    ]
+    if lines:
+        title = f"gold answers in '{result.column}', {len(result.golds):,} read and {result.pairs:,} compared in pairs"
+        table = Table("row", "gold answer", "problem", title=title, title_justify="left")
+        for row, problem in lines:
+            table.add_row(str(row), one_line(repr(result.golds[row]), 60), problem)
+        console.print(table)
 
 
 def _print_rows(console: Terminal, title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> None:

@@ -10,7 +10,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding
+from rloo_pipeline.preflight import Finding, reward_audit
 from rloo_pipeline.runtime import devices
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def findings(
         elif not inputs:
             yield _not_called(reward, "there are no rows to call it with")
         for key in inputs if not reward.gpus or devices.has_gpu() else ():
-            finding = _call(reward, key, inputs[key], folder)
+            finding = _call(config, reward, key, inputs[key], folder)
             yield finding
             if not finding.ok:
                 break
@@ -109,7 +109,7 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
     return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 
 
-def _call(reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -> Finding:
+def _call(config: Config, reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -> Finding:
     """Scores the rows with one function."""
     from rloo_pipeline.scoring.dispatch import WorkerPools
 
@@ -130,4 +130,7 @@ def _call(reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -
     parts = [f"'{WRONG_ANSWER}' {', '.join(scores[1::SAMPLES])}"]
     if inputs.has_solutions:
         parts.insert(0, f"the data's own solutions {', '.join(scores[::SAMPLES])}")
-    return Finding(subject, True, f"{rows}: {'; '.join(parts)}")
+        parts.append(reward_audit.verdict(config, reward, scored.scores[::SAMPLES], scored.scores[1::SAMPLES]))
+    return Finding(
+        subject, True, f"{rows}: {'; '.join(filter(None, parts))}", note=inputs.has_solutions and bool(parts[-1])
+    )

@@ -66,13 +66,20 @@ class PlainText:
             render: returns the text of messages in the template.
 
         Raises:
-            UserError: a text spells a special token that this tokenizer cannot write as plain text.
+            UserError: a text spells a special token that this tokenizer cannot write as plain text, or the tokenizer
+                makes none of what the template writes.
         """
         spelled = self.spelled(messages)
         if spelled is None:
             text = render(messages)
             ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-            if self._count(ids) <= len(self.pattern.findall(text)):
+            written = len(self.pattern.findall(text))
+            if written > 0 == self._count(ids):
+                raise UserError(
+                    f"{self.tokenizer.name_or_path}: the tokenizer encodes the special tokens of the chat template as "
+                    "plain text, as those of mistral-common do; give the model's folder a tokenizer.json"
+                )
+            if self._count(ids) <= written:
                 return ids
             # a tokenizer may normalize other spellings to a special token, or have it in its vocabulary
         texts: list[str] = []
@@ -165,16 +172,17 @@ def _made(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainTex
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of a tokenizer's special tokens and of those that end a completion, by their text; without that for unknown
-    characters, which is not a control token.
+    """Ids of a tokenizer's special tokens and of the added ones that end a completion, by their text; without that for
+    unknown characters, which controls nothing.
     """
-    added = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for id_ in {*tokenizer.all_special_ids, *_stop_ids(tokenizer)} - {*added}:
-        token = tokenizer.convert_ids_to_tokens(id_)
-        added |= {id_: token} if isinstance(token, str) else {}
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    # an end token that was not added, such as a newline, is one of ordinary text
+    ids = sorted({*policy.special_ids(tokenizer), *(_stop_ids(tokenizer) & {*added.values()})})
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    unknown = {tokenizer.unk_token, getattr(model, "unk_token", None), ""}
-    return {text: id_ for id_, text in added.items() if text not in unknown}
+    others = {tokenizer.unk_token, getattr(model, "unk_token", None), "", None}
+    return {
+        text: id_ for id_, text in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True) if text not in others
+    }
 
 
 def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -72,6 +72,12 @@ FACTS = (
         "their reward curves do not measure the same thing",
     ),
     Fact(
+        "code of your rewards",
+        lambda run: run.functions,
+        lambda digests: ", ".join(f"{name} {digest[:8]}" for name, digest in digests.items()) or "not recorded",
+        "scores and accuracies do not measure the same thing",
+    ),
+    Fact(
         "definition of right",
         _right,
         lambda value: f"{value['function'].rpartition(':')[2]} ≥ {value['threshold']:g}",
@@ -93,6 +99,7 @@ FACTS = (
 COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
     "other held-out prompts": lambda run: run.held_out_prompts,
     "another definition of right": _right,
+    "another version of the reward functions": lambda run: run.functions.get(run.deciding),
     "another temperature or length in evaluations": lambda run: {**_sampling(run), "samples": None},
 }
 """What two accuracies must share to be subtracted, by the reason that is given if they do not."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config
@@ -33,6 +34,8 @@ class FinishedRun(NamedTuple):
     """prompt_id of each held-out prompt that was evaluated."""
     accuracy: Array
     """The final policy's share of right samples, [held-out prompts]."""
+    functions: dict[str, str]
+    """Digests of the code of the user's reward functions, by column, that scored the final policy."""
     seconds: dict[str, float]
     """Wall seconds of all jobs of each stage."""
 
@@ -71,6 +74,7 @@ def read(folder: Path) -> FinishedRun:
         PromptSet(folder / "prompts" / "train").table["prompt_id"].to_pylist(),
         completions["prompt_id"].to_pylist()[::samples],
         is_correct(config, completions, samples).mean(axis=1),
+        json.loads(tables.footer(completions).get(lineage.FUNCTIONS, "{}")),
         seconds_by_stage(jobs_of(folder, config.rounds)),
     )
 

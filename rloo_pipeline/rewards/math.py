@@ -237,11 +237,12 @@ def _read(span: str, prose: bool = True) -> MathAnswer | None:
         text = text.replace(" ", "")
     if not text:
         return None
-    answer = MathAnswer(text, re.sub(r"(?:(?<!\\)[.,;:]|\s)+\Z", "", latex), name=name)
+    end = len(latex.rstrip(".,;: \t\n"))
+    answer = MathAnswer(text, latex[: end + latex.endswith("\\", 0, end)], name=name)  # `\,` and the like stay whole
     if number := number_parsing.first(text):
         rest = text[number.end :]
         return answer if _GOES_ON.match(rest) else answer._replace(number=number, only=bool(_UNIT.match(rest)))
-    if re.search(r"[A-Za-z]{2}\s", text) and "\\" not in text and not _NEGATED.search(text):
+    if re.search(r"[A-Za-z]{2}\s", text) and "\\" not in text and not _NEGATED.search(text[-symbolic.LONGEST :]):
         numbers = number_parsing.numbers(text)
         return answer._replace(number=numbers[-1]) if numbers else answer
     return answer

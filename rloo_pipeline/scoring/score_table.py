@@ -112,14 +112,15 @@ def as_table(
 
 
 def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
-    """What the footer of a table of scores says of the functions: their weights, and a digest of those of the user."""
-    files = sorted(
-        f"{file.name} {digest}"
-        for reward in rewards
-        for file, digest in provenance.function_files(reward.function).items()
-    )
-    own = {lineage.FUNCTIONS: hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]} if files else {}
-    return {tables.WEIGHTS: json.dumps({reward.column: reward.weight for reward in rewards}), **own}
+    """What the footer of a table of scores says of the functions: weights, and digests of the code of the user's."""
+    weights = {reward.column: reward.weight for reward in rewards}
+    files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
+    digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
+    return {tables.WEIGHTS: json.dumps(weights), **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {})}
+
+
+def _digest(digests: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()[:16]
 
 
 def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:

@@ -75,6 +75,7 @@ class Controller:
         """Runs, by their folders below results/, that a gate ended at the number of rounds that they have now."""
         self._in_image = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
         self._main = bool(workflow.is_main_process)
+        self._functions = edited_functions.EditedFunctions(self.runs, self.folder, in_job=not self._main)
         chosen = None if self._main else os.environ.get(nodes.IMAGE)
         self.image = chosen or containers.image(runs.first, installation.root())
         """The image that stages run in with `--sdm apptainer`: in a job the one that its run started with."""
@@ -135,7 +136,6 @@ class Controller:
             os.environ[nodes.IMAGE] = self.image
         else:
             trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
-        self._functions = edited_functions.EditedFunctions(self.runs, self.folder, in_job=not self._main)
         if self._main:
             logger.addFilter(self._on_message)
         if self._workflow.output_settings.dryrun:

@@ -21,8 +21,11 @@ from rloo_pipeline.report import experiment_summary
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
-    """Writes the configuration as the stages read it, with every default filled in; touched only when it changes."""
-    _write_yaml(folder / "config.yaml", config.model_dump(mode="json") | changes)
+    """Writes the configuration as the stages read it, with every default filled in; touched only when it changes.
+
+    It lacks `functions`, which is about one start of the run.
+    """
+    _write_yaml(folder / "config.yaml", config.model_dump(mode="json", exclude={"functions"}) | changes)
 
 
 def mark_unfinished(folder: Path) -> None:

@@ -124,14 +124,14 @@ def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> N
         lora_support.check_lora(folder, lora.model_copy(update={"target_modules": sorted(names)}))
 
 
-def _with_adapter(model: PreTrainedModel, lora: Lora, **options: Any) -> Any:
+def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
     """The model with a new adapter."""
     import peft
 
     _check_targets(model, lora)
     config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_beside_text(model))
     try:
-        return peft.get_peft_model(model, config, autocast_adapter_dtype=False, **options)
+        return peft.get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage)
     except ValueError as error:
         raise UserError(
             f"update.lora.target_modules: PEFT makes no adapter of {lora.target_modules} ({one_line(error)}); name "

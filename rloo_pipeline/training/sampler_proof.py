@@ -30,7 +30,7 @@ from rloo_pipeline.errors import UserError
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02}
 """Largest mean difference by rounding in nats a token, of random models (`check_limits.LOGPROB_LIMITS`)."""
 EXPERTS = 4
-"""The same of mixtures of experts, as a multiple."""
+"""The same of mixtures of experts, as a multiple, where policy 0 was not measured."""
 TIMES, ERRORS = 3.0, 4.0
 COMPLETIONS = 64
 """Completions that are compared where no pass of the update gives the trainer's log-probs."""
@@ -93,13 +93,14 @@ def bound(folder: Path, dtype: str, temperature: float, checks: Path) -> Bound:
         temperature: of the samples, which divides logits and their rounding; 0 counts as 1.
         checks: checks.json of the run.
     """
-    experts = bool(model_dims.experts_key(read_json(policy.base_of(folder) / "config.json")))
-    rounding = ROUNDING[dtype] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
     found = read_json(checks)
-    measured = found.get(KEY) or 0.0
+    measured = found.get(KEY)
+    experts = measured is None and model_dims.experts_key(read_json(policy.base_of(folder) / "config.json")) is not None
+    rounding = ROUNDING[dtype] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
     return Bound(
-        math.inf if CHECK in found.get("accept", ()) else max(rounding, TIMES * measured),
-        f"{rounding:.2g} by {dtype}{' and experts' if experts else ''}, {measured:.2g} measured for policy 0",
+        math.inf if CHECK in found.get("accept", ()) else max(rounding, TIMES * (measured or 0.0)),
+        f"{rounding:.2g} by {dtype}{' and experts' if experts else ''}, "
+        + ("nothing measured for policy 0" if measured is None else f"{measured:.2g} measured for policy 0"),
     )
 
 

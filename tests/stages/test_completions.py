@@ -13,7 +13,7 @@ from rloo_pipeline.rollout.engine_size import CPU_BLOCK_SIZE, CPU_MAX_SEQS, cach
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.holds_vllm]
 
 START_ID = 1
 SIZES = {"hidden_size": 32, "layers": 1, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}

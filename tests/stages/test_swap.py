@@ -12,7 +12,7 @@ from rloo_pipeline.rollout import swap_check, weight_reload
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.holds_vllm]
 
 ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}

@@ -1,6 +1,7 @@
 """Commands as forks or as new processes, and the GPU that tests have in turns."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,3 +69,22 @@ def test_a_test_with_an_engine_has_the_gpu_to_itself_and_others_see_none(monkeyp
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
         with pytest.raises(Timeout):
             FileLock(lock).acquire(timeout=0)
+
+
+def test_a_test_that_holds_vllm_runs_with_its_fixtures_in_a_pytest_of_its_own(tmp_path) -> None:
+    shutil.copy(forks.ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "@pytest.fixture(scope='module')\ndef where(): return os.environ.get('RLOO_OWN_PYTEST')\n"
+        "def test_here(where): assert where is None\n"
+        "@pytest.mark.holds_vllm\ndef test_there(where): assert where == 'a sentence'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--no-forks", "-p", "no:cacheprovider"]
+    options = ["-c", str(forks.ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "test_it.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("RLOO_OWN_PYTEST", None)
+    outcome = subprocess.run(
+        [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "1 failed, 1 passed" in outcome.stdout, outcome.stdout + outcome.stderr
+    assert "assert '1' == 'a sentence'" in outcome.stdout, "it was set there, and the failure is reported here"

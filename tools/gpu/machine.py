@@ -30,7 +30,7 @@ LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "trl")
 
 def missing(need: str) -> str | None:
     """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `trl`, `apptainer` or `image`; None if it can."""
-    cards = len(devices.nvidia_smi("name"))
+    cards = len(devices.gpu_facts("name"))
     reasons = {
         "gpu": (devices.has_gpu(), "no GPU here"),
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
@@ -44,13 +44,13 @@ def missing(need: str) -> str | None:
 
 def facts() -> dict[str, str]:
     """The machine in words."""
-    cards = devices.nvidia_smi("name")
+    cards = devices.gpu_facts("name")
     names = [f"{cards.count(name)} × {name}" for name in dict.fromkeys(cards)]
     versions = [f"{name} {_version(name)}" for name in LIBRARIES if _version(name)]
     return {
         "cards": ", ".join(names) or "none",
-        "memory": ", ".join(dict.fromkeys(devices.nvidia_smi("memory.total"))) or "none",
-        "driver": ", ".join(dict.fromkeys(devices.nvidia_smi("driver_version"))) or "none",
+        "memory": ", ".join(f"{mib} MiB" for mib in dict.fromkeys(devices.gpu_facts("memory.total"))) or "none",
+        "driver": ", ".join(dict.fromkeys(devices.gpu_facts("driver_version"))) or "none",
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         "libraries": ", ".join(versions),

@@ -83,4 +83,4 @@ def _peak_on_gpu(arguments: tuple[object, ...]) -> float:
 
 def _taken() -> float:
     """Bytes taken on the first card."""
-    return float(devices.nvidia_smi("memory.used")[0].split()[0]) * 2**20
+    return float(devices.gpu_facts("memory.used")[0]) * 2**20

@@ -95,6 +95,10 @@ QLORA = {
     "checks": {"accept": ACCEPT},
 }
 """SFT trains all weights, which are in 4 bits here, so policy 0 knows nothing."""
+REPLAY = {
+    "model": {"build": "tests/model_folders.py:build", "build_options": {"kind": "qwen3_moe"}},
+    "rollout": {"router_replay": True},
+}
 REFILL = {"rollout": {"refill": 1}, "algorithm": {"filter_zero_variance": True}}
 IMAGES = ("qwen2_5_vl", "qwen3_vl", "gemma3")
 MODEL_KINDS = (
@@ -188,6 +192,9 @@ ROWS = (
             rehearse=ELSEWHERE,
         )
         for kind in MODEL_KINDS
+    ),
+    _mini("router-replay", "a mixture of experts trains with the sampler's experts", changes=REPLAY)._replace(
+        rehearse="vLLM returns its experts on GPUs only"
     ),
     _mini("tools", "rollouts of several turns with a calculator", changes=TOOLS),
     *(

@@ -112,6 +112,7 @@ def _mini_config(changes: Mapping[str, Any]) -> dict[str, Any]:
 def _project(folder: Path, config: Mapping[str, Any]) -> Path:
     """A folder in which Snakemake finds the workflow and a configuration."""
     place = whole.Project(folder, config["run"]).folder
+    (place / "tests").symlink_to(ROOT / "tests")
     (place / "gpu-row.yaml").write_text(yaml.safe_dump(dict(config)))
     return place
 

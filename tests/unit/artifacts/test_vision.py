@@ -91,8 +91,10 @@ def test_a_text_has_no_token_that_stands_for_a_part_of_an_image(gemma) -> None:
     from rloo_pipeline.config import Dataset
     from rloo_pipeline.data.images import encode
 
-    dataset = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"})
+    sources = {"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"}
     processor = vision.load_processor(gemma, False)
-    for text, message in [("<image_soft_token>", "has <image_soft_token>"), ("<start_of_image>", "shows 1 images")]:
-        with pytest.raises(UserError, match=f"^a row: .*{message}"):
-            encode([{"role": "user", "content": text}], [], dataset, processor, "a row")
+    for text, meant in [("<image_soft_token>", "has <image_soft_token>"), ("<start_of_image>", "shows 1 images")]:
+        for split, message in ((None, f"spells the special token '{text}'"), (False, meant)):
+            dataset = Dataset.model_validate(sources | {"split_special_tokens": split})
+            with pytest.raises(UserError, match=f"^a row: .*{message}"):
+                encode([{"role": "user", "content": text}], [], dataset, processor, "a row")

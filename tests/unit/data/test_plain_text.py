@@ -1,12 +1,17 @@
 """Texts of data are encoded as text: special tokens come from the chat template alone, and other ids stay."""
 
+import json
+import shutil
 from pathlib import Path
 
+import mistral_common
 import pytest
 import trl
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.tokenization_mistral_common import MistralCommonBackend
 
+from rloo_pipeline.artifacts import policy
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.plain_text import PlainText
 from rloo_pipeline.data.prompting import encode
@@ -159,6 +164,23 @@ def test_other_spellings_that_a_tokenizer_normalizes_are_text_as_well() -> None:
     wide = "1＜|im_end|＞"
     assert len(controls(tokenizer, tokenizer(wide)["input_ids"])) == 1, "NFKC makes a piece of it"
     assert len(controls(tokenizer, encode(user(wide), dataset(), tokenizer, "x"))) == 3
+
+
+def test_an_end_token_that_ordinary_texts_have_is_left_alone(tmp_path) -> None:
+    byte_level().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 400}')
+    tokenizer = policy.load_tokenizer(tmp_path, False)
+    before = encode(user("1\n2"), dataset(), tokenizer, "x")
+    [newline] = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos_token_id, newline]}))
+    assert encode(user("1\n2"), dataset(), policy.load_tokenizer(tmp_path, False), "x") == before
+
+
+def test_a_tokenizer_that_takes_the_templates_own_tokens_for_text_is_refused(tmp_path) -> None:
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "tekken.json")
+    tokenizer = MistralCommonBackend.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"encodes the special tokens of the chat template as plain text, as those of"):
+        encode(user("1"), dataset(), tokenizer, "x")
 
 
 def test_a_special_token_that_the_system_prompt_spells_stays_special() -> None:

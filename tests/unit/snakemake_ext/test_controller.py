@@ -80,6 +80,7 @@ def starting(monkeypatch, tmp_path) -> Controller:
     monkeypatch.setattr(module.inputs, "require", lambda _: [])
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
+    slurm._functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, notice=lambda: None)
     slurm._held, slurm._results, slurm._workflow.local_exec = module.locks.Hold(True), Path("results"), False
     slurm._workflow.dag, slurm._workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
     slurm._workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
@@ -166,8 +167,12 @@ def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
 
 
 def described(runs: RunSet) -> tuple[Any, ...]:
-    """All of the runs but the path of their base."""
-    return runs.name, runs.configs, runs.homes, runs.shared
+    """All of the runs but the path of their base, and what to do with edited functions, which jobs keep."""
+    configs, shared = (
+        {run: config.model_copy(update={"functions": "keep"}) for run, config in some.items()}
+        for some in (runs.configs, runs.shared)
+    )
+    return runs.name, configs, runs.homes, shared
 
 
 EXPERIMENT = {"experiment": "study", "seeds": [1, 2], "arms": {"b": {"update.learning_rate": 1e-6}, "a": {}}}
@@ -193,5 +198,6 @@ def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_o
     [frozen] = workflow.overwrite_configfiles = workflow.config_settings.configfiles
     assert str(frozen) in SpawnedJobArgsFactory(workflow).get_configfiles_arg()
     assert not workflow.config_settings.config_args
+    assert {config.functions for config in read_runs(frozen).by_folder.values()} == {"keep"}
     assert described(read_runs(frozen)) == before
     assert described(runs_of(ConfigSettings(configfiles=[frozen]).overwrite_config, frozen, "")) == before

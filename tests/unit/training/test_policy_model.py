@@ -159,7 +159,14 @@ def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_name(tiny_model, 
     assert str(error.value).startswith(f"update.lora.target_modules: the model has {message}")
 
 
-@pytest.mark.parametrize("names", ["all-linear", ["q_proj", "v_proj"], ["layers.1.mlp.up_proj", "lm_head"]])
+def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
+    with pytest.raises(UserError, match=r"target_modules: PEFT makes no adapter of .*_poj \("):
+        policy_model.check_adapter(tiny_model, False, Lora(target_modules=".*_poj"))
+
+
+@pytest.mark.parametrize(
+    "names", ["all-linear", ["q_proj", "v_proj"], ["layers.1.mlp.up_proj", "lm_head"], r".*\.[qv]_proj"]
+)
 def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
     policy_model.check_adapter(tiny_model, False, Lora(target_modules=names))
     policy_model.check_adapter(tiny_model, False, None)

@@ -42,6 +42,7 @@ def test_the_bound_is_what_the_format_explains_or_three_times_what_the_checks_me
     assert bound(tmp_path, "float16", sampler_difference=0.03) == pytest.approx(0.09)
     (tmp_path / "config.json").write_text('{"num_experts": 4}')
     assert bound(tmp_path, "bfloat16") == 0.16
+    assert bound(tmp_path, "bfloat16", sampler_difference=0.015) == pytest.approx(0.045)
 
 
 def test_who_accepts_the_check_of_policy_0_accepts_the_difference_of_later_ones(tmp_path) -> None:

@@ -1,0 +1,175 @@
+"""What the data tell about rewards before a run: gold answers that a reward cannot use, time limits, the data's own
+solutions.
+
+Gold answers are audited by calling the reward itself: each gold answer is scored as a completion against itself and
+against its neighbour in the data.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from rloo_pipeline import import_string
+from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.data.rows import Row
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.preflight import Finding
+
+T = TypeVar("T")
+GOLD_COLUMNS = {
+    "rloo_pipeline.rewards.math:math_reward": ("answer", "solution"),
+    "rloo_pipeline.rewards.answer:exact_answer_reward": ("answer",),
+}
+"""Rewards that compare with a gold answer, and the columns that may have it: the first that exists counts."""
+CODE_REWARD = "rloo_pipeline.rewards.code:code_reward"
+MOST_ROWS, MOST_PAIRS = 20_000, 200
+"""Gold answers that are read, and those that are compared with a neighbour; evenly spaced where there are more."""
+SHOWN = 3
+"""Rows that a sentence names."""
+
+
+class GoldAudit(NamedTuple):
+    """The gold answers of a dataset, by row, and the rows where something is wrong."""
+
+    column: str
+    golds: dict[int, Any]
+    """Those that were read; null is none."""
+    unreadable: list[int]
+    """The reward gives no score."""
+    not_themselves: list[int]
+    """The gold answer itself is not right."""
+    accepting: list[tuple[int, int]]
+    """The gold answer of the second row is right too, though it is written otherwise."""
+    pairs: int
+    """Number of pairs that were compared."""
+
+    def of_row(self, row: int) -> str:
+        """A gold answer for a message."""
+        return f"row {row} {one_line(repr(self.golds[row]), 60)}"
+
+
+def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
+    """Scores gold answers as completions; None if the reward does not compare with a gold answer.
+
+    Raises:
+        UserError: the reward refuses a gold answer.
+    """
+    column = next((name for name in GOLD_COLUMNS.get(reward.function, ()) if name in rows[0]), None)
+    if column is None:
+        return None
+    function = import_string.load(reward.function)
+
+    def scores(pairs: Sequence[tuple[int, int]]) -> list[float | None]:
+        texts = [f"<think></think>{rows[written][column]}" for _, written in pairs]
+        returned: list[float | None] = function(
+            texts, **{column: [rows[row][column] for row, _ in pairs]}, **reward.options
+        )
+        return returned
+
+    places = [row for row in _spaced(range(len(rows)), MOST_ROWS) if rows[row].get(column) is not None]
+    own = dict(zip(places, scores([(row, row) for row in places]), strict=True))
+    readable = [row for row in places if own[row] is not None]
+    neighbours = list(zip(readable, [*readable[1:], *readable[:1]], strict=True))
+    pairs = _spaced(
+        [(a, b) for a, b in neighbours if _written(rows[a][column]) != _written(rows[b][column])], MOST_PAIRS
+    )
+    return GoldAudit(
+        column,
+        {row: rows[row][column] for row in places},
+        [row for row in places if own[row] is None],
+        [row for row in readable if own[row] != 1],
+        [pair for pair, score in zip(pairs, scores(pairs), strict=True) if score == 1],
+        len(pairs),
+    )
+
+
+def findings(config: Config, datasets: Mapping[str, Sequence[Row]]) -> Iterator[Finding]:
+    """Findings on each reward and the rows of each dataset, and which reward decides, where there are several."""
+    for reward in config.rewards:
+        for key, rows in datasets.items():
+            if reward.function in GOLD_COLUMNS and rows:
+                yield _gold_finding(reward, key, rows)
+            if reward.function == CODE_REWARD:
+                yield from _time_findings(reward, key, rows)
+    if len(config.rewards) > 1:
+        by = "correct.reward" if config.correct.reward else "the first of rewards; correct.reward names another"
+        name, threshold = config.deciding_reward.column, config.correct.threshold
+        yield Finding("right answers", True, f"are those to which {name} gives at least {threshold:g} ({by})")
+
+
+def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], wrong: Sequence[float | None]) -> str:
+    """What is odd about the scores of the data's own solutions and of wrong answers; empty if nothing is."""
+    threshold = config.correct.threshold
+    low = sum(score is None or score < threshold for score in solutions)
+    if reward is config.deciding_reward and low:
+        return (
+            f"{low} of {len(solutions)} of these solutions are not right by correct.threshold ({threshold:g}); is this "
+            "the reward that decides (correct.reward), and are its columns the right ones?"
+        )
+    if reward.weight and len({*solutions, *wrong}) == 1:
+        return "it tells the data's own solutions from nothing else here"
+    return ""
+
+
+def _written(gold: Any) -> str:
+    """The answer in a gold answer that is a whole solution, without white space."""
+    from rloo_pipeline.rewards import math
+
+    answer = math.find(str(gold))
+    return answer.key if answer and not answer.has_words else "".join(str(gold).split())
+
+
+def _gold_finding(reward: Reward, key: str, rows: Sequence[Row]) -> Finding:
+    subject = f"reward {reward.column}"
+    try:
+        result = audit(reward, rows)
+    except UserError as error:
+        return Finding(subject, False, f"{key}: {error}")
+    if result is None:
+        return Finding(subject, True, f"{key}: has no column with gold answers", note=True)
+    message = f"{key}: {len(result.golds):,} gold answers in '{result.column}'"
+    if len(rows) > MOST_ROWS:
+        message += f", evenly spaced in {len(rows):,} rows"
+    wrong = [
+        f"{len(found):,} {what}: {', '.join(map(result.of_row, found[:SHOWN]))}{', …' if found[SHOWN:] else ''}"
+        for found, what in ((result.unreadable, "cannot be read"), (result.not_themselves, "do not accept themselves"))
+        if found
+    ]
+    if wrong:
+        fix = f"correct these rows or leave them out; rloo reward-test {reward.function} --data … lists them"
+        return Finding(subject, False, f"{message}: {'; '.join(wrong)}", fix)
+    message += " accept themselves"
+    if result.accepting:
+        shown = (f"{result.of_row(row)} that of {result.of_row(other)}" for row, other in result.accepting[:SHOWN])
+        message += f"; {len(result.accepting):,} of {result.pairs:,} accept their neighbour's, written otherwise: "
+        return Finding(subject, True, message + ", ".join(shown), note=True)
+    return Finding(subject, True, f"{message}, and none of {result.pairs:,} accepts its neighbour's")
+
+
+def _time_findings(reward: Reward, key: str, rows: Sequence[Row]) -> Iterator[Finding]:
+    """Time limits of code_reward that do not fit together, or do not leave each input its time."""
+    parameters = inspect.signature(import_string.load(reward.function)).parameters
+    options = {name: parameter.default for name, parameter in parameters.items()} | reward.options
+    seconds, of_row = options["timeout"], options["row_timeout"]
+    if of_row + seconds > reward.timeout and reward.on_timeout == "none":
+        message = (
+            f"its options row_timeout ({of_row:g} s) and timeout ({seconds:g} s) exceed its timeout "
+            f"({reward.timeout:g} s), at which a slow program gets no score where a quick wrong one gets 0; raise "
+            "timeout of the reward or lower the options"
+        )
+        yield Finding(f"reward {reward.column}", False, message)
+    tests = [row.get(options["tests_column"]) for row in rows]
+    counts = [len(one) if isinstance(one, list) and one and isinstance(one[0], dict) else 1 for one in tests]
+    if counts and (most := max(counts)) * seconds > of_row:
+        message = (
+            f"{key}: row {counts.index(most)} has {most} inputs of up to {seconds:g} s, and a row has {of_row:g} s: "
+            "the inputs that are left then count as failed; lower the option timeout, or raise row_timeout and timeout"
+        )
+        yield Finding(f"reward {reward.column}", True, message, note=True)
+
+
+def _spaced(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of the items, evenly spaced."""
+    return items if len(items) <= most else [items[index * len(items) // most] for index in range(most)]
