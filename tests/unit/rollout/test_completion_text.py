@@ -27,7 +27,7 @@ def sampled(tokenizer: Any, text: str, finish_reason: str) -> str:
     ids = tokenizer(text)["input_ids"]
     request = Request(tokenizer("1+1=")["input_ids"], 0, SamplingConfig(1.0, 1.0, 0, None, 99))
     logprobs = SimpleNamespace(token_ids=ids, logprobs=[0.0] * len(ids))
-    output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish_reason)
+    output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish_reason, routed_experts=None)
     params = params_of(request, [tokenizer.eos_token_id])
     result = SimpleNamespace(outputs=[output], prompt_token_ids=request.prompt_ids)
     return completion_of(tokenizer, request, params, result).text
