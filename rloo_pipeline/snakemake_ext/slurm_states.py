@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum, auto
 from typing import NamedTuple
@@ -10,11 +11,19 @@ PUT_BACK = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
 """States of a job that SLURM puts back into the queue, where the cluster and the job allow it."""
 PUT_BACK_WITHIN = 5.0
 """Seconds after which a job that still shows one of these states has not been put back."""
-BEYOND_LIMITS = ("PartitionTimeLimit", "MaxMemPerLimit")
-"""Reasons for which a job waits that asks for more than its partition allows, as a later attempt may. Others, such as
-BadConstraints, may also come from nodes that are down for a while."""
+BEYOND_LIMITS = re.compile(r"PartitionTimeLimit|MaxMemPerLimit|(?:QOS|Assoc)Max\w*PerJob\w*|QOSMin\w*")
+"""Reasons of a waiting job that asks for more, or less, than its partition, QOS or account allows a job."""
+NOT_ALLOWED = re.compile(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed")
+"""Reasons of a waiting job whose account or QOS may not be used."""
 BEYOND_LIMITS_FOR = 600.0
 """Seconds for which a job may show one of these reasons: a partition may be in the course of a change."""
+HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+HELD = re.compile(r"JobHeld\w*|JobHoldMaxRequeue|.*\bheld\b.*", re.IGNORECASE)
+"""Reasons of a job that waits until a person releases it, such as `launch failed requeued held`."""
+BUDGET = re.compile(r"(?:QOS|Assoc)Grp\w*Min\w*")
+"""Reasons of a job that waits because the account has used up its hours."""
+UNAVAILABLE = re.compile(r"BadConstraints|PartitionDown|PartitionInactive|PartitionNodeLimit|ReqNodeNotAvail.*")
+"""Reasons of a job that waits for nodes which are down, or which the cluster does not have."""
 FAILED = ("DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")
 FORGOTTEN_AFTER = 300.0
 """Seconds for which SLURM may not list a job. Longer than an accounting database lags, and squeue shows ended jobs for
@@ -35,7 +44,7 @@ class Outcome(Enum):
 
 
 class Verdict(NamedTuple):
-    """An outcome and, if it is no success, what happened: the end of a sentence that begins with the job."""
+    """An outcome, and what happened or why the job waits: the end of a sentence that begins with the job."""
 
     outcome: Outcome
     message: str = ""
@@ -48,9 +57,10 @@ class JobStates:
         self._leaving: dict[str, float] = {}
         self._missing: dict[str, float] = {}
         self._beyond: dict[str, float] = {}
+        self._told: set[tuple[str, str]] = set()
 
     def judge(self, job: str, states: Mapping[str, str], now: float) -> Verdict:
-        """What the latest answer of SLURM says of a job.
+        """What the latest answer of SLURM says of a job; why it waits is said once.
 
         Args:
             job: its number, `123` or, of an array, `123_4`.
@@ -72,14 +82,13 @@ class JobStates:
                 return Verdict(Outcome.ACTIVE)
             return Verdict(Outcome.FAILED, f"ended as {state} and was not put back into the queue")
         self._leaving.pop(job, None)
-        if state == "PENDING" and reason in BEYOND_LIMITS:
+        if state == "PENDING" and (never := _never_starts(reason)):
             if now - self._beyond.setdefault(job, now) < BEYOND_LIMITS_FOR:
                 return Verdict(Outcome.ACTIVE)
-            remedy = "set runtime and mem_mb of its rule under set-resources in the profile, and continue"
-            return Verdict(
-                Outcome.NEVER, f"asks for more than its partition allows ({reason}), so it was cancelled; {remedy}"
-            )
+            return Verdict(Outcome.NEVER, never)
         self._beyond.pop(job, None)
+        if state in HELD_STATES or state == "PENDING":
+            return Verdict(Outcome.ACTIVE, self._once(job, state, reason))
         if state == "COMPLETED":
             return Verdict(Outcome.SUCCEEDED)
         if state == "CANCELLED":
@@ -87,6 +96,37 @@ class JobStates:
         if state in FAILED:
             return Verdict(Outcome.FAILED, f"ended as {state}")
         return Verdict(Outcome.ACTIVE)
+
+    def _once(self, job: str, state: str, reason: str) -> str:
+        """Why a job waits, if a person has to know; empty from the second time on."""
+        why = _waits_for_a_person(job, state, reason)
+        if not why or (job, why) in self._told:
+            return ""
+        self._told.add((job, why))
+        return why
+
+
+def _never_starts(reason: str) -> str:
+    """Why a job with this reason would wait for ever; empty if it would not."""
+    if BEYOND_LIMITS.fullmatch(reason):
+        remedy = "set runtime, mem_mb and gres of its rule under set-resources in the profile, and continue"
+        return f"asks for what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
+    if NOT_ALLOWED.fullmatch(reason):
+        remedy = "set slurm_account or slurm_qos under default-resources in the profile, and continue"
+        return f"may not use its account or QOS ({reason}), so it was cancelled; {remedy}"
+    return ""
+
+
+def _waits_for_a_person(job: str, state: str, reason: str) -> str:
+    """Why a waiting job may need help; empty if it only waits for its turn."""
+    if state in HELD_STATES or HELD.fullmatch(reason):
+        why = reason if state == "PENDING" else state
+        return f"is held ({why}): `scontrol release {job}` lets it start, `scancel {job}` ends the run"
+    if BUDGET.fullmatch(reason):
+        return f"waits because the account's hours are used up ({reason}): another account, or the next period, helps"
+    if UNAVAILABLE.fullmatch(reason):
+        return f"waits for nodes that are down or that the cluster does not have ({reason}); `sinfo -R` says more"
+    return ""
 
 
 def _state_of(job: str, states: Mapping[str, str]) -> tuple[str | None, str]:

@@ -60,6 +60,54 @@ def test_a_job_that_its_partition_does_not_allow_waits_only_for_a_while() -> Non
     assert outcomes("7", (0, nodes_down), (late, nodes_down)) == [Outcome.ACTIVE] * 2
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxWallDurationPerJobLimit", "does not allow"),
+        ("AssocMaxCpuPerJobLimit", "does not allow"),
+        ("QOSMaxGRESPerJob", "does not allow"),
+        ("QOSMinGRES", "does not allow"),
+        ("InvalidAccount", "slurm_account"),
+        ("QOSNotAllowed", "slurm_qos"),
+    ],
+)
+def test_a_job_beyond_a_limit_of_jobs_ends_the_run_with_the_reason(reason, words) -> None:
+    states = JobStates()
+    stuck = {"7": f"PENDING {reason}"}
+    assert states.judge("7", stuck, 0).outcome is Outcome.ACTIVE
+    verdict = states.judge("7", stuck, BEYOND_LIMITS_FOR)
+    assert verdict.outcome is Outcome.NEVER
+    assert reason in verdict.message
+    assert words in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("PENDING launch failed requeued held", "scontrol release 7"),
+        ("PENDING JobHeldAdmin", "is held (JobHeldAdmin)"),
+        ("PENDING JobHeldUser", "is held (JobHeldUser)"),
+        ("REQUEUE_HOLD None", "is held (REQUEUE_HOLD)"),
+        ("SPECIAL_EXIT None", "is held (SPECIAL_EXIT)"),
+        ("PENDING AssocGrpCPUMinutesLimit", "hours are used up"),
+        ("PENDING BadConstraints", "sinfo -R"),
+        ("PENDING ReqNodeNotAvail, UnavailableNodes:n1", "sinfo -R"),
+        ("PENDING Priority", ""),
+        ("PENDING Resources", ""),
+        ("PENDING QOSMaxJobsPerUserLimit", ""),
+        ("PENDING AssocGrpCpuLimit", ""),
+        ("RUNNING None", ""),
+    ],
+)
+def test_why_a_job_waits_for_a_person_is_said_once(text, words) -> None:
+    states = JobStates()
+    first, second = (states.judge("7", {"7": text}, now) for now in (0, 1e6))
+    assert (first.outcome, second.outcome) == (Outcome.ACTIVE, Outcome.ACTIVE)
+    assert words in first.message
+    assert bool(first.message) == bool(words)
+    assert second.message == ""
+
+
 def test_a_job_that_slurm_no_longer_lists_has_failed_after_a_while() -> None:
     listed, other = {"7": "RUNNING"}, {"8": "RUNNING"}
     late = outcomes(
