@@ -4,10 +4,10 @@ What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
 
 - **Asking for states.** The plugin waits 10 s longer after each answer in which no job ended, up to 180 s, so a stage
   of a minute is seen to be done up to half a minute late. Here the wait is a tenth of the time since a job last ended.
-- **What a state means.** To the plugin a cancelled job is a failed one and is submitted again. Without end and without a
-  word it waits for a preempted job that SLURM does not put back, a job that SLURM no longer lists, a held one, one that
-  its partition, QOS or account does not allow, and `CANCELLED by 0`. With sacct, the tasks of an array all have the
-  state of the last one, since it asks for JobIDRaw. `slurm_states` says what they mean here.
+- **What a state means.** To the plugin a cancelled job is a failed one and is submitted again. Without end and without
+  a word it waits for a preempted job that SLURM does not put back, a job that SLURM no longer lists, a held one, one
+  that its partition, QOS or account does not allow, and `CANCELLED by 0`. With sacct, the tasks of an array all have
+  the state of the last one, since it asks for JobIDRaw. `slurm_states` says what they mean here.
 - **Arrays.** The plugin has every task but the first started by a Snakemake that takes itself for the first one's job,
   so a task that ends before the first one fails, log files have other names than those it prints, and jobs that are
   ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs what its own
