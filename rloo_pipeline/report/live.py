@@ -27,6 +27,8 @@ CURVES = (
 )
 COLOURS = {"warn": "yellow", "stop": "red"}
 SAMPLE_LINES = 6
+CURVE_WIDTH = 32
+"""With title and values, a curve fits into 80 columns."""
 
 
 def frame(run: RunFiles, progress: Progress, stopped: int | None = None) -> RenderableType:
@@ -83,7 +85,8 @@ def _stages(progress: Progress) -> RenderableType:
         silent = f" (silent for {clock(working.silent)})" if working.silent > SILENT else ""
         name = working.job.log.removeprefix("logs/").removesuffix(".log")
         line = f"{name}: {working.last_line or 'starting'}{silent}"
-        lines.append(Text(line, style, no_wrap=True, overflow="ellipsis"))
+        # of a failed job the whole reason counts, of another one a line
+        lines.append(Text(line, style, no_wrap=not working.failed, overflow="fold" if working.failed else "ellipsis"))
     return Group(*lines)
 
 
@@ -93,12 +96,12 @@ def _curves(run: RunFiles) -> RenderableType:
     if accuracies:
         line = [accuracies.get(number) for number in range(max(accuracies) + 1)]
         first, last = accuracies[min(accuracies)], accuracies[max(accuracies)]
-        table.add_row("held-out accuracy", Text(sparkline(line, 40), "green"), f"{first:.1%} → {last:.1%}")
+        table.add_row("held-out accuracy", Text(sparkline(line, CURVE_WIDTH), "green"), f"{first:.1%} → {last:.1%}")
     for title, metric in CURVES:
         values = [metrics.get(metric) for metrics in run.rounds]
         present = [value for value in values if value is not None]
         if present:
-            table.add_row(title, Text(sparkline(values, 40), "cyan"), f"{present[0]:.3g} → {present[-1]:.3g}")
+            table.add_row(title, Text(sparkline(values, CURVE_WIDTH), "cyan"), f"{present[0]:.3g} → {present[-1]:.3g}")
     return table if table.row_count else Text("no round is done yet", "dim")
 
 

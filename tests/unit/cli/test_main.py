@@ -39,7 +39,7 @@ def outcome(argv: list[str], capsys) -> tuple[int, str, str]:
         (["rollout", "--round", "one"], "argument --round: invalid int value: 'one'"),
         (["watch", "RUN", "--every", "0"], "rloo watch: error: argument --every: 0 is not above 0"),
         (["submit", "--time=60", "--stop-before=-5"], "argument --stop-before: -5 is not above 0"),
-        (["watch"], "rloo watch: error: the following arguments are required: RUN"),
+        (["diagnose"], "rloo diagnose: error: the following arguments are required: RUN"),
         ([], "rloo: error: the following arguments are required: COMMAND"),
     ],
 )

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from helpers import mini, printed, rloo
+from rich.console import RenderableType
 from synthetic_runs import configuration, finish_run, train_again, write_config, write_log, write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.commands.watch import watch
+from rloo_pipeline.commands import watch
 from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.live import frame, sparkline
 from rloo_pipeline.report.run_progress import progress_of
@@ -194,7 +196,7 @@ def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp
 
 def watched(run: Path) -> str:
     """What `rloo watch` shows of a run."""
-    return printed(watch, run, once=True, every=1.0, width=150)
+    return printed(watch.watch, run, once=True, every=1.0, width=150)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +293,55 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
     os.utime(metrics, (STARTED, STARTED))
     (run / "rounds" / "00002" / "scores" / "000.parquet").write_bytes(b"cut off")
     assert "a completion of round 1" in shown(run)
+
+
+def test_at_80_columns_the_reason_of_a_failure_and_the_curves_are_whole(tmp_path) -> None:
+    run = write_run(tmp_path / "run", 3)
+    reason = "it raised ValueError (my_rewards.py, line 7): could not convert string to float: 'forty-two' for row 8"
+    write_log(run, "score/00004-000.log", f"2026-01-01 10:00:00,1 ERROR rloo: {reason}\n")
+    files = run_files.read(run)
+    lines = printed_at_80(frame(files, progress_of(files)))
+    assert reason in " ".join(" ".join(lines).split())
+    assert "0.125 → 0.375" in "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+
+
+def printed_at_80(frame: RenderableType) -> list[str]:
+    """The lines of a frame on a terminal of 80 columns."""
+    console = Terminal(width=80, file=io.StringIO())
+    console.print(frame)
+    return console.file.getvalue().splitlines()
+
+
+def test_without_an_argument_the_run_of_the_project_is_watched(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="results: no run has begun in this folder"):
+        watch._folder(None)
+    write_run(Path("results/old"), 1)
+    assert watch._folder(None) == Path("results/old")
+    assert watch._folder(Path("new")) == Path("results/new"), "a name"
+    assert watch._folder(Path("results/new")) == Path("results/new")
+    Path("config").mkdir()
+    Path("config/config.yaml").write_text("run: mine\n")
+    assert watch._folder(None) == Path("results/mine")
+
+
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys) -> None:
+    run = tmp_path / "results" / "mine"
+    naps = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            write_run(run, 8)
+            raise KeyboardInterrupt  # the user ends it then
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    watch.watch(run, once=False, every=0.5)
+    output = capsys.readouterr().out
+    assert "has not begun; waiting for it" in " ".join(output.split())
+    assert "round 8 of 8" in output
+    assert naps == [0.5, 0.5]
 
 
 def test_once_prints_one_frame_and_writes_nothing(tmp_path) -> None:
