@@ -95,7 +95,7 @@ class TemplateLint:
         closed, opened = self._render(chat, answer=False) or "", self._render(chat) or ""
         opening = opened.removeprefix(closed).rstrip() if opened.startswith(closed) else opened.rstrip()
         ids = self.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
-        if ids and ids[-1] in self.ends:
+        if len(ids) > 1 and ids[-1] in self.ends:  # a role alone may be one, as `<|assistant|>` of Phi-3
             token = self.tokenizer.convert_ids_to_tokens(ids[-1])
             yield TemplateFinding(
                 f"the generation prompt {opening!r:.80} ends the answer that it opens with the end token {token!r}; "

@@ -58,7 +58,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     for folder in output.absolute().parents:
         if (folder / "config.yaml").exists():
             return folder
-    raise UserError(f"{output}: no config.yaml in a folder above it; pass the configuration with --config")
+    raise UserError(f"{output}: no config.yaml in a folder above it; pass the configuration with --configfile")
 
 
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:

@@ -17,6 +17,7 @@ from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.data.prompting import completion_messages, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.data.tool_template import ToolTemplate
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.preflight import Finding, dataset_inputs, model_inputs, problems_of
 from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.stages.prompts import PromptParts, identity, shown
@@ -106,7 +107,13 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
         return
     name, column = key.removeprefix("dataset."), inputs.config.dataset.image_column
     most = BEGUN if inputs.trial else WITH_IMAGES if column else TEMPLATED
-    parts.add(name, rows[:most], place)
+    try:
+        parts.add(name, rows[:most], place)
+    except UserError:
+        if len(rows) <= most:
+            raise
+        most = len(rows)  # the first rows may all be held out, as where eval is the head of the same file
+        parts.add(name, rows, place)
     kept, counts = parts.rows[name], parts.counts[name]
     lengths = [len(row["prompt_ids"]) for row in kept]
     model_inputs.check_context(inputs.config, read_json(inputs.folder / "config.json"), max(lengths), key)

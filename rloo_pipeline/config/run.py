@@ -25,6 +25,16 @@ TABLE_COLUMNS = (
 """Names that no column of a dataset may have: reward functions get them, or they are joined with the dataset's."""
 
 
+LATER = (
+    ("dataset", "select", None),
+    ("dataset", "split_special_tokens", None),
+    ("rollout", "router_replay", False),
+    ("lora", "use_rslora", False),
+    ("deepspeed", "offload", Offload().model_dump()),
+)
+"""Keys that came later than others, and their defaults."""
+
+
 class Config(RunKeys):
     """Configuration of one run."""
 
@@ -112,12 +122,13 @@ class Config(RunKeys):
         params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
-        if params.get("dataset") == {"select": None}:  # a run without it stays as it was before there was the key
+        lora = {"lora": params.get("update", {}).get("lora") or {}}
+        for section, key, default in LATER:  # a run without the key stays as it was before there was one
+            keys = (params | lora).get(section, {})
+            if key in keys and keys[key] == default:
+                del keys[key]
+        if params.get("dataset") == {}:
             del params["dataset"]
-        if params.get("rollout", {}).get("router_replay") is False:
-            del params["rollout"]["router_replay"]
-        if params.get("deepspeed", {}).get("offload") == Offload().model_dump():
-            del params["deepspeed"]["offload"]
         if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had
             defaults = Deepspeed().model_dump(mode="json")
             changed = {key: value for key, value in params.pop("deepspeed").items() if value != defaults[key]}

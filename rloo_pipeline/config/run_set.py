@@ -28,6 +28,8 @@ from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 RESULTS = "results"
+EXPERIMENT = "experiment.yaml"
+"""File in an experiment's folder that Snakemake's process writes: name, base, arms, their rounds, seeds."""
 T = TypeVar("T")
 
 

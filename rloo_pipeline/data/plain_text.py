@@ -157,7 +157,8 @@ class PlainText:
     def _refusal(self, spelled: str | None, why: str) -> str:
         return (
             f"{self.tokenizer.name_or_path}: a text spells the special token {spelled or ''!r}, which cannot be "
-            f"encoded as plain text ({why}); remove it from the text"
+            f"encoded as plain text ({why}); remove it from the text, or in prompts set dataset.split_special_tokens: "
+            "false, so that it is special"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder
 
 FORMATS = (*json_rows.SUFFIXES, ".parquet")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
 def read_rows(source: Source, path: str) -> list[Row]:
@@ -102,7 +104,7 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     import datasets
 
     parts = {
-        str(name): uniform(chain.from_iterable(json_rows.objects(Path(file)) for file in files))
+        str(name): uniform(chain.from_iterable(map(json_rows.objects, chain.from_iterable(map(_unpacked, files)))))
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
@@ -110,12 +112,23 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     return [row for part in chosen for row in parts[part.splitname][part.from_ : part.to]]
 
 
+def _unpacked(file: str) -> Iterator[Path]:
+    """The files of an archive, or the file itself; a compressed one is read as it is."""
+    import datasets
+
+    if not str(file).endswith(ARCHIVES):
+        yield Path(file)
+        return
+    manager = datasets.DownloadManager()
+    yield from map(Path, manager.iter_files(manager.extract(str(file))))
+
+
 def _texts(builder: DatasetBuilder) -> Any:
     """Features by which all columns of CSV files are text."""
     import datasets
     import pandas as pd
 
-    first = next(file for files in builder.config.data_files.values() for file in files)
+    first = next(path for files in builder.config.data_files.values() for file in files for path in _unpacked(file))
     options = {**builder.config.pd_read_csv_kwargs, "nrows": 0, "chunksize": None, "iterator": False}
     return datasets.Features({str(name): datasets.Value("string") for name in pd.read_csv(first, **options).columns})
 

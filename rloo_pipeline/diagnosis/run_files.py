@@ -16,6 +16,7 @@ from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
+from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.diagnosis.diagnosis import Symptom, diagnose, monitors_of
 from rloo_pipeline.diagnosis.history import Metrics
 from rloo_pipeline.errors import UserError
@@ -179,7 +180,7 @@ def read_config(folder: Path) -> Config:
         UserError: the folder has no config.yaml, or it is not valid.
     """
     file = folder / "config.yaml"
-    if not file.exists() and (folder / "experiment.yaml").exists():
+    if not file.exists() and (folder / EXPERIMENT).exists():
         runs = sorted(str(file.parent) for file in folder.glob("*/[0-9]*/config.yaml"))
         example = f", such as {runs[0]}" if runs else ""
         raise UserError(f"{folder}: the folder of an experiment; name one of its runs{example}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.planning import memory
 from rloo_pipeline.preflight import model_inputs
 from rloo_pipeline.runtime import devices
@@ -25,11 +25,28 @@ def left_out(config: Config) -> frozenset[str]:
     if config.workers != "auto" or not devices.has_gpu():
         return frozenset()
     try:
-        folder = model_inputs.model_folder(config) or Path("results") / config.run / "assets" / "model"
+        built = Path("results") / config.run / "assets" / "model"
+        folder = model_inputs.model_folder(config) or (built if config.model.build else _fetched(config))
         dims = model_dims.read(folder)
-    except UserError:  # not here yet, as a model that a function builds in the first stage
+    except UserError:  # not here, as a model that a function builds in the first stage
         return frozenset()
     return _too_many(config, dims, devices.machine_bytes())
+
+
+def _fetched(config: Config) -> Path:
+    """A folder with the config.json of a model on the Hub, all of which the first stage will fetch.
+
+    Raises:
+        UserError: it cannot be fetched.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name = str(config.model.name_or_path)
+    try:
+        return Path(hf_hub_download(name, "config.json", revision=config.model.revision)).parent
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(f"{name}: cannot be fetched ({one_line(error)})") from error
 
 
 def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:

@@ -13,6 +13,7 @@ import yaml
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON
+from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.across_seeds import (
@@ -28,9 +29,6 @@ from rloo_pipeline.report import finished
 from rloo_pipeline.report.comparison import incomparable
 from rloo_pipeline.report.finished import FinishedRun
 from rloo_pipeline.seeds import derive
-
-FILE = "experiment.yaml"
-"""File in an experiment's folder that Snakemake's process writes: name, base, arms, their rounds, seeds."""
 
 
 class FinishedExperiment(NamedTuple):
@@ -59,9 +57,9 @@ def read(folder: Path) -> FinishedExperiment:
     Raises:
         UserError: the folder has no experiment, or no run of it is finished.
     """
-    file = folder / FILE
+    file = folder / EXPERIMENT
     if not file.exists():
-        raise UserError(f"{folder}: not the folder of an experiment, since it has no {FILE}")
+        raise UserError(f"{folder}: not the folder of an experiment, since it has no {EXPERIMENT}")
     about = yaml.safe_load(file.read_text(encoding="utf-8"))
     runs: dict[str, dict[int, FinishedRun]] = {arm: {} for arm in about["arms"]}
     states = []

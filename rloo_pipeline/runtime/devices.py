@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -72,10 +73,27 @@ def training_bytes() -> float:
 
 
 def machine_bytes() -> float:
-    """Memory of this machine, or what SLURM gives the job on it; needs no torch."""
+    """Memory of this machine, or what SLURM or a container gives this process of it; needs no torch."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     job = int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20
-    return float(min(machine, job or machine))
+    return float(min(machine, job or machine, *_cgroup_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))))
+
+
+def _cgroup_limits(root: Path, own: Path) -> Iterator[int]:
+    """Limits of the cgroups that a process is in, in bytes; a container may show its own as the root.
+
+    Args:
+        root: where cgroups are mounted.
+        own: lists those of the process.
+    """
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):  # version 2 or 1
+            top, name = root / controllers, "memory.limit_in_bytes" if controllers else "memory.max"
+            folder = top / path.lstrip("/")
+            for file in (each / name for each in (folder, *folder.parents) if each.is_relative_to(top)):
+                if file.exists() and (limit := file.read_text().strip()).isdigit():
+                    yield int(limit)
 
 
 class HoldsGpu(Protocol):

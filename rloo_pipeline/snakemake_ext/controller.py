@@ -259,6 +259,8 @@ class Controller:
     def _missing(self) -> str | None:
         """A sentence if a finished run lacks what its user wants of it; Snakemake needs it no more."""
         for run, config in () if self._workflow.dag_settings.targets else self.runs.configs.items():
+            if not is_finished(self._results / run, config):  # a module's user, or --until, may want less of it
+                continue
             evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
             for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
                 file = self._results / run / name

@@ -16,8 +16,7 @@ import yaml
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import sealed
-from rloo_pipeline.config.run_set import GROUPS, RunSet, jobs_by_group
-from rloo_pipeline.report import experiment_summary
+from rloo_pipeline.config.run_set import EXPERIMENT, GROUPS, RunSet, jobs_by_group
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
@@ -46,7 +45,7 @@ def write_experiment(runs: RunSet, results: Path) -> None:
     arms, seed = runs.experiment.arm_changes(), runs.experiment.seeds[0]
     about = runs.experiment.model_dump(mode="json", include={"experiment", "base", "vary", "seeds"}) | {"arms": arms}
     about["rounds"] = {arm: runs.configs[f"{runs.name}/{arm}/{seed}"].rounds for arm in arms}
-    _write_yaml(results / runs.name / experiment_summary.FILE, about)
+    _write_yaml(results / runs.name / EXPERIMENT, about)
     for run, config in runs.configs.items():
         jobs = jobs_by_group(config)
         for group, home in runs.homes[run].items():

@@ -113,7 +113,9 @@ def make_batch(
     function = _load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
-    if (algorithm.filter_zero_variance or rollout.oversample > 1) and has_batch_baseline(function.formula):
+    if (algorithm.filter_zero_variance or rollout.oversample > 1) and has_batch_baseline(
+        function.formula, rollout.num_generations
+    ):
         raise UserError(
             f"algorithm.advantage: {algorithm.advantage} gives groups of equal scores a signal too, so none may be "
             "left out; set algorithm.filter_zero_variance: false and rollout.oversample: 1"

@@ -19,7 +19,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
-from rloo_pipeline.training.sampler_proof import COMPLETIONS, SamplerDifference
+from rloo_pipeline.training.sampler_proof import SamplerDifference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.engine import Engine
     from rloo_pipeline.training.objective import Record
 
-FEWEST, SHARE = 16, 32
-"""Completions of a pass of its own: one of `SHARE`, but at least `FEWEST` and at most `COMPLETIONS`."""
+FEWEST, MOST, SHARE = 16, 64, 32
+"""Completions of a pass of its own: one of `SHARE`, but at least `FEWEST` and at most `MOST`."""
 
 
 class RolloutProof:
@@ -106,7 +106,7 @@ class RolloutProof:
     def _chosen(self, rollouts: pa.Table) -> pa.Table:
         """Some completions, the same in any process."""
         order = permutation(len(rollouts), derive(self.config.seed, "proof", self.round))
-        return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), COMPLETIONS)]))
+        return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), MOST)]))
 
     def _require_lists(self, chosen: pa.Table, logps: list[list[float]]) -> None:
         truncated = self.config.rollout.cut_by is not None

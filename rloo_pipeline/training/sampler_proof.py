@@ -32,8 +32,6 @@ ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02}
 EXPERTS = 4
 """The same of mixtures of experts, as a multiple, where policy 0 was not measured."""
 TIMES, ERRORS = 3.0, 4.0
-COMPLETIONS = 64
-"""Completions that are compared where no pass of the update gives the trainer's log-probs."""
 CHECK = "logprob_difference"
 """The same check of policy 0. Its name in `checks.accept` accepts later differences too."""
 KEY = "sampler_difference"

@@ -1,6 +1,9 @@
 """The modules of the package import each other without cycles, counting imports inside functions."""
 
 import ast
+import re
+import subprocess
+import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -93,6 +96,19 @@ def test_a_package_imports_only_from_packages_below_it() -> None:
         if layer_of(other) > layer_of(name)
     ]
     assert upwards == []
+
+
+def test_the_command_line_and_the_controller_import_nothing_that_stages_alone_have() -> None:
+    """A login node may have the light controller, requirements/controller.txt."""
+    texts = [(PACKAGE.parent / "requirements" / name).read_text() for name in ("stages.in", "controller.txt")]
+    stages, controller = ({*re.findall(r"^[a-z][\w-]*", text, re.MULTILINE)} for text in texts)
+    missing = {"torch", "vllm", *(name.replace("-", "_") for name in stages - controller)}
+    assert "pyarrow" in missing
+    commands = [name for name in MODULES if name.startswith("rloo_pipeline.cli.")]
+    modules = ", ".join([*commands, "rloo_pipeline.snakemake_ext.controller"])
+    code = f"import sys; sys.modules.update(dict.fromkeys({sorted(missing)})); import {modules}"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
 
 
 def test_every_package_has_a_layer() -> None:

@@ -145,7 +145,7 @@ def test_equal_rewards_teach_nothing(name, reward, samples) -> None:
 
 
 def test_the_configuration_knows_which_estimators_give_groups_of_equal_rewards_a_signal() -> None:
-    found = {name for name, one in ALL.items() if advantages.has_batch_baseline(one.formula)}
+    found = {name for name, one in ALL.items() if advantages.has_batch_baseline(one.formula, 2)}
     assert found == set(config.estimators("batch_baseline")) == {"reinforce_pp"}
 
 

@@ -94,6 +94,10 @@ def test_each_fault_is_one_sentence(template, chats, keys, message) -> None:
     assert re.search(message, found), found
 
 
+def test_a_role_that_is_an_end_token_closes_no_answer() -> None:
+    assert findings(PLAIN.replace("<|im_start|>assistant\n", "<|im_end|>\n"), *TWO) == []
+
+
 def test_a_variable_that_the_template_reads_is_no_fault() -> None:
     template = PLAIN + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     assert findings(template, *TWO, chat_template_kwargs={"enable_thinking": True}) == []

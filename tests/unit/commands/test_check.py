@@ -196,6 +196,12 @@ def test_prompts_that_repeat_with_other_columns_and_held_out_ones_are_noted(case
     assert notes[1].startswith("1 prompts are in several rows, 2 in all, that differ in other columns")
 
 
+def test_training_rows_that_begin_with_the_held_out_ones_are_checked_behind_them(case, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(data_trial, "TEMPLATED", len(HELD_OUT))
+    write(tmp_path / "train.jsonl", [*HELD_OUT, *ROWS])
+    assert "dataset.train" not in problems(case(), tmp_path)
+
+
 def test_a_folder_without_weights_is_a_problem_that_internet_does_not_cure(case, tmp_path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
     message = f"{tmp_path}/model: no weights (no .safetensors file); copy or fetch the whole model"

@@ -1,10 +1,13 @@
 """`dataset.select`: what is refused, and which stages a change of it runs again."""
 
+import json
+
 import pytest
 from helpers import mini
 
 from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.loading import load_rewards, validate
+from rloo_pipeline.config.run import LATER
 from rloo_pipeline.errors import UserError
 
 
@@ -65,3 +68,14 @@ def test_other_rewards_can_be_tried_on_a_run_that_selects(tmp_path) -> None:
     file = tmp_path / "rewards.yaml"
     file.write_text("rewards:\n  - {function: 'rloo_pipeline.rewards.format:shows_work', name: other}\n")
     assert [reward.column for reward in load_rewards(file, with_select(weights="online"))] == ["other"]
+
+
+def test_keys_that_came_later_change_no_parameters_of_runs_without_them() -> None:
+    config = Config(**mini(update={"lora": {}}))
+    shown = json.dumps({stage: config.params(stage) for stage in STAGES})
+    later = {key for section, key, _ in LATER if section != "dataset" or key != "select"}
+    assert len(later) > 3
+    assert not [key for key in later if f'"{key}"' in shown]
+    changed = Config(**mini(update={"lora": {"use_rslora": True}}, dataset={"split_special_tokens": False}))
+    assert changed.params("update")["update"]["lora"]["use_rslora"] is True
+    assert changed.params("prompts")["dataset"]["split_special_tokens"] is False

@@ -5,6 +5,7 @@ import decimal
 import enum
 import gzip
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,16 @@ def test_texts_that_look_like_other_values_stay_texts(tmp_path) -> None:
         if expected is not None:
             source = Source(path="x") if place.is_file() else Source(name="x")
             assert read_rows(source, str(place)) == expected, name
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_all_files_of_an_archive_are_read(suffix, tmp_path) -> None:
+    rows = [{"question": f"{n}?", "answer": f"00{n}"} for n in range(6)]
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        for name, part in (("a", rows[:3]), ("b", rows[3:])):
+            table = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in part)
+            archive.writestr(f"{name}.{suffix}", lines(part) if suffix == "jsonl" else table)
+    assert read_rows(Source(path=str(tmp_path)), str(tmp_path)) == rows
 
 
 def test_splits_of_a_folder_are_those_of_datasets(tmp_path) -> None:

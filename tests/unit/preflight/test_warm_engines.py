@@ -2,6 +2,7 @@
 
 import json
 
+import huggingface_hub
 import pytest
 from helpers import mini
 
@@ -37,5 +38,8 @@ def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> N
     assert "trainer" in warm_engines.left_out(Config(**mini(**large)))
     assert not warm_engines.left_out(Config(**mini(workers="always", **large)))
     assert not warm_engines.left_out(Config(**mini())), "built in the first stage"
+    on_hub = Config(**mini(model={"build": None, "build_options": {}, "name_or_path": "some/model"}))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(tmp_path / "config.json"))
+    assert "trainer" in warm_engines.left_out(on_hub), "before the first stage fetches the weights"
     monkeypatch.setattr(devices, "has_gpu", lambda: False)
     assert not warm_engines.left_out(Config(**mini(**large))), "as before"

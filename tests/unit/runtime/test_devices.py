@@ -52,3 +52,20 @@ def test_an_engine_has_what_the_other_warm_ones_leave_of_its_gpu(monkeypatch) ->
     assert devices.idle_bytes("sampler") == 0
     monkeypatch.setenv(devices.WARM, "logprobs sampler trainer")
     assert devices.idle_bytes("sampler") == devices.IDLE["logprobs"] + devices.IDLE["trainer"]
+
+
+def test_the_memory_of_a_machine_is_what_its_cgroups_allow(tmp_path) -> None:
+    own, old = tmp_path / "own", tmp_path / "memory" / "job"
+    (tmp_path / "slurm" / "step").mkdir(parents=True)
+    old.mkdir(parents=True)
+    (tmp_path / "slurm" / "memory.max").write_text("4096\n")
+    (tmp_path / "slurm" / "step" / "memory.max").write_text("max\n")
+    (tmp_path / "memory.max").write_text("8192\n")
+    (old / "memory.limit_in_bytes").write_text("2048\n")
+    own.write_text("0::/slurm/step\n")
+    assert [*devices._cgroup_limits(tmp_path, own)] == [4096, 8192]
+    own.write_text("0::/not/mounted\n")
+    assert [*devices._cgroup_limits(tmp_path, own)] == [8192], "a container's own"
+    own.write_text("5:memory:/job\n3:cpu,cpuacct:/job\n")
+    assert [*devices._cgroup_limits(tmp_path, own)] == [2048]
+    assert [*devices._cgroup_limits(tmp_path, tmp_path / "none")] == []

@@ -116,6 +116,18 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert not module.is_finished(run, config)
 
 
+def test_only_a_finished_run_lacks_a_policy(starting) -> None:
+    """Who takes the workflow as a module, or says --until, may want no evaluation."""
+    run, config = Path("results/mini"), starting.runs.first
+    starting._workflow.dag_settings = SimpleNamespace(targets=set())
+    for number in range(1, config.rounds + 1):
+        write_json(run / f"rounds/{number:05d}/metrics.json", {})
+    assert starting._missing() is None
+    for file in (*(f"evaluation/{name}/summary.json" for name in config.evaluated), "summary.json"):
+        write_json(run / file, {})
+    assert "policies/00000 is missing" in str(starting._missing())
+
+
 def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:
     """No controller to end with, no folder for temporary files, no workers."""
     monkeypatch.setattr(module.manager, "start", lambda *_: pytest.fail("workers were started"))
