@@ -14,7 +14,8 @@ def _replay(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts import function_copies
     from rloo_pipeline.commands.replay import replay
 
-    function_copies.use(arguments.run)
+    if not arguments.config:  # as in jobs; with it, the user's files as they are now
+        function_copies.use(arguments.run)
     config = load(arguments.config or arguments.run / "config.yaml")
 
     replay(config, arguments.run, arguments.round, arguments.shard)
