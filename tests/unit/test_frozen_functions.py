@@ -104,6 +104,20 @@ def test_functions_of_this_package_and_of_libraries_are_not_copied() -> None:
         assert not freeze(function).exists()
 
 
+def test_copies_that_a_kill_left_between_two_renames_are_put_back(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="beside"))
+    (tmp_path / "beside.py").write_text("ONE = 1\n")
+    folder = freeze("mine.py:reward")
+    for name, whole in ((".functions.1.tmp", False), (".functions.2.tmp", True)):
+        left = folder.rename(folder.with_name(name)) if whole else folder.with_name(name)
+        left.mkdir(exist_ok=True)
+    function_copies.restore(folder)
+    function_copies.verify(folder)
+    (folder.with_name(".functions.3.tmp")).mkdir()
+    function_copies.restore(folder)
+    function_copies.verify(folder)
+
+
 def test_replay_plays_with_the_copies_of_the_run_and_with_the_files_where_it_gets_a_configuration(
     tmp_path, monkeypatch
 ) -> None:
