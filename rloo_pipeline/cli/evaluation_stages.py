@@ -18,7 +18,7 @@ from rloo_pipeline.cli.stage_options import (
     stage,
     take_sampler,
 )
-from rloo_pipeline.cli.stage_setup import run_folder, whole_config
+from rloo_pipeline.cli.stage_setup import run_folder, runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 
@@ -51,6 +51,18 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
         evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
 
+def _prove_chosen(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.evaluate_chosen import chosen_of
+
+    chosen = chosen_of(arguments.selection, arguments.seed)
+    config = load(chosen.run / "config.yaml").only("prove-chosen")
+    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
+        from rloo_pipeline.stages.prove_chosen import prove_chosen
+
+        prove_chosen(config, chosen, arguments.completions, arguments.output)
+
+
 def _report(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.report import report, tables_of
 
@@ -61,6 +73,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
     report(config, run, arguments.summary, arguments.output)
 
 
+SELECTION = path("selection", "file that select wrote")
+SEED = option("--seed", type=int, required=True, help="seed of the chosen run")
 COMMANDS = (
     stage(
         "evaluate",
@@ -80,9 +94,13 @@ COMMANDS = (
         "evaluate-chosen",
         _evaluate_chosen,
         "Sample and score the prompts of dataset.eval with what was chosen.",
-        OUTPUT,
-        *(path("selection", "file that select wrote"), path("greedy", "table for the greedy completions"), SUMMARY),
-        option("--seed", type=int, required=True, help="seed of the chosen run"),
+        *(OUTPUT, SELECTION, path("greedy", "table for the greedy completions"), SUMMARY, SEED),
+    ),
+    command(
+        "prove-chosen",
+        _prove_chosen,
+        "Prove that these completions are of what was chosen.",
+        *(OUTPUT, SELECTION, path("completions", "table that evaluate-chosen wrote"), SEED),
     ),
     stage(
         "distance",
