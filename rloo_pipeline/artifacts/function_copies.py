@@ -32,6 +32,13 @@ def use(run: Path) -> None:
     frozen_functions.use(folder)
 
 
+def restore(folder: Path) -> None:
+    """Puts copies back that a kill left under a temporary name, between the two renames that replace the folder."""
+    for left in sorted(folder.parent.glob(f".{folder.name}.*.tmp")):
+        if not folder.exists() and (left / INDEX).exists():  # which is written last
+            left.rename(folder)
+
+
 def verify(folder: Path) -> None:
     """Checks the copies in a folder.
 

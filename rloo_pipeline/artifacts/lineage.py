@@ -1,8 +1,9 @@
 """Checks that the inputs of a stage were made by its run: by content, not by name, since runs may share files.
 
-Tables have the run's seed in their footers, policies and trainer states in their manifests. Prompts and policies name
-the assets that they were made from, by what is in them. The table train.parquet of a round names the policy that the
-round's update wrote and its metrics. Files of older versions, which lack a fact, are not checked for it.
+Tables have the run's seed in their footers, policies and trainer states in their manifests. Tables also have the keys
+of the configuration that decided them. Prompts and policies name the assets that they were made from, by what is in
+them. The table train.parquet of a round names the policy that the round's update wrote and its metrics. Files of older
+versions, which lack a fact or a key, are not checked for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 from rloo_pipeline.artifacts.files import SEAL
 from rloo_pipeline.artifacts.manifest import MANIFEST
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.section import flatten
+from rloo_pipeline.errors import UserError, one_line
 
 ASSETS = "assets.json"
 """File in the folder of the assets."""
@@ -23,6 +26,9 @@ TRAIN = "train.parquet"
 """Table of a round's update, in the folder of the round."""
 FUNCTIONS = "functions"
 """Key of footers with a digest of the code of each reward function of the user, as JSON; comments do not count."""
+DECIDED = "decided"
+"""Key of footers with what decided the table, as JSON: the stage, the one reward function that ran or null, and the
+stage's parameters."""
 REMEDY = "put this run's own back, or delete it and run again"
 
 
@@ -48,6 +54,40 @@ def require_own(seed: int, inputs: Iterable[Path]) -> None:
     if len(made_from) > 1:
         first, second = list(made_from.values())[:2]
         raise UserError(f"{second}: made by another run, from another model or other data than {first}; {REMEDY}")
+
+
+def decided(config: Config, stage: str, only: str | None = None) -> dict[str, str]:
+    """The fact `DECIDED` for the tables of a stage; `only` names the one reward function that runs."""
+    return {DECIDED: json.dumps([stage, only, _params(config, stage, only)], sort_keys=True)}
+
+
+def require_configured(config: Config, inputs: Iterable[Path]) -> None:
+    """Checks that the configuration of a run, with all sections, is the one that its tables were made with.
+
+    Raises:
+        UserError: a table was made with another value of a key that decided it, or with another weight of a reward.
+    """
+    from rloo_pipeline.artifacts import tables
+
+    weights = {reward.column: reward.weight for reward in config.rewards}
+    for path in inputs:
+        facts = facts_of(path)
+        stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
+        made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
+        stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
+        made |= {f"weight of {name}": weight for name, weight in stated.items()}
+        now |= {f"weight of {name}": weights.get(name) for name in stated}
+        if key := next((key for key in made if key in now and made[key] != now[key]), None):
+            values = (one_line(json.dumps(value), 60) for value in (made[key], now[key]))
+            raise UserError("{}: made with {} {}, and this run has {}; {}".format(path, key, *values, REMEDY))
+
+
+def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:
+    """What decides a stage, or a job of it with one reward function, whose weight then does not count."""
+    if only is None:
+        return config.params(stage)
+    [reward] = [reward.decides() for reward in config.rewards if reward.column == only] or [{}]
+    return {key: value for key, value in reward.items() if key != "weight"}
 
 
 def require_one_scoring(files: Iterable[Path]) -> None:

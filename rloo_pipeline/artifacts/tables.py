@@ -8,7 +8,9 @@ by (prompt, sample), so one group is K consecutive rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,19 @@ def functions_of(table: pa.Table) -> list[str]:
     return [name.removeprefix(SCORES) for name in table.column_names if name.startswith(SCORES)]
 
 
+_common: ContextVar[Mapping[str, object]] = ContextVar("common", default={})  # noqa: B039, never changed in place
+
+
+@contextmanager
+def common_facts(**about: object) -> Iterator[None]:
+    """Puts facts into the footers of all tables that the block writes."""
+    token = _common.set(about)
+    try:
+        yield
+    finally:
+        _common.reset(token)
+
+
 REPEATED = ("prompt_id", "finish_reason", "error")
 """Columns with few distinct values, which are dictionary-encoded."""
 
@@ -149,7 +164,7 @@ def write(
 def build(rows: pa.Table | Sequence[Mapping[str, object]], schema: pa.Schema, kind: str, **about: object) -> pa.Table:
     """The table that `read` returns once this one is saved, with `about` in its footer."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
-    facts = {"schema_version": SCHEMA_VERSION, "kind": kind, "package_version": __version__, **about}
+    facts = {"schema_version": SCHEMA_VERSION, "kind": kind, "package_version": __version__, **_common.get(), **about}
     return table.cast(schema).replace_schema_metadata({key: str(value) for key, value in facts.items()})
 
 

@@ -11,8 +11,12 @@ from rloo_pipeline.trackers.trackers import TRACKERS
 
 
 def _replay(arguments: argparse.Namespace) -> None:
-    config = load(arguments.config or arguments.run / "config.yaml")
+    from rloo_pipeline.artifacts import function_copies
     from rloo_pipeline.commands.replay import replay
+
+    if not arguments.config:  # as in jobs; with it, the user's files as they are now
+        function_copies.use(arguments.run)
+    config = load(arguments.config or arguments.run / "config.yaml")
 
     replay(config, arguments.run, arguments.round, arguments.shard)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rloo_pipeline.artifacts import fence, function_copies
+from rloo_pipeline.artifacts import fence, function_copies, lineage
 from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.cli.stage_options import (
     CHECKS,
@@ -18,7 +18,7 @@ from rloo_pipeline.cli.stage_options import (
     stage,
     take_sampler,
 )
-from rloo_pipeline.cli.stage_setup import run_folder
+from rloo_pipeline.cli.stage_setup import run_folder, runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 
@@ -38,6 +38,7 @@ def _select(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate_chosen(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts import tables
     from rloo_pipeline.stages.evaluate import EvaluationOutputs
     from rloo_pipeline.stages.evaluate_chosen import chosen_of, evaluate_chosen
 
@@ -46,15 +47,34 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
     function_copies.use(chosen.run)
     take_sampler(config)
-    evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
+    with tables.common_facts(**lineage.decided(config, "evaluate-chosen")):
+        evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
+
+
+def _prove_chosen(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.evaluate_chosen import chosen_of
+
+    chosen = chosen_of(arguments.selection, arguments.seed)
+    config = load(chosen.run / "config.yaml").only("prove-chosen")
+    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
+        from rloo_pipeline.stages.prove_chosen import prove_chosen
+
+        prove_chosen(config, chosen, arguments.completions, arguments.output)
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.report import report
+    from rloo_pipeline.stages.report import report, tables_of
 
-    report(config, run_folder(arguments), arguments.summary, arguments.output)
+    run = run_folder(arguments)
+    rounds, evaluations = tables_of(config, run)
+    # with --rerun-triggers, keys may have changed between rounds; evaluations must be comparable
+    lineage.require_configured(whole_config(arguments), [*rounds[-1:], *evaluations])
+    report(config, run, arguments.summary, arguments.output)
 
 
+SELECTION = path("selection", "file that select wrote")
+SEED = option("--seed", type=int, required=True, help="seed of the chosen run")
 COMMANDS = (
     stage(
         "evaluate",
@@ -74,9 +94,13 @@ COMMANDS = (
         "evaluate-chosen",
         _evaluate_chosen,
         "Sample and score the prompts of dataset.eval with what was chosen.",
-        OUTPUT,
-        *(path("selection", "file that select wrote"), path("greedy", "table for the greedy completions"), SUMMARY),
-        option("--seed", type=int, required=True, help="seed of the chosen run"),
+        *(OUTPUT, SELECTION, path("greedy", "table for the greedy completions"), SUMMARY, SEED),
+    ),
+    command(
+        "prove-chosen",
+        _prove_chosen,
+        "Prove that these completions are of what was chosen.",
+        *(OUTPUT, SELECTION, path("completions", "table that evaluate-chosen wrote"), SEED),
     ),
     stage(
         "distance",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import assets
+from rloo_pipeline.artifacts import assets, lineage
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
 from rloo_pipeline.cli.stage_setup import runs_here, stage_config, whole_config
 from rloo_pipeline.config import Config, Rollout
@@ -44,11 +44,14 @@ def stage(
             take_sampler(config)
         if log_probs and not runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
             return
+        from rloo_pipeline.artifacts import tables
+
         try:
-            if run is not None:
-                run(config, arguments)
-            else:
-                call(f"rloo_pipeline.stages.{function}:{function}", (*options, OUTPUT), arguments, config)
+            with tables.common_facts(**lineage.decided(config, name, getattr(arguments, "only", None))):
+                if run is not None:
+                    run(config, arguments)
+                else:
+                    call(f"rloo_pipeline.stages.{function}:{function}", (*options, OUTPUT), arguments, config)
         except UserError:
             raise
         except Exception as error:

@@ -33,6 +33,7 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     function_copies.use(run)
     config = load(run / "config.yaml")
     lineage.require_own(config.seed, _inputs(arguments))
+    lineage.require_configured(config, _inputs(arguments))
     return config.only(stage)
 
 

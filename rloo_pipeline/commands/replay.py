@@ -47,8 +47,8 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
         different += len({difference.row for difference in differences})
     if different:
         raise UserError(
-            f"{run}: {different} episodes came out differently; if the code is that of the run, a tool depends on "
-            "something besides its arguments and `random`, such as a clock or a search"
+            f"{run}: {different} episodes came out differently; with the run's copies of your functions (without "
+            "--config) a tool depends on something besides its arguments and `random`, such as a clock or a search"
         )
 
 

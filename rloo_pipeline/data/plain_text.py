@@ -30,6 +30,10 @@ RENAMED = "\ufdd2"
 """Noncharacter on both sides of a special token's new name."""
 
 
+class UnwritableTextError(UserError):
+    """A text spells a special token that a tokenizer cannot write as plain text."""
+
+
 class PlainText:
     """Encodes texts of data with one tokenizer."""
 
@@ -124,7 +128,7 @@ class PlainText:
         text = re.sub(f"{OPEN}([0-9]+){CLOSE}", lambda match: texts[int(match[1])], text)
         ids = list(self._copy.encode(text, add_special_tokens=False).ids)
         if any(mark in text or f"\\u{ord(mark):x}" in text for mark in (OPEN, CLOSE)) or self._count(ids) > count:
-            raise UserError(self._refusal(spelled, "the chat template or the tokenizer changes it"))
+            raise UnwritableTextError(self._refusal(spelled, "the chat template or the tokenizer changes it"))
         return ids
 
     @cached_property
@@ -134,7 +138,7 @@ class PlainText:
 
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise UserError(self._refusal(None, "the tokenizer is not one of the library tokenizers"))
+            raise UnwritableTextError(self._refusal(None, "the tokenizer is not one of the library tokenizers"))
         names = {text: f"{RENAMED}{text}{RENAMED}" for text in self.special}
         spec = json.loads(backend.to_str())
         spec |= {"post_processor": None, "truncation": None, "padding": None}
@@ -149,9 +153,9 @@ class PlainText:
         try:
             copy = Tokenizer.from_str(json.dumps(spec))
         except Exception as error:  # the library raises this class; such as merges that make a special token
-            raise UserError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
+            raise UnwritableTextError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
         if any(copy.token_to_id(names[text]) != id_ for text, id_ in self.special.items()):
-            raise UserError(self._refusal(None, "the tokenizer numbers its tokens in another way without it"))
+            raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens in another way without it"))
         return copy
 
     def _refusal(self, spelled: str | None, why: str) -> str:

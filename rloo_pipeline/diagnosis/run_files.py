@@ -33,8 +33,8 @@ EVIDENCE_LENGTH = 160
 ROUND = re.compile(r"\d{5,}")
 """Begin of the name of a round's log."""
 Result = TypeVar("Result")
-BY_SEED = "evaluate_chosen"
-"""Stage whose logs are named by the seed."""
+BY_SEED = ("evaluate_chosen", "prove_chosen")
+"""Stages of what was chosen, whose logs are named by the seed."""
 
 
 class RunFiles(NamedTuple):
@@ -170,7 +170,7 @@ def in_order_of_time(run: Path, first: int, last: int) -> int:
 def round_of(log: Path) -> int | None:
     """The round in the name of a log; None for stages outside of rounds, whose logs may be named by shard or seed."""
     named = ROUND.match(log.stem)
-    return int(named[0]) if named and log.parent.name != BY_SEED else None
+    return int(named[0]) if named and log.parent.name not in BY_SEED else None
 
 
 def read_config(folder: Path) -> Config:

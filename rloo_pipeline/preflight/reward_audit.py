@@ -18,14 +18,19 @@ from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.preflight import Finding
 
 T = TypeVar("T")
+MATH_REWARD = "rloo_pipeline.rewards.math:math_reward"
 GOLD_COLUMNS = {
-    "rloo_pipeline.rewards.math:math_reward": ("answer", "solution"),
+    MATH_REWARD: ("answer", "solution"),
     "rloo_pipeline.rewards.answer:exact_answer_reward": ("answer",),
 }
 """Rewards that compare with a gold answer, and the columns that may have it: the first that exists counts."""
 CODE_REWARD = "rloo_pipeline.rewards.code:code_reward"
 MOST_ROWS, MOST_PAIRS = 20_000, 200
 """Gold answers that are read, and those that are compared with a neighbour; evenly spaced where there are more."""
+MOST_EXPRESSIONS = 16
+"""Of the pairs, those with an expression, since math-verify takes up to a second for two of college mathematics."""
+LONGEST_EXPRESSION = 100
+"""Characters of an expression that is compared."""
 SHOWN = 3
 """Rows that a sentence names."""
 
@@ -72,8 +77,9 @@ def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
     own = dict(zip(places, scores([(row, row) for row in places]), strict=True))
     readable = [row for row in places if own[row] is not None]
     neighbours = list(zip(readable, [*readable[1:], *readable[:1]], strict=True))
-    pairs = _spaced(
-        [(a, b) for a, b in neighbours if _written(rows[a][column]) != _written(rows[b][column])], MOST_PAIRS
+    pairs = _chosen(
+        [(a, b) for a, b in neighbours if _written(rows[a][column]) != _written(rows[b][column])],
+        {row: str(rows[row][column]) for row in readable} if reward.function == MATH_REWARD else {},
     )
     return GoldAudit(
         column,
@@ -121,6 +127,29 @@ def _written(gold: Any) -> str:
     return answer.key if answer and not answer.has_words else "".join(str(gold).split())
 
 
+def _chosen(pairs: Sequence[tuple[int, int]], golds: Mapping[int, str]) -> list[tuple[int, int]]:
+    """The pairs to compare: how many depends on the gold answers alone, and not on a clock.
+
+    Args:
+        pairs: of rows.
+        golds: gold answers of math_reward by row; empty for a reward that compares texts.
+    """
+    expressions = {row: gold for row, gold in golds.items() if _is_expression(gold)}
+    lengths = [max((len(expressions[row]) for row in pair if row in expressions), default=0) for pair in pairs]
+    slow = [pair for pair, length in zip(pairs, lengths, strict=True) if 0 < length <= LONGEST_EXPRESSION]
+    quick = [pair for pair, length in zip(pairs, lengths, strict=True) if length == 0]
+    slow = [*_spaced(slow, MOST_EXPRESSIONS)]
+    return sorted([*slow, *_spaced(quick, MOST_PAIRS - len(slow))])
+
+
+def _is_expression(gold: str) -> bool:
+    """Whether math-verify has to compare a gold answer, which is neither a number nor a word."""
+    from rloo_pipeline.rewards import math
+
+    answer = math.find(gold)
+    return answer is not None and answer.number is None and not answer.has_words
+
+
 def _gold_finding(reward: Reward, key: str, rows: Sequence[Row]) -> Finding:
     subject = f"reward {reward.column}"
     try:
@@ -143,9 +172,11 @@ def _gold_finding(reward: Reward, key: str, rows: Sequence[Row]) -> Finding:
     message += " accept themselves"
     if result.accepting:
         shown = (f"{result.of_row(row)} that of {result.of_row(other)}" for row, other in result.accepting[:SHOWN])
-        message += f"; {len(result.accepting):,} of {result.pairs:,} accept their neighbour's, written otherwise: "
+        message += (
+            f"; {len(result.accepting):,} of {result.pairs:,} compared accept their neighbour's, written otherwise: "
+        )
         return Finding(subject, True, message + ", ".join(shown), note=True)
-    return Finding(subject, True, f"{message}, and none of {result.pairs:,} accepts its neighbour's")
+    return Finding(subject, True, f"{message}, and none of {result.pairs:,} compared accepts its neighbour's")
 
 
 def _time_findings(reward: Reward, key: str, rows: Sequence[Row]) -> Iterator[Finding]:

@@ -157,7 +157,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
-        training += ["checks", "trial_checks", "distance"]
+        training += ["checks", "trial_checks", "distance", "prove_chosen"]
         training += ["reference", "refill_reference"] if config.uses_reference else []
     scoring = ["probe", "trial_probe", "evaluate", "evaluate_chosen"]
     scoring += ["refill"] if config.rollout.refill else []

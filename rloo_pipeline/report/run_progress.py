@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
-from rloo_pipeline.diagnosis.run_files import RunFiles, is_finished, metrics_of
+from rloo_pipeline.diagnosis.run_files import BY_SEED, RunFiles, is_finished, metrics_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.stages.table import ROWS
 
@@ -81,7 +81,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     past, config = len(run.rounds), run.config
     before, after = _shown(jobs_before_rounds(config)), _shown(jobs_after_rounds(config))
     if not (run.folder / "selection.json").exists():  # that of an experiment is in its own folder
-        after = [job for job in after if job.stage != "evaluate_chosen"]
+        after = [job for job in after if job.stage not in BY_SEED]
     in_round = Counter(job.stage for job in _shown(jobs_of_round(config, 1)))
     once = Counter(job.stage for job in [*before, *after])
     total = {**once, **{stage: config.rounds * count for stage, count in in_round.items()}}

@@ -14,13 +14,13 @@ float32 on a CPU. In the configuration:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import content_text
-from rloo_pipeline.data.plain_text import plain_text
+from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.completion_text import after_thinking, as_completion, text_of
 from rloo_pipeline.scoring.reward_call import unscored
@@ -59,7 +59,8 @@ def reward_model(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[float | None]:
-    """The model's score of each completion; None where prompt and completion exceed the model's context length.
+    """The model's score of each completion; None where the model cannot read prompt and completion: they exceed its
+    context, or spell a special token that its tokenizer cannot write as plain text.
 
     Args:
         prompts: messages, or strings that the completion continues without a chat template or special tokens.
@@ -83,17 +84,22 @@ def reward_model(
 
     loaded = _load(model, revision, dtype, device, trust_remote_code)
     column = _column(loaded.model, model, output)
-    ids = [
-        _encoded(loaded.tokenizer, _shown(prompt, completion, strip_thinking), model, chat_template_kwargs or {})
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
     limit = min(max_length or loaded.limit, loaded.limit)
-    scores: list[float | None] = [None] * len(ids)
-    rows = [row for row in range(len(ids)) if 0 < len(ids[row]) <= limit]
-    for row in set(range(len(ids))) - set(rows):
-        unscored(row, f"cannot read {len(ids[row])} tokens of conversation; its limit is {limit}")
+    ids: dict[int, list[int]] = {}
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        shown = _shown(prompt, completion, strip_thinking)
+        try:
+            encoded = _encoded(loaded.tokenizer, shown, model, chat_template_kwargs or {})
+        except UnwritableTextError as error:  # a completion must not stop the run
+            unscored(row, f"cannot read the conversation: {error}")
+            continue
+        if 0 < len(encoded) <= limit:
+            ids[row] = encoded
+        else:
+            unscored(row, f"cannot read {len(encoded)} tokens of conversation; its limit is {limit}")
+    scores: list[float | None] = [None] * len(completions)
     with torch.inference_mode():
-        for batch in _batches(rows, [len(row) for row in ids], 0 if loaded.pad is None else max_tokens_per_batch):
+        for batch in _batches(ids, 0 if loaded.pad is None else max_tokens_per_batch):
             logits = _logits(loaded, [ids[row] for row in batch]).float()
             if probability:
                 logits = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
@@ -190,13 +196,13 @@ def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, A
     return encoder.ids_of_text(shown) if isinstance(shown, str) else encoder.ids(shown, rendered)
 
 
-def _batches(rows: list[int], lengths: list[int], most: int) -> Iterator[list[int]]:
-    """Batches of rows of similar length with at most `most` padded tokens; the longest come first, so that a lack of
-    memory shows at once.
+def _batches(ids: Mapping[int, list[int]], most: int) -> Iterator[list[int]]:
+    """Batches of rows of `ids` of similar length with at most `most` padded tokens; the longest come first, so that a
+    lack of memory shows at once.
     """
     batch: list[int] = []
-    for row in sorted(rows, key=lambda row: -lengths[row]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
+    for row in sorted(ids, key=lambda row: -len(ids[row])):
+        if batch and (len(batch) + 1) * len(ids[batch[0]]) > most:
             yield batch
             batch = []
         batch.append(row)

@@ -31,7 +31,7 @@ def check(runs: RunSet, results: Path) -> None:
         folder = results / run
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
-            check_files(folder, config.seed)
+            check_files(folder, config)
 
 
 def _check_config(folder: Path, config: Config) -> None:
@@ -45,11 +45,11 @@ def _check_config(folder: Path, config: Config) -> None:
             )
 
 
-def check_files(folder: Path, seed: int) -> None:
+def check_files(folder: Path, config: Config) -> None:
     """Checks the files of one run.
 
     Raises:
-        UserError: one is damaged, or of another run.
+        UserError: one is damaged, of another run, or made with another configuration.
     """
     from rloo_pipeline.artifacts import files, lineage, manifest, policy, tables
 
@@ -65,7 +65,9 @@ def check_files(folder: Path, seed: int) -> None:
             run_files.read_metrics(folder, int(path.parent.name))
         else:
             files.read_json(path)
-    lineage.require_own(seed, (path.parent if path.name == manifest.MANIFEST else path for path in checked))
+    own = [path.parent if path.name == manifest.MANIFEST else path for path in checked]
+    lineage.require_own(config.seed, own)
+    lineage.require_configured(config, own)
     for scores in (path for path in checked if path.parent.name in ("scores", "reference")):
         rollouts = scores.parent.parent / "rollouts" / scores.name
         if rollouts.exists():

@@ -42,6 +42,8 @@ class EditedFunctions:
         """Files that were edited, relative to the working folder."""
         self._stages: dict[str, set[str]] = {}
         frozen_functions.use(None)
+        if not in_job:
+            function_copies.restore(self._copies)
         if not (self._copies / frozen_functions.INDEX).exists():
             return
         if not in_job:

@@ -60,10 +60,7 @@ def distance(
     sequences = round_data.sequences_of(table, prompts, policy_folder, config.model.trust_remote_code)
     logps = _logps(config, policy_folder, sequences, "policy")
     if checks is not None:
-        found = sampler_proof.of_lists(logps, table["sampling_logps"].to_pylist(), truncated=False)
-        bound = sampler_proof.bound(policy_folder, config.model.dtype, settings.temperature, checks)
-        what = f"the completions in {completions}"
-        sampler_proof.require(found, bound, policy_folder, what, sampler_proof.remedy(completions.parent))
+        sampler_proof.require_evaluation(config, policy_folder, table, logps, completions, checks)
     kl = _summed(logps)
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
     kl -= _summed(_logps(config, reference, sequences, "policy 0"))

@@ -19,8 +19,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     Raises:
         UserError: a file of the run is missing or damaged, is of another run, or was scored by other functions.
     """
-    rounds = [metrics_of(run, number).with_name(lineage.TRAIN) for number in range(1, config.rounds + 1)]
-    evaluations = [run / "evaluation" / name / "completions.parquet" for name in config.evaluated]
+    rounds, evaluations = tables_of(config, run)
     lineage.require_own(config.seed, [*rounds, *evaluations])
     lineage.require_one_scoring([*rounds, *evaluations])
     facts = summarize_run(config, run)
@@ -31,4 +30,12 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     say(
         f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {facts['gain']:+.1%} (95% "
         f"interval {low:+.1%} to {high:+.1%}); see {html}"
+    )
+
+
+def tables_of(config: Config, run: Path) -> tuple[list[Path], list[Path]]:
+    """The tables of a run's updates, and those of its evaluations' completions."""
+    return (
+        [metrics_of(run, number).with_name(lineage.TRAIN) for number in range(1, config.rounds + 1)],
+        [run / "evaluation" / name / "completions.parquet" for name in config.evaluated],
     )

@@ -438,6 +438,18 @@ ROWS = (
         after=("select",),
     ),
     _row(
+        "prove_chosen",
+        "test/{seed}/proof.json",
+        phase="after",
+        when=lambda config, _: config.select is not None,
+        policy="last",
+        log="prove_chosen/{seed}",
+        decides=_whole("seed", "model") | {"evaluation": only("temperature")},
+        reads=("deepspeed",),
+        worker="logprobs",
+        watched=True,
+    ),
+    _row(
         "report",
         "summary.json",
         phase="after",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,11 @@ from torch import Tensor
 from rloo_pipeline.artifacts import model_dims, policy
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rloo_pipeline.config import Config
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02}
 """Largest mean difference by rounding in nats a token, of random models (`check_limits.LOGPROB_LIMITS`)."""
@@ -122,6 +127,31 @@ def require(found: SamplerDifference, allowed: Bound, folder: Path, what: str, r
         f"(over {found.tokens} tokens), and at most {allowed.nats:.2g} is explained ({allowed.explained}); the likely "
         f"cause: {_cause(folder)}; {remedy}"
     )
+
+
+def require_evaluation(
+    config: Config, folder: Path, table: pa.Table, logps: list[list[float]], completions: Path, checks: Path
+) -> SamplerDifference:
+    """Refuses completions of an evaluation that are not of a policy.
+
+    Args:
+        config: with the sections `model` and `evaluation`.
+        folder: of the policy.
+        table: all or some of the completions.
+        logps: the trainer's log-probs of them.
+        completions: their file.
+        checks: checks.json of the run.
+
+    Returns:
+        The difference.
+
+    Raises:
+        UserError: it is larger than what is explained.
+    """
+    found = of_lists(logps, table["sampling_logps"].to_pylist(), truncated=False)
+    allowed = bound(folder, config.model.dtype, config.evaluation.temperature, checks)
+    require(found, allowed, folder, f"the completions in {completions}", remedy(completions.parent))
+    return found
 
 
 def remedy(folder: Path) -> str:

@@ -74,7 +74,7 @@ def test_only_what_is_chosen_is_evaluated_on_the_test_rows(project) -> None:
     arms = {"a": {}, "b": {"update.learning_rate": 1e-5}}
     write(project, mini(dataset={"dev": dev}), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1", "then": "test"})
     jobs = planned(project)
-    assert (jobs["select"], jobs["evaluate_chosen"], jobs["evaluate"]) == (1, 3, 3 + 6)
+    assert (jobs["select"], jobs["evaluate_chosen"], jobs["prove_chosen"], jobs["evaluate"]) == (1, 3, 3, 3 + 6)
 
 
 @pytest.mark.slow

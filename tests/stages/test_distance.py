@@ -1,14 +1,17 @@
 """The KL of a policy from policy 0 equals the one computed from transformers' logits."""
 
 import json
+import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
-from helpers import Round, done
+from helpers import Round, done, rloo, succeeded
 from synthetic_runs import completions_schema
 
 from rloo_pipeline.artifacts import policy as policies
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +74,40 @@ def test_the_log_ratio_of_greedy_completions_is_not_called_a_kl(tmp_path, tiny_m
     )
     assert "log-ratio to policy 0 of greedy completions: 0 nats a completion" in outcome.stderr
     assert "KL from" not in outcome.stderr
+
+
+def test_completions_on_the_test_rows_are_proven_to_be_of_the_chosen_policy(tmp_path, tiny_model) -> None:
+    from rloo_pipeline.training import forward_only
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+    from rloo_pipeline.training.packing import Sequences
+
+    run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2, "breakdown": []}).run
+    folder = run / "policies" / "00001"
+    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+    digest = policies.seal(folder, folder.name)
+    write_json(run / "selection.json", {"chosen": [{"run": ".", "seed": 0, "round": 1, "policy": digest}]})
+    write_json(run / "warmstart" / "checks.json", {"sampler_difference": 1e-7})
+    model = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
+    logps = forward_only.score(model, Sequences([PROMPT] * len(SAID), SAID), 64, "tokens").logps
+    table, proof = run / "test" / "0" / "completions.parquet", run / "test" / "0" / "proof.json"
+
+    def prove(shift: float) -> CompletedProcess[str]:
+        rows = [
+            row | {"sampling_logps": [logp + shift for logp in own]}
+            for row, own in zip(completions(2), logps, strict=True)
+        ]
+        tables.write(table, rows, completions_schema("answer"), "completions", policy=digest)
+        words = ("--selection", run / "selection.json", "--completions", table, "--seed", "0", "--output", proof)
+        return rloo("prove-chosen", *words)
+
+    succeeded(prove(1e-6))
+    found = read_json(proof)
+    assert (found["policy"], found["tokens"]) == (digest, 10)
+    assert found["sampler_difference"] == pytest.approx(1e-6, rel=0.3)
+    outcome = prove(0.1)
+    assert outcome.returncode == 1
+    assert f"the completions in {table} are not of" in outcome.stderr
+    assert "0.1 nats a token from the trainer's (over 10 tokens)" in outcome.stderr
 
 
 def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:

@@ -70,6 +70,36 @@ rule evaluate_chosen:
         " --greedy {output.greedy} --summary {output.summary} --log={log}"
 
 
+rule prove_chosen:
+    input:
+        selection=SELECTION,
+        completions=f"{TEST}/{{seed}}/completions.parquet",
+        policies=policies_of_seed,
+        checks=checks_of_seed,
+    output:
+        f"{TEST}/{{seed}}/proof.json",
+    log:
+        f"results/{RUNS.name}/logs/prove_chosen/{{seed}}.log",
+    benchmark:
+        f"results/{RUNS.name}/benchmarks/prove_chosen/{{seed}}.tsv"
+    wildcard_constraints:
+        seed=one_of(map(str, SEEDS)),
+    container:
+        PASS_IMAGE
+    threads: max(map(pass_threads, RUNS.configs.values()))
+    resources:
+        **PASS_RESOURCES,
+        gpu_stages=1,
+        mem_mb=growing(8000),
+        runtime=growing(60),
+    params:
+        decides=lambda wildcards: [config.params("prove-chosen") for config in of_seed(wildcards).values()],
+        source=lambda wildcards: [source_digest("prove-chosen", config) for config in of_seed(wildcards).values()],
+    shell:
+        "rloo prove-chosen --selection {input.selection} --seed {wildcards.seed} --completions {input.completions}"
+        " --output {output} --log={log}"
+
+
 rule distance:
     input:
         completions=file("evaluation/{name}/completions.parquet"),

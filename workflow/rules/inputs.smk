@@ -221,12 +221,19 @@ SEEDS = sorted({config.seed for config in RUNS.configs.values()})
 CANDIDATES = [
     of_run(run, f"evaluation/{name}/summary.json") for run, config in RUNS.configs.items() for name in config.candidates
 ]
-CHOICE = [SELECTION, *(f"{TEST}/{seed}/summary.json" for seed in SEEDS)] if SELECTED else []
+CHOICE = (
+    [SELECTION, *(f"{TEST}/{seed}/{name}.json" for seed in SEEDS for name in ("summary", "proof"))] if SELECTED else []
+)
 
 
 def of_seed(wildcards):
     """The runs of a seed, by their folders below results/."""
     return {run: config for run, config in RUNS.configs.items() if config.seed == int(wildcards.seed)}
+
+
+def checks_of_seed(wildcards):
+    """As `checks_of`, of the runs of a seed."""
+    return [ancient(of_run(run, "warmstart/checks.json")) for run in of_seed(wildcards)]
 
 
 def policies_of_seed(wildcards):

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import mini
 
 from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
 from rloo_pipeline.cli.stage_setup import INPUTS
+from rloo_pipeline.config import Config
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
 
@@ -57,6 +59,59 @@ def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path
         UserError, match=r"c/assets: made by another run, from another model or other data than .*00000"
     ):
         lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "c" / "assets"])
+
+
+@pytest.fixture
+def config() -> Config:
+    return Config(**mini())
+
+
+def changed(config: Config, section: str, **changes: object) -> Config:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
+
+
+def test_a_table_that_other_keys_decided_is_refused_by_the_name_of_the_key(tmp_path, config) -> None:
+    with tables.common_facts(**lineage.decided(config, "rollout")):
+        made = write_table(tmp_path / "made.parquet", "rollouts")
+    lineage.require_configured(config, [made, write_table(tmp_path / "older.parquet"), tmp_path / "missing"])
+    for same in (changed(config, "rollout", lag=1), changed(config, "update", learning_rate=0.5)):
+        lineage.require_configured(same, [made])
+    with pytest.raises(
+        UserError,
+        match=r"made\.parquet: made with rollout\.temperature 1\.0, and this run has 0\.5; put this run's own",
+    ):
+        lineage.require_configured(changed(config, "rollout", temperature=0.5), [made])
+    assert lineage.DECIDED not in lineage.facts_of(tmp_path / "older.parquet")
+
+
+def test_a_table_of_a_version_without_a_key_is_accepted(tmp_path, config) -> None:
+    stage, only, params = json.loads(lineage.decided(config, "rollout")[lineage.DECIDED])
+    del params["rollout"]["top_p"]
+    older = write_table(tmp_path / "older.parquet", decided=json.dumps([stage, only, params]))
+    lineage.require_configured(changed(config, "rollout", top_p=0.5), [older])
+
+
+def test_the_scores_of_one_function_depend_neither_on_its_weight_nor_on_other_functions(tmp_path, config) -> None:
+    name = config.rewards[0].column
+    with tables.common_facts(**lineage.decided(config, "score", name)):
+        part = write_table(tmp_path / "part.parquet", "part")
+    first, *_ = config.rewards
+    lineage.require_configured(
+        config.model_copy(update={"rewards": [first.model_copy(update={"weight": 7.0})]}), [part]
+    )
+    other = first.model_copy(update={"batch": "all"})
+    with pytest.raises(UserError, match="made with batch"):
+        lineage.require_configured(config.model_copy(update={"rewards": [other]}), [part])
+
+
+def test_weights_of_rewards_in_a_table_are_those_of_the_configuration(tmp_path, config) -> None:
+    weights = {reward.column: reward.weight for reward in config.rewards}
+    lineage.require_configured(config, [write_table(tmp_path / "own.parquet", weights=json.dumps(weights))])
+    name = config.rewards[0].column
+    for other in ({name: weights[name] + 1}, {"another": 1.0}):
+        table = write_table(tmp_path / "changed.parquet", weights=json.dumps(weights | other))
+        with pytest.raises(UserError, match=rf"made with weight of {next(iter(other))} .*, and this run has"):
+            lineage.require_configured(config, [table])
 
 
 def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:

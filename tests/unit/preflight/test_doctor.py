@@ -170,6 +170,7 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
         *("warmstart", "update", "update_last", "update_transient")
     }
     without_gpus = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
+    without_gpus.add("prove_chosen")
     assert {rule for rule, by in used.items() if by is None} == without_gpus
     refills = Config(**mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True}))
     request = slurm_checks.requests(settings, rules, refills)["refill"]
@@ -193,7 +194,7 @@ def test_all_gpus_that_a_stage_uses_are_compared_with_its_request() -> None:
     rewards = [reward | {"gpus": 4} for reward in mini()["rewards"]]
     changes = {"deepspeed": {"processes": 8, "zero_stage": 3}, "rewards": rewards, "vllm": {"tensor_parallel_size": 2}}
     by_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", Config(**mini(**changes)))
-    for rule in ("reference", "refill_reference", "distance", "update"):
+    for rule in ("reference", "refill_reference", "distance", "prove_chosen", "update"):
         assert by_rule[rule].engine_gpus == ("deepspeed.processes", 8), rule
     for rule in ("probe", "evaluate", "evaluate_chosen"):
         assert by_rule[rule].engine_gpus == ("rewards.gpus", 4), rule

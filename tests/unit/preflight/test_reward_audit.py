@@ -1,5 +1,6 @@
 """What `rloo check` says about rewards from the data alone."""
 
+from itertools import pairwise
 from typing import Any
 
 from helpers import mini
@@ -32,7 +33,18 @@ def test_gold_answers_that_accept_themselves_and_no_other_are_fine() -> None:
         "answer", [rf"x^{n}+{n}" for n in range(2, 8)] + ["He has 3 + 4 = 7.\n#### 7", "12 - 5 = 7\n#### 7"]
     )
     assert (finding.ok, finding.note) == (True, False)
-    assert finding.message.endswith("accept themselves, and none of 7 accepts its neighbour's")
+    assert finding.message.endswith("accept themselves, and none of 7 compared accepts its neighbour's")
+
+
+def test_few_pairs_are_compared_where_golds_are_expressions_which_take_long() -> None:
+    golds = {row: rf"\frac{{e^{{{row}x}}(\sin x - \cos x)}}{{2}}+C" for row in range(1000)}
+    pairs = list(pairwise(golds))
+    chosen = reward_audit._chosen(pairs, golds)
+    assert len(chosen) == reward_audit.MOST_EXPRESSIONS
+    assert chosen[-1][0] > 900, "they are spaced evenly"
+    assert len(reward_audit._chosen(pairs, golds | {row: str(row) for row in range(500)})) == reward_audit.MOST_PAIRS
+    assert reward_audit._chosen(pairs, dict.fromkeys(range(1000), "x+1" * 100)) == []
+    assert len(reward_audit._chosen(pairs, {})) == reward_audit.MOST_PAIRS
 
 
 def test_a_gold_answer_that_accepts_its_neighbours_is_shown() -> None:

@@ -73,11 +73,11 @@ def test_batches_change_no_score(folder: str, tokens: int) -> None:
 
 
 def test_batches_have_similar_lengths_and_stay_below_the_limit() -> None:
-    lengths = [3, 50, 4, 49, 5, 200]
-    batches = list(rewards._batches([0, 1, 2, 3, 4], lengths, 100))
-    assert batches == [[1, 3], [4, 2, 0]]
-    assert list(rewards._batches([5, 1], lengths, 100)) == [[5], [1]]
-    assert list(rewards._batches([], lengths, 100)) == []
+    ids = {row: [0] * length for row, length in enumerate([3, 50, 4, 49, 5, 200])}
+    longest = ids.pop(5)
+    assert list(rewards._batches(ids, 100)) == [[1, 3], [4, 2, 0]]
+    assert list(rewards._batches({5: longest, 1: ids[1]}, 100)) == [[5], [1]]
+    assert list(rewards._batches({}, 100)) == []
 
 
 def test_the_model_is_loaded_once_per_process(folder: str) -> None:
@@ -132,6 +132,20 @@ def test_special_tokens_come_from_the_template_and_not_from_prompt_or_completion
     assert honest > 0
     assert count([{"role": "user", "content": f"1{end}1"}], f"0{end}{tokenizer.pad_token}2") == honest
     assert count("1+", "2") == count(f"1+{end}", f"2{end}") == 0  # a text gets none, as in TRL
+
+
+def test_a_completion_that_the_tokenizer_cannot_write_as_text_gets_no_score_and_stops_no_run(
+    folder, monkeypatch
+) -> None:
+    loaded = rewards._load(folder, None, None, None, False)
+    monkeypatch.setattr(loaded.tokenizer, "chat_template", loaded.tokenizer.chat_template + "{{ '\ufdd0' }}")
+    monkeypatch.setattr(rewards, "_load", lambda *_: loaded)
+    prompts, notes = [[{"role": "user", "content": "1"}]] * 2, reward_call.collect_notes()
+    first, second = reward_model(prompts, ["2", f"2{loaded.tokenizer.eos_token}"], folder)
+    assert first is not None
+    assert second is None
+    assert "cannot read the conversation: " in notes[1]
+    assert "spells the special token" in notes[1]
 
 
 def test_a_conversation_over_the_limit_has_no_score(folder: str) -> None:

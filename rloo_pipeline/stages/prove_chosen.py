@@ -1,0 +1,49 @@
+"""prove-chosen: completions of a chosen policy on the test rows → proof.json, if they are of that policy.
+
+It compares the sampler's log-probs with the trainer's, as the stage `distance` does for evaluations on `dataset.dev`,
+but of some completions and without policy 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.seeds import derive, permutation
+from rloo_pipeline.stages.evaluate_chosen import Chosen
+from rloo_pipeline.training import forward_only, round_data, sampler_proof
+from rloo_pipeline.training.logprobs import TokenLogProbs
+
+
+def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path) -> None:
+    """Writes the difference of the log-probs, in nats a token.
+
+    Args:
+        config: of the stage.
+        chosen: the policy.
+        completions: table that `evaluate-chosen` wrote.
+        output: proof.json.
+
+    Raises:
+        UserError: by their log-probs the completions are of another policy.
+    """
+    torch.set_num_threads(config.deepspeed.threads)
+    table = tables.read(completions, "completions", policy=chosen.digest)
+    order = permutation(len(table), derive(config.seed, "proof", "test"))
+    table = table.take(sorted(order[: sampler_proof.COMPLETIONS]))
+    prompts = chosen.run / "prompts"
+    sequences = round_data.sequences_of(table, prompts, chosen.policy, config.model.trust_remote_code)
+    model = forward_only.load_configured(chosen.policy, config)
+    logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
+    logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, "proof").logps
+    checks = chosen.run / "warmstart" / "checks.json"
+    found = sampler_proof.require_evaluation(config, chosen.policy, table, logps, completions, checks)
+    if ranks.current().first:
+        write_json(output, {"policy": chosen.digest, sampler_proof.KEY: found.mean, "tokens": found.tokens})
+    say(f"the test completions are of {chosen.policy}: {found.mean:.2g} nats a token from the trainer's log-probs")
