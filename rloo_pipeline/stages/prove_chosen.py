@@ -19,6 +19,7 @@ from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.evaluate_chosen import Chosen
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
 from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.rollout_proof import MOST
 
 
 def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path) -> None:
@@ -36,7 +37,7 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     torch.set_num_threads(config.deepspeed.threads)
     table = tables.read(completions, "completions", policy=chosen.digest)
     order = permutation(len(table), derive(config.seed, "proof", "test"))
-    table = table.take(sorted(order[: sampler_proof.COMPLETIONS]))
+    table = table.take(sorted(order[:MOST]))
     prompts = chosen.run / "prompts"
     sequences = round_data.sequences_of(table, prompts, chosen.policy, config.model.trust_remote_code)
     model = forward_only.load_configured(chosen.policy, config)
