@@ -45,7 +45,7 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     """`; did you mean 'x'?` with the most similar candidate, or an empty string if none is similar.
 
     Args:
-        name: what the user wrote.
+        name: name as the user wrote it.
         candidates: valid names.
         cutoff: minimum similarity, from 0 to 1 (difflib's ratio).
     """
@@ -88,7 +88,7 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
 
 
 def raise_disk_full(error: BaseException) -> None:
-    """Raises an error again that a full disk caused, where others are put into words of another kind."""
+    """Re-raises an error that a full disk caused, so that handlers for other errors do not reword it."""
     if _is_disk_full(error):
         raise error
 

@@ -1,6 +1,6 @@
 """Functions that a configuration names as `module:function` or `path/file.py:function`.
 
-In a job of a run, their code is that which the run has frozen (`frozen_functions`).
+In a run's job, their code is the run's frozen copy (`frozen_functions`).
 """
 
 from __future__ import annotations

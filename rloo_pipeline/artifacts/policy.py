@@ -44,10 +44,10 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Checks that a folder has files and folders only: who reads a pipe waits for ever.
+    """Checks that a folder has only files and folders; reading a pipe would wait forever.
 
     Raises:
-        UserError: it has something else.
+        UserError: it has a pipe, socket or device.
     """
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -144,8 +144,8 @@ def seal(folder: Path, name: str, **made_from: object) -> str:
     """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
 
     Args:
-        folder: with the policy.
-        name: of the policy.
+        folder: holds the policy.
+        name: name of the policy, such as 00001.
         made_from: facts about the run, for `lineage`.
     """
     return _digest(write_manifest(folder, policy=name, **made_from).digests)
@@ -173,10 +173,10 @@ def verify_text(folder: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """One digest of a policy's weights and configuration, which tables name as `policy` in their footers.
+    """Digest of a policy's weights and configuration; tables have it as `policy` in their footers.
 
     Raises:
-        UserError: as `verify`, or it is not the policy that its round has trained.
+        UserError: `verify` fails, or it is not the policy that its round trained.
     """
     manifest = verify(folder)
     if manifest:
@@ -248,7 +248,7 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
 
     Raises:
-        UserError: generation_config.json has something else there.
+        UserError: generation_config.json is not an object, or eos_token_id is not a token id.
     """
     path = base_of(folder) / GENERATION
     content = read_json(path) if path.exists() else {}
@@ -264,14 +264,14 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
-    """The ids that are text for rewards: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+    """The ids that rewards see as text: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
 
     Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         ends: tokens that end a completion.
-        ids: of a text.
+        ids: token ids of a text.
     """
     hidden = {*ends, *_named_ids(tokenizer)}
     return [id_ for id_ in ids if id_ not in hidden]
@@ -286,7 +286,7 @@ def _named_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 @lru_cache(maxsize=8)
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All special tokens of a tokenizer, those that were added to it included."""
+    """All special tokens of a tokenizer, including added ones."""
     added = getattr(tokenizer, "added_tokens_decoder", None)
     found = [id_ for id_, token in added.items() if token.special] if isinstance(added, Mapping) else []
     return frozenset({*tokenizer.all_special_ids, *found})  # mistral-common has no `added_tokens_decoder`

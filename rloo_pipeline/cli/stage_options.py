@@ -27,7 +27,7 @@ def stage(
     """A stage, whose function gets the sections of the configuration that it may read.
 
     Args:
-        name: of the stage.
+        name: name of the stage.
         about: one sentence for the help.
         options: besides `--config` and `--output`.
         run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
@@ -62,7 +62,7 @@ def stage(
 
 
 def _model_of(arguments: argparse.Namespace) -> Path | None:
-    """The folder of a stage's policy, or of the model that it makes one from; None if it has several or none."""
+    """Folder of the stage's policy, or of the model that it makes one from; None if the stage has several or none."""
     folder: Path | None = getattr(arguments, "policy_folder", getattr(arguments, "assets", None))
     return None if folder is None else assets.policy_of(folder)
 

@@ -38,7 +38,7 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
         nodes: number of nodes.
         processes: number of ranks, a multiple of `nodes`.
         threads: CPUs per rank.
-        output: of the stage; the ranks meet through a file in its folder.
+        output: the stage's output; ranks meet through a file in its folder.
         arguments: after `rloo`.
 
     Raises:

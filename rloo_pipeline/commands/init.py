@@ -56,9 +56,9 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     """Writes a project and prints what to do next.
 
     Args:
-        folder: of the project.
+        folder: the project's folder.
         choices: model, data and reward.
-        force: whether files that are there are replaced.
+        force: replace existing files.
 
     Raises:
         UserError: something is missing or cannot be used, or a file is there already; nothing is written then.
@@ -122,7 +122,7 @@ class ProjectModel(NamedTuple):
     context: int | None
     """Its context in tokens, if it is known."""
     folder: Path | None = None
-    """With its files, if they are here."""
+    """Folder with the model's files, if they are on this machine."""
 
 
 def _model(name: str, folder: Path) -> ProjectModel:
@@ -165,12 +165,12 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
 
 
 def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any]) -> int:
-    """How many training prompts the stage `prompts` will keep; where data or tokenizer are not here, as many as rows.
+    """Number of training prompts that the stage `prompts` will keep; all rows if data or tokenizer are not here.
 
     Args:
-        model: of the project.
-        data: of the project.
-        keys: of the section `dataset`, without its sources.
+        model: the project's model.
+        data: the project's data.
+        keys: section `dataset` without its sources.
     """
     from rloo_pipeline.config import Dataset
 

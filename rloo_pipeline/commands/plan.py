@@ -66,7 +66,7 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
     """Jobs, completion tokens, GB on disk and, where there is a card, GPU-hours of one run.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         card: the GPU, if there is one.
         prompts: training prompts that the stage `difficulty` samples.
     """
@@ -86,7 +86,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     """Prints jobs, tokens, disk and memory per stage; with a GPU model also what fits, the hours and the GPU-hours.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         gpu: name of a GPU model, such as `h100:80`.
         wait: minutes that a SLURM job waits in the queue; None where the run is not for SLURM.
 
@@ -176,7 +176,7 @@ def _print_slurm(config: Config, wait: float, work: float | None, console: Termi
     """Jobs, queue and wall-clock of each way to run on SLURM.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         wait: seconds that a job waits in the queue.
         work: seconds that the stages take; None if not known.
     """

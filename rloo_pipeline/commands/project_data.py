@@ -40,7 +40,7 @@ class ProjectData(NamedTuple):
     is_conversation: bool
     """Whether the prompts are lists of messages."""
     rows: Mapping[str, Sequence[Row]]
-    """Of `train` and `eval`; empty if they are not on this machine."""
+    """Rows of `train` and `eval`; empty if they are not on this machine."""
     splits: Mapping[str, Sequence[Row]]
     """Files to write, and their rows, where one file is split."""
 
@@ -58,7 +58,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         held_out: a file with held-out rows.
         prompt: column with the prompt, if it is not to be guessed.
         answer: column with the right answer, likewise.
-        folder: of the project, in which paths of the configuration start.
+        folder: the project's folder, to which paths in the configuration are relative.
 
     Raises:
         UserError: there are no such data or columns, or too few rows.

@@ -23,7 +23,7 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
     """Plays the episodes of a run again and prints what differs.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         run: its folder.
         round_: a round; by default all.
         shard: a shard; by default all.

@@ -32,7 +32,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     """Scores every round of a run with other rewards; writes the scores and rescore.json, and prints a comparison.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         run: its folder.
         rewards: the new reward functions.
         output: folder for the tables of scores and rescore.json.

@@ -233,7 +233,7 @@ def _histogram(scores: np.ndarray[Any, Any]) -> Table:
 
 
 def _print_golds(console: Terminal, reward: Reward, rows: Sequence[Row]) -> None:
-    """The gold answers that the reward cannot use, one by one; nothing if there are none."""
+    """Prints each gold answer that the reward cannot use."""
     result = reward_audit.audit(reward, rows)
     if result is None:
         return

@@ -33,7 +33,7 @@ class RewardInputs(NamedTuple):
 
 
 def rewards(inputs: RunInputs) -> Iterator[Finding]:
-    """One finding per reward function and dataset: the scores of some training rows and of some held-out rows."""
+    """One finding per reward function and dataset, from the scores of a few training and held-out rows."""
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
     samples = {key: _inputs(config, inputs.datasets[key], inputs.tokenizer) for key in keys}

@@ -194,9 +194,9 @@ class Algorithm(Section):
         name, length = self.advantage, self.response_length
         if self.filter_zero_variance and name in estimators("batch_baseline"):
             yield (
-                f"filter_zero_variance drops groups of equal scores, and with advantage: {name}, whose baseline is of "
-                "the round, these have a signal too; set it to false, or use an estimator with a baseline of the "
-                "group, such as reinforce_pp_baseline"
+                f"filter_zero_variance drops groups of equal scores, but with advantage: {name}, whose baseline is the "
+                "round's, these have a signal too; set it to false, or use an estimator with the group's baseline, "
+                "such as reinforce_pp_baseline"
             )
         if name not in estimators("divided", "of_success"):
             return

@@ -98,9 +98,9 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
         )
     if config.rollout.oversample > 1 and algorithm.advantage in estimators("batch_baseline"):
         yield (
-            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, and with "
-            f"algorithm.advantage: {algorithm.advantage}, whose baseline is of the round, these have a signal too; set "
-            "rollout.oversample: 1, or use an estimator with a baseline of the group, such as reinforce_pp_baseline"
+            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, but with "
+            f"algorithm.advantage: {algorithm.advantage}, whose baseline is the round's, these have a signal too; set "
+            "rollout.oversample: 1, or use an estimator with the group's baseline, such as reinforce_pp_baseline"
         )
     if config.rollout.refill and not algorithm.filter_zero_variance:
         yield (

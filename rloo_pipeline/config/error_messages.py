@@ -64,8 +64,8 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
     """One sentence for the first problem that pydantic found; unknown keys go first because they explain the others.
 
     Args:
-        error: of pydantic.
-        whole: what was read.
+        error: pydantic's error.
+        whole: the whole configuration as read.
     """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     problem, location = problems[0], problems[0]["loc"]

@@ -45,7 +45,7 @@ class Experiment(Section):
     base.
     """
     functions: Literal["ask", "keep", "take"] | None = None
-    """What to do with edited functions, as the key of the same name of a run. Default: that of the base."""
+    """As the key `functions` of a run: how to treat edited functions. Default: the base's value."""
 
     @field_validator("vary", "arms", mode="before")
     @classmethod
@@ -134,7 +134,7 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
 
     Args:
         experiment: its arms and seeds.
-        folder: in which the base is looked up.
+        folder: folder to which the base's path is relative.
         origin: the experiment's file, for messages.
 
     Raises:

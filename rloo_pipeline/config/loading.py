@@ -130,8 +130,8 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
 
 
 def read_changes(changes: Iterable[str]) -> JSON:
-    """The keys that `--config` changes. A value means what it means in a file; Snakemake makes text of each number,
-    boolean and null inside a section.
+    """Parses the changes of `--config`. Values mean what they mean in a file; Snakemake itself turns each number,
+    boolean and null inside a section into text.
 
     Raises:
         UserError: a change is not KEY=VALUE, or its value is not YAML.
@@ -164,7 +164,7 @@ def split_change(change: str) -> tuple[str, str]:
 
 
 def is_yaml_name(word: str) -> bool:
-    """Whether a word on a command line is the name of a YAML file."""
+    """True if a word on a command line names a YAML file."""
     return word.endswith((".yaml", ".yml"))
 
 

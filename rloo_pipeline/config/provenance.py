@@ -74,7 +74,7 @@ def source_files(reference: str, file: Path) -> frozenset[Path]:
 
 
 def function_files(reference: str) -> dict[Path, str]:
-    """`source_files` of a function, but those of installed packages, and their digests, in which comments do not count.
+    """`source_files` of a function with their digests, without installed packages; comments do not count.
 
     Raises:
         UserError: there is no such function.
@@ -166,11 +166,11 @@ def _has_no_effect(node: object, parent: object) -> bool:
 
 
 def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
-    """The real path of a function's file, the folders in which imports are looked up, the nearest first, and the folder
-    of the copies in use, which caches tell apart.
+    """The real path of a function's file, the folders to search for imports (nearest first), and the folder of the
+    copies in use, which is a key of caches.
 
-    Of `package.module:function` it is the one that has the package; of `path/file.py:function` that of the file, and
-    those above it up to the working folder, since a package may begin there.
+    For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
+    file's folder and those above it up to the working folder, since a package may begin there.
     """
     file, module = file.resolve(), reference.rpartition(":")[0]
     if not module.endswith(".py"):

@@ -122,7 +122,7 @@ class RunSet:
         """Where a file of a job's run lies: in the folder of the run, or where runs share it.
 
         Args:
-            wildcards: of the job.
+            wildcards: the job's wildcards.
             file: relative to the folder of the run.
         """
         if not self.experiment:

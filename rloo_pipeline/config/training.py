@@ -61,13 +61,13 @@ class Lora(Section):
     use_rslora: bool = False
     """Scale by lora_alpha / √r instead (rsLoRA, arXiv 2312.03732)."""
     target_modules: list[str] | str = "all-linear"
-    """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`; of a model of
-    images only those of its language model.
+    """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`. In
+    vision-language models, only modules of the language model get one.
     """
 
     @property
     def is_pattern(self) -> bool:
-        """Whether modules are given by a regular expression."""
+        """True if `target_modules` is a regular expression."""
         return isinstance(self.target_modules, str) and self.target_modules != "all-linear"
 
     @field_validator("target_modules")

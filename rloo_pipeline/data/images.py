@@ -31,7 +31,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
     """The image files of a row: those of one image, of a list of images, or none for null.
 
     Args:
-        value: of the column.
+        value: value of the column.
         location: file, row and column, for messages.
 
     Raises:
@@ -127,7 +127,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
 
     Raises:
         UserError: the messages cannot hold the images, the chat template shows another number of them, or a text
-            spells a special token, such as one that stands for a part of an image.
+            spells a special token, such as an image placeholder.
     """
     messages = with_parts(prompt, len(pixels), location)
     spelled = None if dataset.split_special_tokens is False else guard(dataset, processor.tokenizer).spelled(messages)

@@ -53,10 +53,10 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
     """The training prompts of a round.
 
     Args:
-        config: of the stage `rollout`.
+        config: configuration of the stage `rollout`.
         train: all training prompts.
         round_: number of the round, from 1.
-        files: what `dataset.select` needs.
+        files: files that `dataset.select` needs.
 
     Raises:
         UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
@@ -83,12 +83,12 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
 
 
 def require_enough(config: Config, count: int, place: str) -> None:
-    """Checks that there are as many training prompts as a round samples.
+    """Checks that there are at least as many training prompts as a round samples.
 
     Args:
-        config: with the section `rollout`.
-        count: training prompts.
-        place: of the prompts, for the message.
+        config: needs the section `rollout`.
+        count: number of training prompts.
+        place: file or folder of the prompts, for the message.
 
     Raises:
         UserError: there are fewer.
@@ -122,7 +122,7 @@ def draw(weights: Mapping[str, float], count: int, seed: int) -> list[str]:
     Args:
         weights: positive, by prompt_id.
         count: prompts to draw; at most all.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     keys = {name: log((derive(seed, name) + 1) / (2**63 + 1)) / weight for name, weight in weights.items()}
     return sorted(keys, key=lambda name: (-keys[name], name))[:count]

@@ -121,8 +121,8 @@ def read(folder: Path, config: Config | None = None) -> RunFiles:
     """Reads the run in a folder, without the rounds that are older than those before them.
 
     Args:
-        folder: of the run.
-        config: of the run; that in the folder if None.
+        folder: the run's folder.
+        config: the run's configuration; read from the folder if None.
 
     Raises:
         UserError: the folder has no run, or a file of it is damaged.
@@ -199,7 +199,7 @@ def read_metrics(folder: Path, number: int) -> JSON:
     """metrics.json of a round.
 
     Raises:
-        UserError: it is missing, damaged, of another round, or not of the update that wrote the round's table.
+        UserError: it is missing, damaged, of another round, or not from the update that wrote the round's table.
     """
     metrics = read_artifact(metrics_of(folder, number), round=number)
     lineage.check_metrics(metrics_of(folder, number), metrics)
@@ -236,7 +236,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
 
     Args:
         run: folder of the run.
-        name: of the evaluation.
+        name: name of the evaluation.
         refused: which of the two is an error if it is of another policy. By default it counts as none, since an earlier
             training may have left it.
     """

@@ -81,7 +81,7 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     """The command that starts `fork_server.main`.
 
     Args:
-        confinement: where it runs.
+        confinement: sandbox that it runs in.
         references: import strings of the environments and tools.
         file: file descriptor that `main` gets.
         workers: most episodes at a time.

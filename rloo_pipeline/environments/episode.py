@@ -235,7 +235,7 @@ def seed_generators(seed: int) -> None:
     """Seeds `random` and, where they are imported, NumPy's and PyTorch's global generators.
 
     Args:
-        seed: of the episode.
+        seed: seed of the episode.
     """
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):

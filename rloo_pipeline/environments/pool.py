@@ -127,7 +127,7 @@ class EnvironmentPool:
         Args:
             episode: a number that no other open episode has.
             row: columns of the dataset, the arguments of the environment's `reset`.
-            seed: of the global random generators in the episode.
+            seed: seed of the global random generators in the episode.
 
         Raises:
             UserError: the row names no environment of the configuration.

@@ -33,7 +33,7 @@ class Card(NamedTuple):
 
     @property
     def gpu(self) -> VisibleGpu:
-        """What vLLM sees of it."""
+        """The GPU as vLLM sees it."""
         return VisibleGpu(self.gigabytes * GB, self.name)
 
 
@@ -136,7 +136,7 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
     """Completion tokens that an experiment does not sample because its runs share their files.
 
     Args:
-        runs: of the experiment.
+        runs: the experiment's runs.
         prompts: training prompts that `difficulty` samples.
     """
 

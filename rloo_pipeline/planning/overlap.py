@@ -34,7 +34,7 @@ def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterato
     """What a lag gives, for the plan.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         sides: seconds of a round.
         source: where they come from.
         unit: `GPU` or `core`.

@@ -22,7 +22,7 @@ def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Findi
     """All checks of folders.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         needed: bytes that the run will write; None if unknown.
         fetch: the command that downloads model and data.
     """
@@ -168,7 +168,7 @@ def quota(output: str, needed: float) -> Iterator[Finding]:
     """The quota suffices on each file system.
 
     Args:
-        output: of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …
+        output: output of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …
         needed: bytes that the run will write.
     """
     for line in output.splitlines():

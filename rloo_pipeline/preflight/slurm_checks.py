@@ -62,7 +62,7 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
     Args:
         profile: folder of the Snakemake profile.
         rules: folder with the .smk files.
-        config: of the run.
+        config: the run's configuration.
 
     Raises:
         UserError: the profile cannot be read.

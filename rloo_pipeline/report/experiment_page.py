@@ -38,7 +38,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
     Args:
         summary: the result of `experiment_summary.summary_of`.
         experiment: the same experiment.
-        folder: of the experiment.
+        folder: the experiment's folder.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
@@ -118,8 +118,8 @@ def headline(summary: JSON) -> str:
     elif tested and all(row["p_smallest"] > ALPHA for row in tested):
         smallest = frame.chance(min(row["p_smallest"] for row in tested))
         begin += (
-            f" There are too few seeds to show that an arm differs from {baseline}: whatever the accuracies are, no "
-            f"corrected p-value is below {smallest}."
+            f" There are too few seeds to show that an arm differs from {baseline}: no corrected p-value can be "
+            f"below {smallest}."
         )
     elif tested:
         begin += f" No arm differs from {baseline} by more than seeds and problems explain."

@@ -155,7 +155,7 @@ def _selection(experiment: FinishedExperiment) -> JSON | None:
 
 
 def _over_seeds(values: Array) -> JSON:
-    """An arm's mean and interquartile mean, [seeds, prompts] → JSON; no interquartile mean where the seeds are few."""
+    """An arm's mean and interquartile mean, [seeds, prompts] → JSON; with few seeds, no interquartile mean."""
     return {part: estimate and estimate._asdict() for part, estimate in summarize_arm(values)._asdict().items()}
 
 

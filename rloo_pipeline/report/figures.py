@@ -75,7 +75,7 @@ def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: i
     Args:
         chart: whose first metric is drawn.
         arms: name → the rounds of each seed. A round that not all of them have is left out.
-        height: in pixels.
+        height: height in pixels.
     """
     curves, bands = list[Curve](), list[JSON]()
     for line, (arm, runs) in enumerate(arms.items()):
@@ -194,8 +194,8 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
     Args:
         x: the values.
         y: their counts or shares.
-        title: of the x axis.
-        tickformat: of the y axis.
+        title: title of the x axis.
+        tickformat: format of ticks on the y axis.
     """
     chart = Chart("", "", {}, tickformat=tickformat)
     layout = _layout(chart, len(x), HEIGHT, legend=False)

@@ -16,7 +16,7 @@ def read_round(folder: Path, settings: Rollout) -> pa.Table:
 
     Args:
         folder: results/<run>/rounds/<round>.
-        settings: of the run.
+        settings: the run's settings.
 
     Returns:
         The columns of rollouts and scores, and those of train.parquet once it exists, which are null for completions

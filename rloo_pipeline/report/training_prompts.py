@@ -15,7 +15,7 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     """The facts for summary.json and the page.
 
     Args:
-        config: of the report.
+        config: the section `report`.
         run: folder of the run.
 
     Returns:

@@ -142,7 +142,7 @@ def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> As
         project="",
         timeout=timeout,
         max_retries=attempts - 1,
-        http_client=client(timeout=timeout, follow_redirects=False),  # completions go to no other host
+        http_client=client(timeout=timeout, follow_redirects=False),  # never send completions to another host
     )
 
 

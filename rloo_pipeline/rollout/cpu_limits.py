@@ -72,10 +72,10 @@ def check_heads(file: Path, model: ModelConfig) -> None:
 
 
 def check_configured_heads(file: Path, hf_config: Mapping[str, Any]) -> None:
-    """As `check_heads` by config.json, without an engine; models whose heads it does not tell are not checked.
+    """Applies `check_heads` to config.json, without an engine; skips models whose config.json does not give the heads.
 
     Raises:
-        UserError: vLLM cannot compute them on a CPU.
+        UserError: vLLM cannot compute these heads on a CPU.
     """
     text = text_config(hf_config)
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")

@@ -124,7 +124,7 @@ class Episodes:
         """Prepares the episodes.
 
         Args:
-            context: what they share.
+            context: state that the episodes share.
             rows: for each one, the row of its prompt with all columns.
             requests: for each one, the first turn.
         """

@@ -54,8 +54,8 @@ def turns_of(messages: Sequence[Message], finish_reason: str) -> Iterator[Turn]:
     """The turns of an episode whose calls were made; calls that could not be read were not.
 
     Args:
-        messages: what follows the prompt.
-        finish_reason: of the episode. After `stop`, a last turn has calls that were one too many and not made; after
+        messages: messages after the prompt.
+        finish_reason: finish reason of the episode. After `stop`, a last turn has calls that were one too many and not made; after
             `length` they were made, and there was no room for their answers.
     """
     calls: Calls = []

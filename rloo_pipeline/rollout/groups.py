@@ -34,9 +34,9 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
-        folder: of the policy.
-        config: of the stage.
-        prompts: what it will sample from.
+        folder: the policy's folder.
+        config: the stage's configuration.
+        prompts: prompts to sample from.
         max_completion_length: tokens that the context must have room for beside the longest prompt.
 
     Raises:
@@ -76,7 +76,7 @@ def call_reader(folder: Path, config: Config) -> CallReader:
     """What reads calls of tools in the turns of a model; its `template` renders their answers.
 
     Args:
-        folder: of the model, not of an adapter.
+        folder: the model's folder, not an adapter's.
         config: with the sections `model`, `dataset` and `rollout`.
 
     Raises:
@@ -149,8 +149,8 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
 
     Args:
         sampler: with the policy.
-        config: of the stage.
-        draws: what to sample.
+        config: the stage's configuration.
+        draws: draws to sample.
 
     Returns:
         For each draw, a table of rollouts without a footer, ordered by (prompt, sample).

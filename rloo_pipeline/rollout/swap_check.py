@@ -109,7 +109,7 @@ def transformers_logps(
     """Log-probs of all next tokens under the policy as transformers load it.
 
     Args:
-        folder: of the policy.
+        folder: the policy's folder.
         dtype: to compute in.
         trust_remote_code: whether to run code that comes with the model.
         prompts: token ids to continue.
@@ -176,17 +176,17 @@ def is_cheap(folder: Path) -> bool:
 
 
 def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool) -> None:
-    """Checks that an engine computes with the weights in `folder`, and tells the user where it does not.
+    """Checks that an engine computes with the weights in `folder`.
 
     Args:
-        reply: of the engine to the prompts.
-        folder: of the policy that the engine was given.
-        dtype: of the engine.
-        trust_remote_code: whether to run code that comes with the model.
+        reply: the engine's reply to the prompts.
+        folder: the policy that the engine was given.
+        dtype: the engine's number format.
+        trust_remote_code: run code that comes with the model.
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.
-        UserError: it does not compute with an adapter, which a new engine would load in the same way.
+        UserError: it does not compute with an adapter; a new engine would not either.
     """
     try:
         expected = transformers_logps(folder, dtype, trust_remote_code, reply.prompts, reply.engine)

@@ -39,11 +39,11 @@ class Templater:
 
         Args:
             dataset: section of the configuration.
-            tokenizer: of the model.
+            tokenizer: the model's tokenizer.
             stop_ids: tokens that end a turn.
             pool: processes for tools and environments; None in a run without tools.
             several: the column `environment` says which environment a row has.
-            processor: of the model, in a run with images.
+            processor: the model's processor, in a run with images.
         """
         self.dataset, self.tokenizer, self.pool, self.several = dataset, tokenizer, pool, several
         self.processor = processor
@@ -59,7 +59,7 @@ class Templater:
         """The rows with all their columns and prompt, prompt_ids and prompt_id.
 
         Args:
-            rows: of the dataset.
+            rows: rows of the dataset.
             path: of their file, for messages.
 
         Raises:

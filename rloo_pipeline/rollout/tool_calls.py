@@ -45,7 +45,7 @@ class CallReader:
         """Chooses the parser.
 
         Args:
-            template: of the model.
+            template: the model's template.
             parser: a name of vLLM, or `auto`.
 
         Raises:
@@ -80,8 +80,8 @@ class CallReader:
         """Reads a turn.
 
         Args:
-            text: of the turn, with special tokens, without its end token.
-            schemas: of the tools that the model may call.
+            text: text of the turn, with special tokens, without its end token.
+            schemas: schemas of the tools that the model may call.
         """
         answer = after_thinking(text)
         thinking = text[: len(text) - len(answer)]

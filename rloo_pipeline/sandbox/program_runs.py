@@ -33,7 +33,7 @@ class RunSettings(NamedTuple):
     partial: bool
     """Run all tests, also after one has failed."""
     row_seconds: float = math.inf
-    """Time for all runs of a row; the cases that are left then have failed."""
+    """Time limit for all runs of a row; cases that are left after it count as failed."""
 
 
 class ProgramRun(NamedTuple):
@@ -45,8 +45,8 @@ class ProgramRun(NamedTuple):
 
 
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
-    """How many cases a program passes as a script. Stops at the first failure unless `partial`, and when the time of
-    the row is over.
+    """Counts the cases that a program passes as a script. Stops at the first failure unless `partial`, and when the
+    row's time is over.
     """
     passed, end = 0, time.monotonic() + settings.row_seconds
     for case in cases:
@@ -75,9 +75,9 @@ def run_program(
         settings: sandbox and limits.
         text: the program.
         stdin_text: its standard input.
-        most: most bytes that it may print.
-        with_errors: what it writes to its standard error belongs to what it prints.
-        seconds: time limit of this run, where it is below that of the settings.
+        most: maximum number of bytes that it may print.
+        with_errors: count its standard error as output.
+        seconds: time limit of this run, if it is below the settings' limit.
 
     Raises:
         UnusableTestsError: the sandbox does not start.

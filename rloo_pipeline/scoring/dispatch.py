@@ -81,7 +81,7 @@ class WorkerPools:
             batch: the rows.
             samples: number of neighbouring rows of each prompt; they share a call.
             constants: further arguments, the same for all rows, for functions that name them; options override them.
-            more: whether there is a next batch, for which the workers stay.
+            more: True if another batch follows, so workers stay.
 
         Raises:
             UserError: a function cannot be found, needs a column that does not exist, or does not return one finite

@@ -113,7 +113,7 @@ def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) ->
     """The messages that were encoded.
 
     Args:
-        data: what came.
+        data: received bytes.
         kinds: types of messages by name.
 
     Raises:

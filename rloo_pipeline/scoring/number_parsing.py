@@ -72,7 +72,7 @@ class Number(NamedTuple):
 
 
 def ascii_mathematics(text: str) -> str:
-    """The text with LaTeX for symbols such as `√` and `½`, and a fraction for `0.1\\overline{6}`."""
+    """Replaces symbols such as `√` and `½` by LaTeX, and `0.1\\overline{6}` by a fraction."""
 
     def fraction(match: re.Match[str]) -> str:
         whole, fixed, repeated = match.groups()

@@ -20,7 +20,7 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
 
     Args:
         workflow: Snakemake's, as a Snakefile has it.
-        runs: what it works on.
+        runs: runs to work on.
 
     Returns:
         The runs, of an experiment without the rounds that a gate has spared; and the process's controller.
@@ -37,7 +37,7 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
 
 
 def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
-    """Gives the values of `--config` in a workflow's configuration the meaning that they have in a file.
+    """Gives values of `--config` in a workflow's configuration the types that they would have in a file.
 
     Raises:
         UserError: a value is not YAML.

@@ -101,7 +101,7 @@ class Controller:
         return 0 if self._on_this_machine() else threads
 
     def _on_this_machine(self) -> bool:
-        """Whether jobs run beside this process, rather than as jobs or steps of SLURM."""
+        """True if jobs run beside this process, not as SLURM jobs or steps."""
         return self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
 
     def prepare(self) -> None:
@@ -175,10 +175,10 @@ class Controller:
             self._write_configs()
 
     def rules_read(self) -> None:
-        """After all rules: limits stages to the GPUs of this machine, or makes them steps of a job of several nodes.
+        """Runs after all rules are read. Limits stages to this machine's GPUs, or makes them steps of a multi-node job.
 
         Raises:
-            UserError: a profile sets threads or resources of a rule that is not here; Snakemake itself ignores that.
+            UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that.
         """
         settings, rules = self._workflow.resource_settings, {rule.name for rule in self._workflow.rules}
         unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
@@ -213,7 +213,7 @@ class Controller:
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
                 f"{slurm_checks.USE_OURS}"
             )
-        if not self._held.alone:  # Snakemake's own lock was left out, cleared or not yet taken by the other process
+        if not self._held.alone:  # the other process has skipped or cleared Snakemake's own lock, or not taken it yet
             locks.leave_to_owner(self._workflow.persistence)
             raise UserError(self._held.message)
         if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
@@ -257,7 +257,7 @@ class Controller:
         return kept or next(filter(None, replaced), None)
 
     def _missing(self) -> str | None:
-        """A sentence if a finished run lacks what its user wants of it; Snakemake needs it no more."""
+        """A sentence if a finished run lacks a file that its user wants; Snakemake no longer needs the file."""
         for run, config in () if self._workflow.dag_settings.targets else self.runs.configs.items():
             evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
             for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
@@ -271,14 +271,14 @@ class Controller:
         return None
 
     def _on_message(self, record: logging.LogRecord) -> bool:
-        """A filter for Snakemake's messages, which mark moments without a hook; the thread calls it that logs.
+        """Filters Snakemake's messages, since some mark moments that have no hook. Runs in the thread that logs.
 
-        Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. Where the folder is
-        locked, says by whom, in place of the advice to unlock it. Where there is no job to run, looks for files that
-        another configuration has made.
+        Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
+        names the owner instead of advising to unlock it. If no job is left to run, looks for files that another
+        configuration made.
 
         Raises:
-            WorkflowError: it finds none, although a file is not what the configuration describes.
+            WorkflowError: no job is left to run, although a file is not what the configuration describes.
         """
         message = str(record.msg)
         if message.startswith("Building DAG"):

@@ -34,14 +34,14 @@ class Hold(NamedTuple):
 
 
 def hold(folder: Path, run: str) -> Hold:
-    """Takes the lock of a run for the life of this process, and removes markers that are provably stale.
+    """Takes the lock of a run for the life of this process, and removes provably stale markers.
 
     Args:
         folder: Snakemake's working folder; several runs may use it at once.
         run: the run's name.
 
     Raises:
-        UserError: nothing can be written there, its name has a line break, or the lock is another user's.
+        UserError: the folder is not writable, its name has a line break, or the lock is another user's.
     """
     if "\n" in str(folder):
         raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
@@ -81,10 +81,10 @@ def hold(folder: Path, run: str) -> Hold:
 
 
 def leave_to_owner(persistence: Any) -> None:
-    """Makes Snakemake's end remove no markers but those that this process has written: they are the owner's.
+    """Makes Snakemake remove only the markers of this process at its end; the others are the owner's.
 
     Args:
-        persistence: Snakemake's, of a process that may not write to the run.
+        persistence: Snakemake's persistence, in a process that may not write to the run.
     """
     for marker in getattr(persistence, "_lockfile", {}).values():
         Path(marker).unlink(missing_ok=True)

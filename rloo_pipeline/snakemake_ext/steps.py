@@ -42,7 +42,7 @@ def spread(rules: Iterable[Any], limits: Any) -> None:
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
-        limits: what all jobs that run at once may use; `gpu_stages`, which is meant for one node, is multiplied.
+        limits: resources that all concurrent jobs may use together; multiplies `gpu_stages`, which is meant per node.
     """
     if "gpu_stages" in limits:
         limits["gpu_stages"] = limits["gpu_stages"].value * nodes()

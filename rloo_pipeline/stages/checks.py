@@ -51,12 +51,12 @@ def checks(
     """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: the policy, or `assets` for the base model.
         probed: its probe.
-        trial: whether failed checks do not stop the run.
+        trial: True if failed checks do not stop the run.
         output: checks.json.
 
     Raises:

@@ -36,7 +36,7 @@ def refill(
     """Samples until as many groups teach as the update trains on, prompts run out, or the limit is reached.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: the policy that sampled the shards.
         round_: number of the round, from 1.

@@ -21,7 +21,7 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
     """Writes report.html of the run in folder `run`, unless its last one is there.
 
     Args:
-        config: of the report.
+        config: the section `report`.
         run: folder of the run.
         output: pages/<round>.json, a record that the page was written after this round.
     """

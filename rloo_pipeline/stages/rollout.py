@@ -30,7 +30,7 @@ def rollout(
     """Samples the completions of one shard, and its share of the held-out completions of the round.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: the policy.
         round_: number of the round, from 1.

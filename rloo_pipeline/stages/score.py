@@ -51,7 +51,7 @@ def score(
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
         parts: tables that this stage wrote with `only`.
-        held_out: of the shard; None without.
+        held_out: held-out completions of the shard, if any.
 
     Raises:
         UserError: a reward function fails or does not return one finite number or None per completion; the

@@ -26,7 +26,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     """Writes policy 0; with SFT, every rank calls this.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         assets, prompts: folders that these stages wrote.
         trial: checks of the base model, where `warmstart.train` is `auto`.
         output: the policy.

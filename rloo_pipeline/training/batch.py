@@ -97,8 +97,8 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1, and there are others; or groups of equal scores have
-            advantages, and are dropped.
+        UserError: the estimator needs scores of 0 and 1 and there are others; or groups of equal scores have
+            advantages but the configuration drops them.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
@@ -125,7 +125,7 @@ def make_batch(
         advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
         # If the scores alone give equal advantages, as they are or clipped, their deviation is that of the penalties
-        # only: do not divide by it. Advantages of scores that differ by rounding have nothing to compare rounding with.
+        # only: do not divide by it, nor by a spread that is only rounding.
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages = advantages.nan_to_num(0.0).float()

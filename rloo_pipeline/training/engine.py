@@ -105,13 +105,13 @@ class Engine:
     ) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, shared over the ranks.
 
-        Dropout is active if it is active in the optimizer steps, since otherwise a ratio would compare two different
-        policies; not with `dropout` false.
+        Dropout is active if it is active in optimizer steps; a ratio would otherwise compare two different policies.
 
         Args:
             sequences: prompts and completions; the same on every rank.
             max_tokens: tokens per micro-batch.
             advance: called with the number of sequences done.
+            dropout: False turns dropout off.
 
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
@@ -147,13 +147,13 @@ class Engine:
     ) -> float:
         """Takes one optimizer step on `rows`, shared over the ranks.
 
-        If a gradient overflows float16, the step is repeated with a smaller loss scale; it is never skipped.
+        If a gradient overflows float16, the step is repeated with a smaller loss scale, never skipped.
 
         Args:
             sequences: prompts and completions of the round; the same on every rank.
-            rows: sequences of this step.
+            rows: indices of this step's sequences.
             max_tokens: tokens per micro-batch.
-            loss_of: the share of some rows in the loss, already divided by the step's denominator.
+            loss_of: returns the share of some rows in the loss, already divided by the step's denominator.
             advance: called with the number of sequences done.
             before_change: called between the backward pass and the change of weights.
 

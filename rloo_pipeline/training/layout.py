@@ -104,9 +104,9 @@ def lay_out(
 
     Args:
         prompts: index in the row where the prompt begins; neighbours with the same index share a prompt.
-        prompt_lengths: in tokens.
+        prompt_lengths: lengths in tokens.
         completions: index in the row where the completion begins.
-        completion_lengths: in tokens, as far as the row contains the completion.
+        completion_lengths: lengths in tokens, as far as the row contains the completion.
     """
     lengths = prompt_lengths + completion_lengths
     order = lengths.argsort(descending=True, stable=True)

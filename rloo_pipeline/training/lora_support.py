@@ -40,7 +40,7 @@ def check_lora(folder: Path, lora: Lora | None) -> None:
     """Checks that vLLM can serve the adapter that a run would train.
 
     Args:
-        folder: of the base.
+        folder: the base's folder.
         lora: the section `update.lora`.
 
     Raises:

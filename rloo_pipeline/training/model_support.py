@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
-"""Ends of the keys of config.json that count parts of a model, and the most parts: transformers makes lists of them."""
+"""Suffixes of keys in config.json that count parts of a model, and their maximum; transformers makes lists of parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ENCODERS = frozenset(

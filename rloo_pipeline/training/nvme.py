@@ -135,7 +135,7 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> None:
 
     Args:
         engine: DeepSpeed's.
-        folder: of the state; it exists.
+        folder: folder of the state; it exists.
         step: optimizer steps so far.
     """
     from rloo_pipeline.training.deepspeed_config import save_reproducibly

@@ -14,7 +14,7 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
     """The metrics of a round.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         round_: number of the round, from 1.
         engine: the trainer after the round.
         sampled: all completions of the round.

@@ -44,7 +44,7 @@ def select(
         algorithm: the section `algorithm`.
         samples: K.
         scores: NaN where unscorable.
-        truncated: whether the completion has no end token.
+        truncated: True if the completion has no end token.
     """
     masked = truncated & algorithm.mask_truncated_completions
     excluded = masked & (not algorithm.keep_truncated_in_baseline)

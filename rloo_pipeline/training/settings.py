@@ -63,8 +63,8 @@ class TrainerSettings(NamedTuple):
         """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
 
         Args:
-            config: of the run.
-            section: of the stage.
+            config: the run's configuration.
+            section: the stage's section.
             horizon: optimizer steps until the learning rate is at its minimum.
         """
         return cls(

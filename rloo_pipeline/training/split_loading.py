@@ -52,7 +52,7 @@ def load(
     Args:
         base: folder of the model.
         dtype: number format of the weights.
-        trust_remote_code: whether code in the folder may run.
+        trust_remote_code: allow code in the folder to run.
         configuration: DeepSpeed's, with ZeRO 3.
         options: further arguments of `from_pretrained`.
 

@@ -110,11 +110,11 @@ def packed_attention(
         query: queries of the row; a pack is a batch of 1.
         key: keys of the row.
         value: values of the row.
-        attention_mask: what `_describe_mask` returned.
+        attention_mask: result of `_describe_mask`.
         dropout: probability of dropping a score.
         scaling: factor of the scores, by default head_dim^-½.
         layout: layout of the pack; None outside of a pack, where each row is one sequence.
-        softcap: of the scores.
+        softcap: soft cap of the scores.
         s_aux: sinks, one per query head.
         options: further arguments of the layer, checked for features that are not supported.
 
@@ -160,7 +160,7 @@ def _describe_mask(
 
     Args:
         q_length: tokens of the row.
-        mask_function: whether a query attends to a key, by their positions.
+        mask_function: returns True if a query attends to a key, given their positions.
         local_size: tokens of the window or chunk.
         use_vmap: the model adds rules of its own, which have no description; `packed_attention` then refuses.
     """

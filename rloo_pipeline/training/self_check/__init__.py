@@ -74,9 +74,9 @@ def load_or_run(folder: Path, trust_remote_code: bool, images: bool | None = Non
     """The result for the model in `folder` (not an adapter): from memory, from its file, or from a check run now.
 
     Args:
-        folder: of the model.
-        trust_remote_code: whether code in the folder may run.
-        images: whether prompts of the run have images; None for what the file says, and False where there is none.
+        folder: the model's folder.
+        trust_remote_code: allow code in the folder to run.
+        images: True if the run's prompts have images; None reads it from the file (False without a file).
 
     Raises:
         UserError: the check fails or cannot run.

@@ -34,7 +34,7 @@ def show(sequences: Sequences, config: Any) -> Sequences:
     """The sequences of the probe with images in their prompts, behind the first token.
 
     Args:
-        sequences: of `probe`: three with one prompt, and one with another.
+        sequences: sequences of `probe`: three with one prompt, and one with another.
         config: transformers configuration of the small model.
     """
     draw = torch.Generator().manual_seed(2)

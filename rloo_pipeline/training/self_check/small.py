@@ -182,7 +182,7 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
 
     Args:
         config: transformers configuration.
-        trust_remote_code: whether the model's own code may run.
+        trust_remote_code: allow the model's own code to run.
         attention: name of the attention implementation; None for the model's default.
 
     Raises:
