@@ -73,7 +73,7 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
-    """For a block that writes to `folder`: an error caused by a full disk becomes one that names the folder.
+    """Context manager for writing to `folder`: turns an error caused by a full disk into one that names the folder.
 
     Raises:
         UserError: the block failed because there was no space left.
@@ -98,7 +98,7 @@ NEARLY_FULL = 1 << 16
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Whether a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
+    """True if a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     texts = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "No usable temporary directory")

@@ -78,13 +78,13 @@ def whiten(values: Float[Tensor, "*shape"], divide: bool = True) -> Float[Tensor
 
 
 def differ(values: Float[Tensor, "*shape"]) -> bool:
-    """Whether any two values of the whole tensor differ by more than rounding."""
+    """True if any two values of the whole tensor differ by more than rounding."""
     flat = values.flatten()
     return bool((centred(flat).abs() > rounding(flat)).any())
 
 
 def teaching(rewards: Float[Tensor, "prompts K"], in_loss: Bool[Tensor, "prompts K"]) -> Bool[Tensor, " prompts"]:
-    """Which groups teach: a completion in the loss has a non-zero advantage, as its reward is not its group's mean.
+    """Groups that teach: a completion in the loss has a non-zero advantage, as its reward is not its group's mean.
 
     Groups with equal rewards, with a single scorable sample, or without a completion in the loss do not teach.
 

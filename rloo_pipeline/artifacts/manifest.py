@@ -34,7 +34,7 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 class Manifest(NamedTuple):
-    """What a manifest says of its folder."""
+    """The content of a folder's manifest."""
 
     about: dict[str, Any]
     """The facts that `write_manifest` was given."""

@@ -39,7 +39,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a policy is a PEFT adapter on a base model."""
+    """True if a policy is a PEFT adapter on a base model."""
     return (folder / ADAPTER).exists()
 
 
@@ -167,7 +167,7 @@ def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | N
 
 
 def verify_text(folder: Path) -> None:
-    """As `verify`, for a stage that may read the tokenizer, if there is one, and no weights."""
+    """Does the same as `verify`, but only for the tokenizer, if any; for stages that do not read weights."""
     if folder.is_dir():
         verify(folder, lambda name: not name.endswith(".safetensors"))
 
@@ -240,7 +240,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
 
 
 def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer came with a PAD token of its own, rather than EOS from `load_tokenizer`."""
+    """True if a tokenizer came with a PAD token of its own, rather than EOS from `load_tokenizer`."""
     return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
 
 

@@ -177,7 +177,7 @@ def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.A
 
 
 def _keys_differ(values: Iterable[Any]) -> bool:
-    """Whether objects have different keys, among these values or at one place within them."""
+    """True if objects have different keys, among these values or at one place within them."""
     given = (value for value in values if value is not None)
     first = next(given, None)
     if isinstance(first, list | tuple):

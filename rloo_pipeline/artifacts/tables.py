@@ -29,7 +29,7 @@ SCHEMA_VERSION = "4"
 DIGEST = "digest"
 """Key of the footer with the hex BLAKE3 of the file, in which this digest itself counts as zeros."""
 MARK, ZEROS = b"blake3:", b"0" * 64
-"""What the digest begins with in the file, and what it replaces."""
+"""Prefix of the digest in the file, and the placeholder that the digest replaces."""
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
 
 ROLLOUTS = pa.schema(
@@ -89,7 +89,7 @@ SCORED = [
 WEIGHTS = "weights"
 """Footer key of score tables: the weights of the reward functions, as JSON."""
 SCORES = "scores/"
-"""What the column of a reward function begins with, which may have the name of a column of the dataset."""
+"""Prefix of a reward function's column, since the function may be named like a column of the dataset."""
 
 
 def score_column(function: str) -> str:
@@ -270,7 +270,7 @@ def facts_about(rollouts: pa.Table) -> dict[str, str]:
 
 
 def is_episodes(rollouts: pa.Table) -> bool:
-    """Whether rows are episodes; without `loss_mask`, the model sampled every token of a completion."""
+    """True if rows are episodes; without `loss_mask`, the model sampled every token of a completion."""
     return "loss_mask" in rollouts.column_names
 
 

@@ -33,7 +33,7 @@ class Command(NamedTuple):
     """One sentence, for `rloo --help` and `rloo NAME --help`."""
     options: tuple[Option, ...]
     passes_on: bool = False
-    """Whether it takes any arguments, as `arguments.unparsed`."""
+    """True if it takes any arguments, as `arguments.unparsed`."""
     passes_rest: bool = False
     """True if the command takes any arguments after `--`, as `arguments.unparsed`."""
 

@@ -1,4 +1,4 @@
-"""What the stages' commands share: the configuration of the run, and the ranks of stages that train."""
+"""Set-up that all stage commands share: the run's configuration, and the ranks of stages that train."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
-    """Whether this process runs the stage: as its only process, or as one of its ranks.
+    """True if this process runs the stage: as its only process, or as one of its ranks.
 
     Otherwise starts the ranks, with the same arguments, and waits for them.
 

@@ -74,7 +74,7 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
 
 
 def is_outside_image() -> bool:
-    """Whether the run's stages have an image and this process is not in one."""
+    """True if the run's stages have an image and this process is not in one."""
     return IMAGE in os.environ and "APPTAINER_CONTAINER" not in os.environ
 
 

@@ -81,7 +81,7 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
 
 
 def _turns(trial: EpisodeTrial, row: Row) -> Iterator[str]:
-    """What the model writes to call each tool once."""
+    """Turns in which the model calls each tool once."""
     for schema in trial.pool.schemas(row):
         function = schema["function"]
         yield trial.reader.template.turn_text(call_message([(function["name"], _arguments(function))]))
@@ -117,7 +117,7 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
 
 
 def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord) -> Finding:
-    """What happened in an episode."""
+    """The finding about one episode."""
     if episode.lost:
         return Finding(subject, False, f"on a row of {key}: {episode.lost}")
     answers = [message for message in episode.messages if message["role"] == "tool"]

@@ -27,7 +27,7 @@ from rloo_pipeline.runtime.console import Terminal
 T = TypeVar("T")
 TEMPLATES = ("config/config.yaml", "Snakefile", "rewards.py", "test_rewards.py", "README.md", ".gitignore")
 PROFILES = ("default", "slurm")
-"""Those that a user edits, or that Snakemake looks for in the project; the others are taken from the package."""
+"""Profiles that users edit or that Snakemake looks for in the project; the package provides the others."""
 QUESTIONS = {
     "model": "Model (a folder, or an id on the Hub): ",
     "data": "Data (a .jsonl, .json or .parquet file, a folder with train and test files, or an id on the Hub): ",
@@ -41,7 +41,7 @@ GENERATIONS, PROMPTS = 8, 32
 
 
 class ProjectChoices(NamedTuple):
-    """What the user chose; None is detected or asked for."""
+    """The user's choices; None means to detect or ask."""
 
     model: str | None
     data: str | None
@@ -84,7 +84,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
 
 
 def _asks(choices: ProjectChoices) -> bool:
-    """Whether what is missing is asked for: if model or data is.
+    """True if what is missing is asked for: if model or data is.
 
     Raises:
         UserError: there is no terminal to ask on.
@@ -96,7 +96,7 @@ def _asks(choices: ProjectChoices) -> bool:
 
 
 def _chosen(name: str, choice: str | None, asks: bool, use: Callable[[str], T]) -> T:
-    """What `use` makes of a choice, or of what the user types instead; asks again where `use` refuses that.
+    """Applies `use` to a choice, or to the user's answer if there is no choice; asks again if `use` refuses it.
 
     Raises:
         UserError: the input ended, or `use` refuses a choice that was given.
@@ -118,7 +118,7 @@ class ProjectModel(NamedTuple):
     entry: dict[str, Any]
     """The section `model` of the configuration."""
     has_template: bool
-    """Whether its tokenizer has a chat template, as far as its files are here."""
+    """True if its tokenizer has a chat template, as far as its files are here."""
     context: int | None
     """Its context in tokens, if it is known."""
     folder: Path | None = None

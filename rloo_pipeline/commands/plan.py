@@ -133,7 +133,7 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
 def _print_difficulty(
     config: Config, shape: model_dims.ModelDims, card: estimate.Card | None, console: Terminal
 ) -> None:
-    """What the stage `difficulty` samples, once."""
+    """Prints the samples that the stage `difficulty` takes, once."""
     prompts = _difficulty_prompts(config)
     if prompts is None:
         console.print("difficulty: all training prompts, whose number is not known before they are downloaded")
@@ -203,7 +203,7 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
 
 
 def _print_overlap(config: Config, card: estimate.Card | None, shape: model_dims.ModelDims, console: Terminal) -> None:
-    """What `rollout.lag` gives: measured where the run has rounds already, else estimated for the card."""
+    """Prints the gain of `rollout.lag`: measured if the run already has rounds, else estimated for the card."""
     seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
     if seconds is not None:
         sides, source = overlap.SideSeconds(*seconds), "measured in this run"

@@ -1,4 +1,4 @@
-"""What `rloo init` finds out about data: where training and held-out rows are, which columns are prompt and answer."""
+"""Data detection of `rloo init`: finds training and held-out rows, and the columns with prompt and answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProjectData(NamedTuple):
     """The data of a project."""
 
     name: str
-    """As the user named them."""
+    """Name as the user gave it."""
     train: dict[str, str]
     """Source of the training rows, as a section of the configuration."""
     eval: dict[str, str]
@@ -38,7 +38,7 @@ class ProjectData(NamedTuple):
     answer: str | None
     """Column with the right answer; None if there is none."""
     is_conversation: bool
-    """Whether the prompts are lists of messages."""
+    """True if the prompts are lists of messages."""
     rows: Mapping[str, Sequence[Row]]
     """Rows of `train` and `eval`; empty if they are not on this machine."""
     splits: Mapping[str, Sequence[Row]]

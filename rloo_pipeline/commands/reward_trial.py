@@ -29,7 +29,7 @@ class RewardInputs(NamedTuple):
 
     batch: RewardBatch
     has_solutions: bool
-    """Whether the first completion of each prompt is the data's own solution."""
+    """True if the first completion of each prompt is the data's own solution."""
 
 
 def rewards(inputs: RunInputs) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _not_called(reward: Reward, reason: str) -> Finding:
-    """What the text of its file shows about a function."""
+    """A finding about a function from its source text, without calling it."""
     subject = f"reward {reward.column}"
     try:
         import_string.check(reward.function)

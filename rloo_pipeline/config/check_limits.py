@@ -103,7 +103,7 @@ class Checks(Section):
     format_reward: str | None = None
     """Name of a reward (0 or 1) that tests the format. Default: the reward named `format`, if there is one."""
     limits: CheckLimits = CheckLimits()
-    """Where each check warns and fails."""
+    """Limits at which each check warns and fails."""
     accept: list[str] = []
     """Names of checks whose failure does not stop the run. checks.json and the report still show it."""
 

@@ -113,7 +113,7 @@ class Dataset(Section):
 
     @property
     def shows_images(self) -> bool:
-        """Whether prompts have images."""
+        """True if prompts have images."""
         return self.image_column is not None
 
     @property
@@ -174,7 +174,7 @@ class Sft(Section):
 
 
 class Warmstart(Section):
-    """How policy 0, the starting point of RLOO, is made."""
+    """Makes policy 0, the starting point of RLOO."""
 
     sft: Sft | None = None
     """Train on demonstrations first. Without this section the model itself is policy 0."""

@@ -44,7 +44,7 @@ KEYS_OF_OTHER_SYSTEMS = {
 
 
 def checked(section: type[S], raw: Any, origin: str) -> S:
-    """What a mapping has for a section, or for a whole file.
+    """Validates a mapping as a section or as a whole file.
 
     Args:
         section: its keys.
@@ -105,7 +105,7 @@ def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list
 
 
 def _suggestion(section: type[Section] | None, unknown: str) -> str:
-    """What an unknown key may stand for: a similar key of the section, the same key of another section, or a less
+    """Suggests a known key for an unknown one: a similar key of the section, the same key of another section, or a less
     similar key of the section; in this order.
     """
     if ":" in unknown:

@@ -98,7 +98,7 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
 
 
 def is_experiment(raw: object) -> bool:
-    """Whether a mapping is meant as an experiment and not as the configuration of one run."""
+    """True if a mapping is meant as an experiment and not as the configuration of one run."""
     return isinstance(raw, Mapping) and "base" in raw
 
 

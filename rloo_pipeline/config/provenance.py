@@ -159,7 +159,7 @@ def normal_form(tree: ast.AST) -> str:
 
 
 def _has_no_effect(node: object, parent: object) -> bool:
-    """Whether a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
+    """True if a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
     if isinstance(parent, ast.JoinedStr):
         return isinstance(node, ast.Constant) and node.value == ""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
@@ -217,7 +217,7 @@ def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path
 
 
 def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
-    """Whether a file is part of an installed package, in site-packages or where `pip install --target` put it."""
+    """True if a file is part of an installed package, in site-packages or where `pip install --target` put it."""
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
     root = next((root for root in roots if file.is_relative_to(root)), file.parent)

@@ -23,7 +23,7 @@ class Reward(Section):
     options: JSON = {}
     """Extra keyword arguments for the function."""
     batch: Literal["rows", "group", "all"] = "rows"
-    """Which completions one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails
+    """Completions that one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails
     or times out, its rows are tried one by one. `group`: the K completions of a prompt, always together because they
     are compared with each other. `all`: all rows of the table.
     """

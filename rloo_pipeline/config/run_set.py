@@ -60,7 +60,7 @@ GROUPS: Mapping[str, Group] = {
         ("evaluate", "stage-harness", "harness"), ("warmstart",), ("evaluation/warmstart", "harness/tasks.json")
     ),
 }
-"""What runs can share: all of the warm start, and the first round until its update."""
+"""Files that runs can share: all of the warm start, and the first round up to its update."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class RunSet:
         return lambda wildcards: of_run(wildcards.run)
 
     def path(self, wildcards: Any, file: str) -> str:
-        """Where a file of a job's run lies: in the folder of the run, or where runs share it.
+        """Path of a file of a job's run: in the run's folder, or in the shared folder.
 
         Args:
             wildcards: the job's wildcards.
@@ -239,6 +239,6 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
 
 
 def _params(config: Config, stage: str) -> JSON:
-    """What decides a stage of the warm start or of round 1, in which `rollout.lag` does not act."""
+    """The keys that decide a stage of the warm start or of round 1, in which `rollout.lag` has no effect."""
     params = config.params(stage)
     return params | {"rollout": {**params["rollout"], "lag": 0}} if "rollout" in params else params

@@ -156,7 +156,7 @@ class Rollout(Section):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools, so that a completion is an episode of several turns."""
+        """True if the model may call tools, so that a completion is an episode of several turns."""
         return bool(self.tools) or self.environment is not None
 
     @property

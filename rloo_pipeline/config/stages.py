@@ -13,7 +13,7 @@ from rloo_pipeline.config.section import section_in
 from rloo_pipeline.stages import table
 
 But = dict[str, Any]
-"""By section: a set of keys, or a mapping of keys to True or to a set of keys below them (pydantic's `exclude`)."""
+"""For each section, a set of keys, or a mapping of keys to True or to a set of keys below (pydantic's `exclude`)."""
 
 
 class Sections(NamedTuple):

@@ -21,7 +21,7 @@ VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image
 
 
 def is_image(value: Any) -> bool:
-    """Whether a value is an image as `datasets` stores it or as PIL holds it."""
+    """True if a value is an image as `datasets` stores it or as PIL holds it."""
     if isinstance(value, Mapping):
         return {*value} == {"bytes", "path"}
     return hasattr(value, "tobytes") and hasattr(value, "convert")
@@ -45,7 +45,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
 
 
 def pixels_of(value: Any, location: str) -> list[Image]:
-    """As `images_of`, decoded."""
+    """The images of `images_of`, decoded."""
     return [decode(file, location) for file in images_of(value, location)]
 
 
@@ -117,9 +117,9 @@ class ImagePrompt(NamedTuple):
     """Token ids of a prompt with images."""
 
     prompt_ids: list[int]
-    """As the model reads them: one placeholder for each part of an image."""
+    """Ids as the model reads them: one placeholder for each part of an image."""
     placeholder_ids: list[int]
-    """As vLLM takes them: one placeholder for each image."""
+    """Ids as vLLM takes them: one placeholder for each image."""
 
 
 def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: Any, location: str) -> ImagePrompt:

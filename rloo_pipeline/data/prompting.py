@@ -1,4 +1,4 @@
-"""From a dataset row to the token ids of its prompt, and the completion of a demonstration."""
+"""Turns a dataset row into the token ids of its prompt, and a demonstration into its completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMPLETION = "warmstart.sft.completion_column"
 TEMPLATE_SECONDS = 10.0
-"""Longest time for one prompt in a chat template, which comes with the model and may loop without an end."""
+"""Time limit for one prompt in a chat template, which comes with the model and may loop forever."""
 MOST_CHARACTERS = 10_000_000
 """Maximum length of a prompt in characters; tokenizing takes 80 bytes of memory for each."""
 
@@ -136,14 +136,14 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
 
 
 def _is_turn(message: Any) -> bool:
-    """Whether a message is a text or calls of the assistant, or the answer of a tool."""
+    """True if a message is a text or calls of the assistant, or the answer of a tool."""
     if not isinstance(message, dict):
         return False
     return message.get("role") in ("assistant", "tool") and isinstance(message.get("content"), str)
 
 
 def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether each message of the assistant but the last one has calls, and each call an answer."""
+    """True if each message of the assistant but the last one has calls, and each call an answer."""
     waiting = 0
     for number, message in enumerate(messages):
         if (message["role"] == "tool") != (waiting > 0):

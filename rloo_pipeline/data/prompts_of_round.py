@@ -1,4 +1,4 @@
-"""Which training prompts a round samples: all in epochs, some of them, or drawn by how uncertain the policy is.
+"""Chooses the training prompts of a round: all in epochs, some of them, or drawn by the policy's uncertainty.
 
 With `dataset.select.weights` a round draws its prompts without replacement, with weights of E[p(1 − p)], the expected
 variance of a reward of 0 or 1 (Foster et al. 2025, arXiv 2502.12272, draw by p(1 − p)). The chance p that a completion
@@ -25,7 +25,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, rows_for_refill, rows_of_round
 
 KEPT = 0.5
-"""What earlier counts of a prompt are multiplied with when it is sampled again."""
+"""Factor on earlier counts of a prompt each time it is sampled again."""
 
 
 class PassRateFiles(NamedTuple):
@@ -34,7 +34,7 @@ class PassRateFiles(NamedTuple):
     policy_0: Sequence[Path] = ()
     """All shards of the stage `difficulty`."""
     latest: Path | None = None
-    """That of the round that made the policy which samples; None for policy 0."""
+    """Pass rates of the round that made the sampling policy; None for policy 0."""
 
 
 NO_PASS_RATES = PassRateFiles()
@@ -44,7 +44,7 @@ class RoundPrompts(NamedTuple):
     """Rows of the training prompts."""
 
     sampled: list[int]
-    """Those that the round samples in any case."""
+    """Prompts that the round samples in any case."""
     spare: list[int]
     """All others that may be trained on, in the order in which a refill takes them."""
 

@@ -69,7 +69,7 @@ class ToolTemplate:
 
     @cached_property
     def several_calls(self) -> bool:
-        """Whether the template can write several calls in one turn."""
+        """True if the template can write several calls in one turn."""
         try:
             self.continuation(["a", "b"], ["1", "2"])
         except UserError:

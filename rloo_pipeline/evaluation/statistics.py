@@ -84,7 +84,7 @@ def informative(rewards: Array) -> float:
 
 
 def is_share(*values: Array) -> bool:
-    """Whether scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
+    """True if scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
     return set(np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))) == {0.0, 1.0}
 
 

@@ -83,7 +83,7 @@ def _offloads(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def _is_allowed(config: Config) -> bool:
-    """Whether a configuration would be accepted."""
+    """True if a configuration would be accepted."""
     try:
         Config.model_validate(config.model_dump(mode="json"))
     except ValueError:

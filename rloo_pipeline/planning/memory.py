@@ -58,7 +58,7 @@ class MicroBatch(NamedTuple):
     completion_tokens: int
     """Completion tokens."""
     several: bool
-    """Whether a step has several micro-batches, so that gradients exist while activations do."""
+    """True if a step has several micro-batches, so that gradients exist while activations do."""
 
 
 def micro_batch_of(config: Config) -> MicroBatch:

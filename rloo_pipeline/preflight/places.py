@@ -52,7 +52,7 @@ def caches() -> Iterator[Finding]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be created in a folder, or in its nearest existing parent."""
+    """True if files can be created in a folder, or in its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -88,7 +88,7 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
 
 
 def machine(config: Config) -> Iterator[Finding]:
-    """What updates on this node need of it. Stages on other nodes check it there."""
+    """Checks that this node can run updates. Stages on other nodes check their own node."""
     from rloo_pipeline.training import nvme
 
     if config.model.dtype != "float32":

@@ -10,7 +10,7 @@ from rloo_pipeline.stages.table import ROWS
 
 WIDTH, HEIGHT = 126, 48
 STEP = 152
-"""From one column to the next."""
+"""Distance from one column to the next."""
 MARGIN = 12
 PLACES = {row.rule: row.box for row in ROWS if row.box}
 """Column and height of each rule's box; columns without boxes are skipped."""
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
     stage: str
     x: float
-    """Of its centre, as `y`."""
+    """Centre of the box, like `y`."""
     y: float
     cost: Cost | None
     """None if the result came from a cache."""

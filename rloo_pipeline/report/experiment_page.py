@@ -86,7 +86,7 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
 
 
 def headline(summary: JSON) -> str:
-    """Which arm ends best, and which differ from the baseline by more than seeds and prompts explain."""
+    """Names the best arm, and the arms that differ from the baseline by more than seeds and prompts explain."""
     rows: list[JSON] = summary["arms"]
     counts = sorted({len(row["seeds"]) for row in rows})
     seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"

@@ -1,4 +1,4 @@
-"""What an experiment shows so far: its arms over their seeds, all pairs of arms, each varied key, each run."""
+"""Summarizes an experiment so far: arms over their seeds, all pairs of arms, each varied key, each run."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class FinishedExperiment(NamedTuple):
     runs: Mapping[str, Mapping[int, FinishedRun]]
     """Arm → seed → run."""
     states: Sequence[JSON]
-    """Of every run: arm, seed, folder, rounds done and planned, whether a gate ended it early, whether it is finished,
+    """One object per run: arm, seed, folder, rounds done and planned, if a gate ended it early, if it is finished,
     its symptoms.
     """
     selection: JSON | None = None
     """selection.json, once `select` has chosen."""
     tests: Sequence[Array] = ()
-    """Of what was chosen: the share of right samples on the test rows, [prompts] for each seed."""
+    """The choice's share of right samples on the test rows, [prompts] for each seed."""
 
 
 def read(folder: Path) -> FinishedExperiment:
@@ -146,7 +146,7 @@ def without_baseline(summary: JSON) -> str:
 
 
 def _selection(experiment: FinishedExperiment) -> JSON | None:
-    """What was chosen on dev, and its accuracy on test over seeds."""
+    """The choice on dev, and its accuracy on test over seeds."""
     if experiment.selection is None:
         return None
     values = np.stack(experiment.tests)
@@ -193,7 +193,7 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, 
 
 
 def _sensitivity(experiment: FinishedExperiment, means: Mapping[str, float]) -> list[JSON]:
-    """For each varied key and value, the mean over the arms with that value."""
+    """Means over the arms with each value of each varied key."""
     rows = []
     for key, values in experiment.vary.items():
         for value in values:

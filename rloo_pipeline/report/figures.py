@@ -208,7 +208,7 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
 
 
 def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
-    """When each job ran, one row per stage, in minutes since the first began; None without jobs."""
+    """Timeline of the jobs, one row per stage, in minutes since the first job began; None without jobs."""
     if not jobs:
         return None
     zero = min(job.began for job in jobs)

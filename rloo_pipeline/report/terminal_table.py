@@ -30,16 +30,16 @@ class Row(NamedTuple):
     held_out: float | None
     """Accuracy on held-out prompts, from 0 to 1."""
     kl: float | None
-    """From the reference policy, nats a token."""
+    """KL from the reference policy, nats per token."""
     length: float | None
     """Mean tokens of a completion."""
     tokens_per_second: float | None
     """Completion tokens of the round over its seconds."""
     seconds: float | None
-    """From the begin of its first job to the end of its last one."""
+    """Seconds from the start of the round's first job to the end of its last."""
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows."""
+        """The cells of a line."""
         formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
         return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
 
@@ -60,7 +60,7 @@ def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
 
 
 class Measurements:
-    """What a run has measured so far; a finished job adds to it, so that files are read once."""
+    """Measurements of a run so far; each finished job adds to them, so files are read only once."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         """Reads what is there.

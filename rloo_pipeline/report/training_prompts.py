@@ -1,4 +1,4 @@
-"""Which training prompts a run uses, and how hard they are for policy 0 (`dataset.select`)."""
+"""Shows the training prompts that a run uses, and their difficulty for policy 0 (`dataset.select`)."""
 
 from __future__ import annotations
 

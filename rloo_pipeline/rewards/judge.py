@@ -48,7 +48,7 @@ PATTERN = r"(?i)score[\s:=*_]{0,6}(-?\d+(?:\.\d+)?)"
 
 
 class Endpoint(NamedTuple):
-    """How the judge is called."""
+    """Address and options of the judge."""
 
     model: str
     max_tokens: int

@@ -38,7 +38,7 @@ class LoadedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     limit: int
-    """Longest conversation in tokens."""
+    """Maximum length of a conversation in tokens."""
     pad: int | None
     """The padding token; a model without one gets one conversation at a time."""
 

@@ -1,4 +1,4 @@
-"""What vLLM cannot sample on CPUs, refused in one sentence: by itself it fails deep inside an engine, or not at all."""
+"""Refuses models that vLLM cannot sample on CPUs; vLLM itself fails deep inside an engine, or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATENT = 576
 DELTA_HEADS = (64, 128)
 """Sizes of a head of DeltaNet that it is compiled for."""
 MULTIPLE = 32
-"""What the hidden size of a model with experts must be a multiple of. vLLM pads the width of experts, except that of
+"""The hidden size of a model with experts must be a multiple of this. vLLM pads the width of experts, except in
 gpt-oss.
 """
 

@@ -38,7 +38,7 @@ UNREADABLE = "call"
 
 
 class EpisodeContext(NamedTuple):
-    """What all episodes of a job share."""
+    """State that all episodes of a job share."""
 
     settings: Rollout
     pool: EnvironmentPool

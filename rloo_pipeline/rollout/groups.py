@@ -73,7 +73,7 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
 
 
 def call_reader(folder: Path, config: Config) -> CallReader:
-    """What reads calls of tools in the turns of a model; its `template` renders their answers.
+    """The reader of tool calls in a model's turns; its `template` renders the tools' answers.
 
     Args:
         folder: the model's folder, not an adapter's.
@@ -97,7 +97,7 @@ def sampling_config_of(rollout: Rollout) -> SamplingConfig:
 
 
 def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
-    """How samples were drawn, for the footer of their table."""
+    """Sampling settings for the footer of a table."""
     return {
         "dtype": model.dtype,
         "logprobs_mode": LOGPROBS_MODE,
@@ -106,7 +106,7 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
 
 
 def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -> dict[str, Any]:
-    """What the footer of a table of rollouts says; the digest is that of the policy that samples."""
+    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples."""
     return {
         "run": config.run,
         "round": round_,

@@ -66,7 +66,7 @@ class Sampler:
                 "sample on a GPU"
             )
         self.folder = folder
-        """Of the policy; settings["model"] is its base if it is an adapter."""
+        """The policy's folder; settings["model"] is its base if it is an adapter."""
         self.digest = digest or policy.digest(folder)
         if policy.is_adapter(folder):
             policy.verify(base)
@@ -87,9 +87,9 @@ class Sampler:
                 base, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
             )
         self.sleeping = False
-        """Whether vLLM has moved the weights to host memory and dropped the KV cache."""
+        """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
-        """Whether a swap of this engine's weights has passed `swap_check`."""
+        """True if a swap of this engine's weights has passed `swap_check`."""
         self.lora = _lora_request(folder, 1) if policy.is_adapter(folder) else None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""

@@ -50,7 +50,7 @@ class EngineReply(NamedTuple):
     """An engine's answer to the fixed prompts."""
 
     logps: list[dict[int, float]]
-    """For each prompt, log-probs of the most likely next tokens."""
+    """Log-probs of the most likely next tokens, for each prompt."""
     cached: int
     """Number of prompt tokens that came from its prefix cache."""
     engine: VllmConfig | None = None
@@ -139,7 +139,7 @@ def transformers_logps(
 
 
 def _shown(base: Path, trust_remote_code: bool, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
-    """What a model of images gets beside a prompt: the fixed image, where the prompt has placeholders for it."""
+    """Inputs of a vision-language model besides a prompt: the fixed image, if the prompt has placeholders for it."""
     import torch
 
     from rloo_pipeline.training import row_images
@@ -170,7 +170,7 @@ def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
 
 
 def is_cheap(folder: Path) -> bool:
-    """Whether the weights are small enough to check every swap."""
+    """True if the weights are small enough to check every swap."""
     size = sum(file.stat().st_size for file in policy.base_of(folder).glob("*.safetensors"))
     return size <= ALWAYS_CHECKED_BYTES
 

@@ -50,7 +50,7 @@ class Templater:
         self.files: dict[str, bytes] = {}
         """Image files of all rows so far, by digest."""
         self.single = True
-        """Whether the rows have one image each, not lists of images."""
+        """True if the rows have one image each, not lists of images."""
         self.template = ToolTemplate(tokenizer, dataset, stop_ids)
         self.tools: dict[str, list[JSON]] = {}
         """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""

@@ -28,7 +28,7 @@ TOO_MANY = "error: one call at a time"
 
 
 class ToolCalls(NamedTuple):
-    """What a turn of the model calls."""
+    """The tool calls in a turn of the model."""
 
     content: str
     """Text before the calls; all of it where there are none."""
@@ -74,7 +74,7 @@ class CallReader:
             )
         first, other = (after_thinking(text).split() for text in self.texts)
         self.mark = (first[0].partition("{")[0] or first[0]) if first[0] == other[0] else ""
-        """What every call begins with."""
+        """Text with which every call begins."""
 
     def read(self, text: str, schemas: Sequence[dict[str, Any]]) -> ToolCalls:
         """Reads a turn.
@@ -115,7 +115,7 @@ class CallReader:
         return self.readers[key]
 
     def _reads(self, name: str) -> bool:
-        """Whether a parser reads the examples as the template writes them."""
+        """True if a parser reads the examples as the template writes them."""
         properties = {key: {"type": "string"} for _, arguments in EXAMPLES for key in arguments}
         parameters = {"type": "object", "properties": properties}
         schemas = [

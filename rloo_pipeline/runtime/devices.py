@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU, without importing a library."""
+    """True if this machine has an NVIDIA GPU, without importing a library."""
     return Path("/dev/nvidiactl").exists()
 
 

@@ -1,4 +1,4 @@
-"""Where the workflow lies that belongs to this package: Snakefile, workflow/, profiles/, containers/, config/ and
+"""Finds the workflow that belongs to this package: Snakefile, workflow/, profiles/, containers/, config/ and
 requirements/. `python -m rloo_pipeline.runtime.installation` prints it.
 """
 

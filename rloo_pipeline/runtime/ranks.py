@@ -32,7 +32,7 @@ class Rank(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which writes the files."""
+        """True if this is rank 0, which writes the files."""
         return self.number == 0
 
 
@@ -43,7 +43,7 @@ def current() -> Rank:
 
 
 def is_rank() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
+    """True if a launcher started this process as one of several ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ or RENDEZVOUS in os.environ
 
 

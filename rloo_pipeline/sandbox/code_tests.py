@@ -133,7 +133,7 @@ def _is_test(statement: ast.stmt, helpers: set[str]) -> bool:
 
 
 def _contains_assert(node: ast.AST, helpers: set[str]) -> bool:
-    """Whether a node contains an assert, or calls a function that asserts."""
+    """True if a node contains an assert, or calls a function that asserts."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Assert):
             return True

@@ -22,11 +22,11 @@ from rloo_pipeline.sandbox.inside import examiner, program, remote_program, scri
 from rloo_pipeline.sandbox.inside.limits import READY
 
 OUTPUT_LIMIT = 1 << 20
-"""Most bytes that a program may print; 4 times the expected output where that is more."""
+"""Maximum number of bytes that a program may print; 4 times the expected output if that is more."""
 
 
 class RunSettings(NamedTuple):
-    """How programs are run."""
+    """Sandbox and limits for running programs."""
 
     confinement: Sandbox
     limits: SandboxLimits
@@ -106,7 +106,7 @@ def run_program(
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
-    """How many asserts a program passes. Stops at the first failure unless `partial`.
+    """Counts the asserts that a program passes. Stops at the first failure unless `partial`.
 
     The examiner's standard input carries the program and the tests, from this process, and then the replies of the
     program's process. So both processes use only descriptors 0 to 2, which every sandbox passes on.

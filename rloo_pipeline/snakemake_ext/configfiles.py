@@ -49,7 +49,7 @@ def check(argv: Sequence[str] | None = None) -> None:
 
 
 def is_snakemake(program: str) -> bool:
-    """Whether argv[0] is the command `snakemake` or `python -m snakemake`."""
+    """True if argv[0] is the command `snakemake` or `python -m snakemake`."""
     return Path(program).name == "snakemake" or Path(program).parent.name == "snakemake"
 
 

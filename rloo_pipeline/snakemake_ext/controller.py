@@ -1,4 +1,4 @@
-"""What a Snakemake process does for a run besides its jobs: the one place where the Snakefile has side effects.
+"""Work of a Snakemake process besides a run's jobs: all side effects of the Snakefile are here.
 
 `install` is called once, by workflow/rules/common.smk; `start` and `fail` are Snakemake's `onstart` and `onerror`. Of a
 workflow that is used as a `module:` Snakemake calls neither hook; a Snakefile can call them (`rloo init` writes one
@@ -85,7 +85,7 @@ class Controller:
         self._before: Mapping[str, Config] = {}
         # while rules are read, Snakemake has no executor yet, and local_exec is always true
         self.several_nodes = self._main and not workflow.dryrun and steps.nodes() > 1
-        """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
+        """True in the Snakemake of a SLURM job of several nodes; its stages become steps of the job."""
 
     def run_folder(self, run: str) -> Path:
         """The folder of a run, by its path below results/."""
@@ -148,12 +148,12 @@ class Controller:
             self._hold_run()
 
     def _displays(self) -> list[RunDisplay]:
-        """That of the logger plugin, where it is used, shows anything itself, and this is no job."""
+        """Our logger plugin's display, if the plugin is active and shows anything, and this process is not a job."""
         handlers = self._workflow.logger_manager.get_log_handlers()
         return [handler.display for handler in handlers if isinstance(handler, LogHandler) and handler.display]
 
     def _only_logger(self) -> bool:
-        """Whether nothing but such a display gets what Snakemake reports."""
+        """True if nothing but such a display gets what Snakemake reports."""
         return 0 < len(self._displays()) == len(self._workflow.logger_manager.get_log_handlers())
 
     def _require_inputs(self) -> None:
@@ -293,7 +293,7 @@ class Controller:
         return True
 
     def _freeze_config(self) -> None:
-        """From here on jobs, and the call that finishes a run after a gate, read the configuration from copies."""
+        """Copies the configuration; from now on, jobs and the call that finishes a run after a gate read the copies."""
         file = next(iter(self._workflow.config_settings.configfiles), None)
         self._config_copy = frozen_config.write(
             self._workflow.config, self.runs, file, frozen_config.FOLDER / self.runs.name

@@ -20,7 +20,7 @@ class DryRun:
         self._jobs.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason, log))
 
     def lines(self, runs: Sequence[Path]) -> Iterator[str]:
-        """What is printed of the jobs; nothing if there are none.
+        """Lines to print about the jobs; empty without jobs.
 
         Args:
             runs: folders of the runs that they belong to.

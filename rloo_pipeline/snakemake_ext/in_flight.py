@@ -1,4 +1,4 @@
-"""What is measured and shown of a run in flight: for which rounds Snakemake makes these files.
+"""Decides for which rounds Snakemake makes the files that measure and show a run in flight.
 
 A finished round has no reason to run again for them: what a finished run lacks, since it was made without them, is not
 made afterwards. What a killed run lacks is.

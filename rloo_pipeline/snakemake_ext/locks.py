@@ -27,7 +27,7 @@ _held: list[int] = []
 
 
 class Hold(NamedTuple):
-    """Whether this process may write to the run, and a message about it for the terminal."""
+    """The lock's state: if this process may write to the run, and a message about it for the terminal."""
 
     alone: bool
     message: str = ""
@@ -103,14 +103,14 @@ def _this_process() -> str:
 
 
 def _has_ended(owner: str, locked: bool | None) -> bool:
-    """Whether an owner has provably ended, given whether the file could be locked."""
+    """True if an owner has provably ended, given whether the file could be locked."""
     if owner.startswith(f"{socket.gethostname()} "):
         return bool(locked) or not Path("/proc", owner.split()[2]).exists()
     return _job_ended(owner)
 
 
 def _job_ended(owner: str) -> bool:
-    """Whether the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
+    """True if the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
     match = re.search(r" of SLURM job (\d+)$", owner)
     if match is None:
         return False
@@ -132,7 +132,7 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no process holds a run's lock, as far as this host's file system and SLURM can tell."""
+    """True if no process holds a run's lock, as far as this host's file system and SLURM can tell."""
     with path.open(errors="replace") as file:
         locked = _lock(file.fileno(), fcntl.LOCK_SH)
         owner = file.read()

@@ -68,7 +68,7 @@ class LogHandler(LogHandlerBase):
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
         self.display: RunDisplay | None = None
-        """What shows the events; None where Snakemake's own output is asked for."""
+        """The display of events; None if the user asked for Snakemake's own output."""
         if not (plain or settings.verbose or settings.quiet or settings.debug_dag):
             from rloo_pipeline.snakemake_ext import run_display
 
@@ -81,7 +81,7 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_stream(self) -> bool:
-        """Whether Snakemake prints nothing itself."""
+        """True if Snakemake prints nothing itself."""
         return self.display is not None
 
     @property

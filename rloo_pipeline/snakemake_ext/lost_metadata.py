@@ -94,6 +94,6 @@ def _written(run: Path) -> Config | None:
 
 
 def _decides(config: Config, stage: str) -> JSON:
-    """What decides a stage, by its keys; the rule of the rollouts has the lag, too."""
+    """The values that decide a stage, by key; the rollout rule has the lag, too."""
     lag = {"rollout.lag": config.rollout.lag} if stage == "rollout" else {}
     return flatten(config.params(stage)) | lag

@@ -1,4 +1,4 @@
-"""What Snakemake's process writes into the folders of runs before the first job: configurations, and links.
+"""Prepares the folders of runs before the first job: writes configurations and links.
 
 In the folder of each run of an experiment, links stand where an ordinary run has the files that runs of the experiment
 share, so that whatever reads a run finds them. The rules themselves use the shared files by their own paths.

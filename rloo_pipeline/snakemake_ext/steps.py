@@ -37,8 +37,8 @@ def nodes() -> int:
 
 
 def spread(rules: Iterable[Any], limits: Any) -> None:
-    """Has Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short ones
-    that ask for no time (`runtime`).
+    """Makes Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short
+    ones that do not ask for time (`runtime`).
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.

@@ -155,7 +155,7 @@ def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any
 
 
 def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_] | None:
-    """Which completions have the required format, [prompts, samples]; None where no reward function measures it."""
+    """True for completions in the required format, [prompts, samples]; None if no reward function measures it."""
     functions = [reward.column for reward in config.rewards]
     name = config.checks.format_reward or ("format" if "format" in functions else None)
     return None if name is None else np.nan_to_num(scores_of(table, name, samples)) >= 1.0

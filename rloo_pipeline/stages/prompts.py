@@ -164,7 +164,7 @@ def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, s
 
 
 def identity(row: Row) -> Identity:
-    """What makes two prompts one: their token ids and images."""
+    """The identity of a prompt: its token ids and images."""
     return tuple(row["prompt_ids"]), tuple(row.get(image_store.IDS, ()))
 
 

@@ -82,5 +82,5 @@ def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[d
 
 
 def _held_out_sampling(config: Config) -> SamplingConfig:
-    """As in evaluations, but for the length, for which the engine has room."""
+    """The sampling of evaluations, except for the maximum length, which is that of rollouts."""
     return SamplingConfig(config.evaluation.temperature, 1.0, 0, None, config.rollout.max_completion_length)

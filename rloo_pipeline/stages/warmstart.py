@@ -16,7 +16,7 @@ from rloo_pipeline.training.sft import sft
 
 
 def trains(config: Config, trial: Path | None) -> bool:
-    """Whether SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
+    """True if SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
     if config.warmstart.sft is None:
         return False
     return trial is None or bool(read_artifact(trial)["asks_for_sft"])

@@ -1,4 +1,4 @@
-"""From a round's rewards to its advantages, in this order and in one place:
+"""Turns a round's rewards into advantages, in this order:
 
     score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → response_length → reward_normalization
     → reward_clip_range → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward)
@@ -24,7 +24,7 @@ from rloo_pipeline.training.selection import select
 
 
 class RoundTensors(NamedTuple):
-    """What advantages and loss need of the completions of a round, one row each; K consecutive rows are one group.
+    """Tensors of a round's completions that advantages and loss need, one row each; K consecutive rows are one group.
 
     Their token ids are in `packing.Sequences`, row by row.
     """
@@ -79,7 +79,7 @@ class Batch(NamedTuple):
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
-    """In neither the baseline nor the denominator of the loss."""
+    """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
 
 

@@ -121,7 +121,7 @@ def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
 
 
 def needs_allreduce(engine: DeepSpeedEngine) -> bool:
-    """Whether the optimizer receives gradients only through the all-reduce, on a single rank too.
+    """True if the optimizer receives gradients only through the all-reduce, on a single rank too.
 
     That is so under ZeRO, except for stage 1 in bfloat16.
     """
@@ -129,7 +129,7 @@ def needs_allreduce(engine: DeepSpeedEngine) -> bool:
 
 
 def can_lower_loss_scale(engine: DeepSpeedEngine) -> bool:
-    """Whether a skipped float16 step is worth repeating: the loss scale is above its minimum."""
+    """True if a skipped float16 step is worth repeating: the loss scale is above its minimum."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return bool(engine.fp16_enabled()) and scaler is not None and scaler.cur_scale > scaler.min_scale
 

@@ -64,7 +64,7 @@ class Engine:
         on_disk = nvme.configuration(folder, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
-        """Whether the ranks share the weights from the start, and write them one by one."""
+        """True if the ranks share the weights from the start and write them one by one."""
         self.model = policy_model.load_trainable(folder, settings, configuration if self.split else None)
         with split_loading.gathered(self.model):
             module = TokenLogProbs(self.model, settings.temperature)
@@ -266,7 +266,7 @@ class Engine:
                 yield name.removeprefix("model."), weight if self.settings.lora is not None else weight.cpu()
 
     def leave_gpu(self) -> None:
-        """As `offload`, but only from a GPU."""
+        """Calls `offload`, but only on a GPU."""
         if self.device.type != "cpu":
             self.offload()
 

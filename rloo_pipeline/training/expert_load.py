@@ -1,4 +1,4 @@
-"""How a mixture of experts spreads its tokens, counted in the forward passes of a round's optimizer steps.
+"""Measures how a mixture of experts spreads its tokens in the forward passes of a round's optimizer steps.
 
 A token counts once for each pass over the completions: neither old log-probs count, nor layers that run again in the
 backward pass, nor steps that are repeated. Tokens of a prompt count once for each micro-batch that has them, and

@@ -44,7 +44,7 @@ class HeadIndex(NamedTuple):
     copies: Int32[Tensor, " copies"]
     """Indices in the layout of all copies, grouped by entry of the row."""
     starts: Int32[Tensor, " row_heads"]
-    """Where the copies of an entry begin in `copies`."""
+    """Start of each entry's copies in `copies`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Layout:
     first_copy: Int64[Tensor, " tokens"]
     """Index in the layout of each token of the row; of a shared token its first copy."""
     starts: Int32[Tensor, " boundaries"]
-    """Where each sequence begins in the layout, and the end."""
+    """Start of each sequence in the layout, and the end."""
     blocks: tuple[Block, ...]
     """Blocks, the longest first."""
     _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)

@@ -23,7 +23,7 @@ THREADS = 4
 
 
 def replace() -> None:
-    """Has DeepSpeed read and write with `Handle`."""
+    """Makes DeepSpeed read and write with `Handle`."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
     from deepspeed.runtime.swap_tensor import partitioned_optimizer_swapper, partitioned_param_swapper
 
@@ -35,7 +35,7 @@ def replace() -> None:
 
 
 class Handle:
-    """What DeepSpeed calls an `aio_handle`: it reads files into buffers and writes them, and raises what fails."""
+    """A replacement for DeepSpeed's `aio_handle`: reads files into buffers and writes them, and raises on failure."""
 
     def __init__(self, **_: object) -> None:
         """Takes and ignores DeepSpeed's options, which are those of libaio."""
@@ -75,7 +75,7 @@ class Handle:
         return self._buffers.pop(buffer.untyped_storage().data_ptr(), None) is not None
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in a buffer."""
+        """True if a tensor is in a buffer."""
         return tensor.untyped_storage().data_ptr() in self._buffers
 
     def _begin(self, action: Callable[[memoryview, Path], None], buffer: Tensor, path: str) -> int:

@@ -27,7 +27,7 @@ class Pack(NamedTuple):
 
     input_ids: Int[Tensor, "1 tokens"]
     position_ids: Int[Tensor, "1 tokens"]
-    """From 0 in each sequence."""
+    """Positions, from 0 in each sequence."""
     layout: Layout
     """Layout of the sequences for attention."""
     predicting: Int[Tensor, " completion_tokens"]

@@ -203,7 +203,7 @@ def save(model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, pr
 
 
 def save_split(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], target: Path, previous: Path) -> None:
-    """As `save`, for weights that come one at a time and are written as they come."""
+    """Does the same as `save` for weights that arrive one at a time; writes them as they arrive."""
     from rloo_pipeline.training import split_loading
 
     _save_pretrained(model, target, {})

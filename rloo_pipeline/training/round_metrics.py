@@ -29,7 +29,7 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
 
 
 def summary(metrics: Metrics, seconds: float) -> str:
-    """What the log says of a round that was trained in `seconds`."""
+    """Log line for a round that was trained in `seconds`."""
     reward, norm = ("–" if metrics[key] is None else f"{metrics[key]:.3g}" for key in ("reward", "grad_norm"))
     return (
         f"round {metrics['round']}: reward {reward}, grad norm {norm}, {metrics['step']} optimizer steps so far, "

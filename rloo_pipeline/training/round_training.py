@@ -39,7 +39,7 @@ class TrainedRound(NamedTuple):
     algorithm_state: AlgorithmState
     """State for the next round."""
     experts: Metrics
-    """How the experts of a mixture were used; empty for other models."""
+    """Metrics of a mixture's use of experts; empty for other models."""
     seconds: float
     """Wall time from the first forward pass to the last step."""
 
@@ -109,7 +109,7 @@ def _prove(
 
 
 def measures_ratio(algorithm: Algorithm) -> bool:
-    """Whether the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
+    """True if the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
     return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
 
 

@@ -33,9 +33,9 @@ class Vision(NamedTuple):
     """The images of a batch, in the order of its sequences."""
 
     arguments: dict[str, Tensor]
-    """Of the model's forward, such as pixel_values; images follow each other in the first dimension."""
+    """Arguments of the model's forward, such as pixel_values; images follow each other in the first dimension."""
     tokens: ImageTokens
-    """What stands for an image in the token ids."""
+    """Tokens that stand for an image."""
 
     def to(self, device: torch.device) -> Vision:
         """The images on another device."""

@@ -116,7 +116,7 @@ def _check_tied(model: Any, base: Path) -> None:
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:
-    """Has each module of a split model put its weights together while it computes; every rank must run it.
+    """Makes each module of a split model gather its weights while it computes; every rank must run it.
 
     Returns:
         Handles of the hooks, to remove them.

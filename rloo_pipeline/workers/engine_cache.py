@@ -22,7 +22,7 @@ def enable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether this process is a worker."""
+    """True if this process is a worker."""
     return _enabled
 
 

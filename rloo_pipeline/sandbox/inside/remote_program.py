@@ -85,7 +85,7 @@ class ProgramProxy:
         raise raised
 
     def caused(self, error: BaseException | None) -> bool:
-        """Whether an exception is the program's, or was raised while one of the program's was handled."""
+        """True if an exception is the program's, or was raised while one of the program's was handled."""
         while error is not None and not any(error is raised for raised in self._raised):
             error = error.__context__
         return error is not None

@@ -55,11 +55,11 @@ class SelfCheck(NamedTuple):
     why: str = ""
     """Why not a faster form; empty for the fastest."""
     images: bool = False
-    """Whether the sequences of the check had images in their prompts."""
+    """True if the sequences of the check had images in their prompts."""
 
     @property
     def slow(self) -> str:
-        """What a form that is slower than packed is, and why it is needed; empty for packed."""
+        """Describes a form that is slower than packed, and why it is needed; empty for packed."""
         from rloo_pipeline.training.batch_forms import FORMS
 
         speed = FORMS[self.form].speed
@@ -148,7 +148,7 @@ def run(config: Any, trust_remote_code: bool, images: bool = False) -> SelfCheck
 
 
 def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck | None]:
-    """What is wrong with a form; the result if nothing is."""
+    """Tries a form; returns the problem, or the result if there is none."""
     try:
         difference = plain.compare(form)
     except UserError as error:

@@ -122,7 +122,7 @@ def _difference_without_rest(model: Any, sequences: Sequences, all_logps: list[T
 
 
 def _in_form(model: Any, sequences: Sequences, form: Packed) -> list[Tensor]:
-    """As `_one_by_one`, computed by the training code."""
+    """The result of `_one_by_one`, computed by the training code."""
     logps_by_row: dict[int, Tensor] = {}
     module = TokenLogProbs(model, 1.0)
     module.form = form

@@ -56,7 +56,7 @@ def _tokens(config: Any, count: int) -> list[int]:
 
 
 def _count(config: Any, height: int, width: int) -> int:
-    """How many tokens stand for a part of an image."""
+    """Number of tokens that stand for parts of an image."""
     return int(getattr(config, "mm_tokens_per_image", height * width))
 
 
