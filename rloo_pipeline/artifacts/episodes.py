@@ -18,8 +18,9 @@ from rloo_pipeline.artifacts.files import REMEDY
 from rloo_pipeline.errors import UserError
 
 FINISHED = ("stop", "length", "abort")
-"""Ways in which an episode ends. `stop`: the model's turn ended without a call, or no further turn was allowed. `length`:
-no room was left in max_completion_length or the context for another token or a tool's answer."""
+"""Ways in which an episode ends. `stop`: the model's turn ended without a call, or no further turn was allowed.
+`length`: max_completion_length or the context had no room for another token or a tool's answer.
+"""
 ROLES = ("assistant", "tool", "user")
 CHECKED = {"completion_ids", "loss_mask", "sampling_logps", "turns", "finish_reason"}
 

@@ -58,7 +58,7 @@ def check(folder: Path) -> None:
     """Checks that a policy is complete.
 
     Raises:
-        UserError: there is no model, its weights are not safetensors, or a file is missing or truncated.
+        UserError: the model is missing, its weights are not safetensors, or a file is missing or truncated.
     """
     if not (folder / "config.json").exists() and not is_adapter(folder):
         raise UserError(
@@ -156,7 +156,7 @@ def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | N
 
     Args:
         folder: `policies/<name>` for a policy that a stage wrote.
-        chosen: whether a file is checked; by default all are.
+        chosen: returns True for files to check; by default all.
 
     Raises:
         UserError: a file is missing, added or changed, or it is the policy of another round.

@@ -32,9 +32,9 @@ def stage(
         options: besides `--config` and `--output`.
         run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
             configuration, and the options by their names.
-        samples: whether it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
+        samples: True if it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
             with several ranks, or one of several, takes them in `runs_here`.
-        log_probs: whether it computes log-probs without gradient, in as many processes as hold the weights.
+        log_probs: True if it computes log-probs without gradient, in as many processes as hold the weights.
     """
     function = name.replace("-", "_")
 

@@ -77,7 +77,7 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     Args:
         config: the run's configuration.
         image: its image.
-        in_job: whether this process inherits them from one that may run on another node, whose folders this node may
+        in_job: True if this process inherits them from one that may run on another node, whose folders this node may
             not have.
     """
     inherited = os.environ.get("APPTAINER_BIND", "").split(",")

@@ -21,7 +21,7 @@ def diagnose(run: Path) -> None:
         run: its folder.
 
     Raises:
-        UserError: there is no run in the folder, or one of its files is damaged.
+        UserError: the folder has no run, or one of its files is damaged.
     """
     files = run_files.read(run)
     symptoms = files.symptoms()

@@ -87,7 +87,7 @@ def _asks(choices: ProjectChoices) -> bool:
     """True if what is missing is asked for: if model or data is.
 
     Raises:
-        UserError: there is no terminal to ask on.
+        UserError: it has to ask without a terminal.
     """
     missing = [f"--{name}" for name in ("model", "data") if getattr(choices, name) is None]
     if missing and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -150,7 +150,7 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
     """The user's reward function as the configuration names it; None for the one that is written.
 
     Raises:
-        UserError: there is no such function, or there is none and the data have no column of answers.
+        UserError: the function does not exist, or none is given and the data have no column of answers.
     """
     if reference is None:
         if data.answer is None:

@@ -51,7 +51,7 @@ def run(
         The finished run; None after a dry run.
 
     Raises:
-        UserError: there is no such configuration, or a stage failed.
+        UserError: the configuration does not exist, or a stage failed.
     """
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.report.runs import Run

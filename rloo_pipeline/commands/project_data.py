@@ -61,7 +61,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         folder: the project's folder, to which paths in the configuration are relative.
 
     Raises:
-        UserError: there are no such data or columns, or too few rows.
+        UserError: the data or columns do not exist, or there are too few rows.
     """
     path = Path(name).expanduser()
     if not path.exists() and path.suffix not in FORMATS and HUB_ID.fullmatch(name):
@@ -123,7 +123,7 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     """The file of training rows and, unless that is to be split, the one of held-out rows.
 
     Raises:
-        UserError: there is no such file.
+        UserError: the file does not exist.
     """
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
@@ -171,7 +171,7 @@ def _column(
     """The column that was named, else the first with a usual name.
 
     Raises:
-        UserError: there is no column of the name that was given.
+        UserError: the given column does not exist.
     """
     if column_name is not None and column_name not in columns:
         suggestion = did_you_mean(column_name, columns) or f" ({', '.join(columns)})"

@@ -29,7 +29,7 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
         shard: a shard; by default all.
 
     Raises:
-        UserError: there are no such rollouts, they have no tools, a file is damaged, or something came out differently.
+        UserError: the rollouts do not exist or have no tools, a file is damaged, or something came out differently.
     """
     if not config.rollout.uses_tools:
         raise UserError(f"{run}: its configuration has neither rollout.tools nor rollout.environment to play again")

@@ -26,7 +26,7 @@ def watch(run: Path, once: bool, every: float) -> None:
         every: refresh interval in seconds.
 
     Raises:
-        UserError: there is no run in the folder.
+        UserError: the folder has no run.
     """
     console = Terminal()
     shown, finished = _frame(run)

@@ -132,7 +132,7 @@ class NoMovement(Gate):
 
 
 class Memory(Section):
-    """A stage ran out of memory, according to its log. The stage has failed, so there is no action `stop`."""
+    """A stage ran out of memory, according to its log. The stage has failed, so this gate has no `stop`."""
 
     action: Annotated[Literal["off", "warn"], OFF] = "warn"
     """`warn`: `rloo diagnose` and the report show it. `off`: they do not look for it."""

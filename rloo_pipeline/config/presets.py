@@ -122,7 +122,7 @@ def fill(values: Values) -> dict[str, Any]:
     """The user's values for `algorithm`, with missing keys from the preset that they name; nested sections key by key.
 
     Raises:
-        ValueError: there is no such preset.
+        ValueError: the preset does not exist.
     """
     name = values.get("preset")
     if name is None:

@@ -77,7 +77,7 @@ def function_files(reference: str) -> dict[Path, str]:
     """`source_files` of a function with their digests, without installed packages; comments do not count.
 
     Raises:
-        UserError: there is no such function.
+        UserError: the function does not exist.
     """
     file = import_string.check(reference)
     if file is None:

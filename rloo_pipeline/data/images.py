@@ -72,7 +72,7 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     Where no message has image parts yet, all images stand at the beginning of the first message of the user.
 
     Raises:
-        UserError: the prompt is no list of messages, has no message of a user, or has another number of image parts.
+        UserError: the prompt is not a list of messages, has no message of a user, or has another number of image parts.
     """
     if isinstance(prompt, str):
         raise UserError(

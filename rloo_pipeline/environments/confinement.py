@@ -68,7 +68,7 @@ def reference_inside(confinement: Confinement, reference: str) -> str:
     """An import string as the process needs it, which has another working folder in the sandbox and in an image.
 
     Raises:
-        UserError: there is no such file or module.
+        UserError: the file or module does not exist.
     """
     module, _, name = reference.rpartition(":")
     if not (confinement.has_own_files and module.endswith(".py")):
@@ -81,7 +81,7 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     """The command that starts `fork_server.main`.
 
     Args:
-        confinement: sandbox that it runs in.
+        confinement: sandbox or image that it runs in.
         references: import strings of the environments and tools.
         file: file descriptor that `main` gets.
         workers: most episodes at a time.

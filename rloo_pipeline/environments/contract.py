@@ -18,7 +18,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.reward_call import signature_of
 
 OWN_METHODS = ("reset", "get_reward")
-"""Public methods of an environment that are no tools."""
+"""Public methods of an environment that are not tools."""
 
 
 class EnvironmentCode(NamedTuple):
@@ -121,7 +121,7 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
     """A new instance of an environment.
 
     Raises:
-        UserError: the constructor needs arguments, or there is no method reset.
+        UserError: the constructor needs arguments, or the method reset is missing.
     """
     check_constructor(reference, factory)
     instance = factory()

@@ -81,7 +81,7 @@ def card_of(argument: str) -> Card:
     """Parses a card such as `h100` or `h100:80`, with its memory in GB.
 
     Raises:
-        UserError: the card is unknown, or its memory is no number above 0.
+        UserError: the card is unknown, or its memory is not a number above 0.
     """
     name, _, size = argument.lower().partition(":")
     if name not in CARDS:

@@ -66,7 +66,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
 
 
 def _estimate(row: JSON) -> JSON:
-    """An arm's interval, or the range of its seeds where there is none."""
+    """An arm's interval, or without one the range of its seeds."""
     values = row["accuracies"]
     return {"ci95": row["mean"]["ci95"] or (min(values), max(values))}
 

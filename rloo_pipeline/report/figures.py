@@ -174,7 +174,7 @@ def _layout(chart: Chart, last: int, height: int, legend: bool) -> JSON:
 
 
 def _axes(chart: Chart, last: int) -> dict[str, Any]:
-    """Both axes; a tick for each round where the last one is no later than 8."""
+    """Both axes; up to round 8, each round has a tick."""
     grid = {
         "gridcolor": "rgba(128,128,128,0.2)",
         "zerolinecolor": "rgba(128,128,128,0.45)",

@@ -81,7 +81,7 @@ async def judge_reward(
 
     Args:
         prompts: messages or strings, as in the dataset.
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         base_url: URL of the endpoint, ending in `/v1`.
         model: name under which the endpoint serves the judge.
         template: the judge's prompt, with {prompt}, {completion} and any dataset column in braces.

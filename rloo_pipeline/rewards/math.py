@@ -114,9 +114,9 @@ def math_reward(
     The metric `rewards/<name>/none` in metrics.json is the number of None.
 
     Args:
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         answer: the gold answers.
-        solution: the gold answers where there is no column `answer` (TRL's name).
+        solution: the gold answers, if the column `answer` is missing (TRL's name).
         after_thinking: a completion without `</think>` has no answer; for chat templates that write `<think>`.
 
     Raises:

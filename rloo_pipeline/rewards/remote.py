@@ -61,7 +61,7 @@ async def remote_reward(
 
     Args:
         prompts: messages or strings, as in the dataset.
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         url: URL to POST to.
         columns: names of dataset columns to send as well.
         batch_size: completions per request.

@@ -80,7 +80,7 @@ def call_reader(folder: Path, config: Config) -> CallReader:
         config: with the sections `model`, `dataset` and `rollout`.
 
     Raises:
-        UserError: rollout.tool_parser is no parser of vLLM, or none reads a call as the chat template writes it.
+        UserError: rollout.tool_parser is not a parser of vLLM, or none reads a call as the chat template writes it.
     """
     from rloo_pipeline.rollout.tool_calls import CallReader
 

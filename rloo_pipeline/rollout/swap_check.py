@@ -111,7 +111,7 @@ def transformers_logps(
     Args:
         folder: the policy's folder.
         dtype: to compute in.
-        trust_remote_code: whether to run code that comes with the model.
+        trust_remote_code: run code that comes with the model.
         prompts: token ids to continue.
         engine: configuration of the vLLM engine in this process, if there is one.
 

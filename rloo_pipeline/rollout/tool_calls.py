@@ -31,7 +31,7 @@ class ToolCalls(NamedTuple):
     """The tool calls in a turn of the model."""
 
     content: str
-    """Text before the calls; all of it where there are none."""
+    """Text before the calls; all of it without calls."""
     calls: tuple[tuple[str, dict[str, Any]], ...]
     """Name and arguments of each."""
     malformed: bool = False
@@ -49,12 +49,12 @@ class CallReader:
             parser: a name of vLLM, or `auto`.
 
         Raises:
-            UserError: there is no such parser, or it does not read calls as the template writes them.
+            UserError: the parser does not exist, or it does not read calls as the template writes them.
         """
         import_shims.import_vllm()
         from vllm.tool_parsers import ToolParserManager
 
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # a malformed call is no error of the program
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not the program's error
         self.template = template
         self.readers: dict[str, tuple[ToolParser, Any]] = {}
         names = sorted(ToolParserManager.list_registered())

@@ -59,7 +59,7 @@ def use_single_process() -> None:
 
 
 def tell_launcher(message: str) -> None:
-    """Reports why this rank failed to the process that launched it; does nothing in a process that is no rank."""
+    """Reports why this rank failed to the process that launched it; does nothing in a process that is not a rank."""
     if is_rank() and FAILED in os.environ:
         with contextlib.suppress(OSError), open(os.environ[FAILED], "x") as file:
             file.write(message)

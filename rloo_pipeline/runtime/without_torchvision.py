@@ -1,4 +1,4 @@
-"""Lets models of images run where there is no torchvision, as with PyTorch's CPU build from PyPI.
+"""Lets vision-language models run without torchvision, as with PyTorch's CPU build from PyPI.
 
 Qwen-VL's processors need torchvision for videos only. vLLM imports modules that import it: for one function on sizes
 (Qwen-VL), or for the name of a class (Gemma 3). Images are processed by transformers' processors on PIL then. Where

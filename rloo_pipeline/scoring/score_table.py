@@ -25,7 +25,7 @@ from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
 
 OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
-"""Columns of prompt sets that are no columns of the dataset."""
+"""Columns of prompt sets that are not columns of the dataset."""
 
 
 def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:

@@ -42,10 +42,10 @@ ERROR = re.compile(
     re.DOTALL,
 )
 RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/__init__\.py"')
-"""Files that turn a UserError, which names its file and key, into an error of Snakemake: that they did is no help."""
+"""Files that turn a UserError into an error of Snakemake; their names would not help the user."""
 
 
-# Snakemake takes the type of an option from the annotation itself, so annotations of this module are no strings.
+# Snakemake takes the type of an option from the annotation itself, so annotations of this module are not strings.
 @dataclass
 class LogHandlerSettings(LogHandlerSettingsBase):
     """Options of the plugin, `--logger-rloo-…`."""

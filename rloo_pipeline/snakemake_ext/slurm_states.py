@@ -35,7 +35,7 @@ class Outcome(Enum):
 
 
 class Verdict(NamedTuple):
-    """An outcome and, if it is no success, what happened: the end of a sentence that begins with the job."""
+    """An outcome and, if not a success, its reason: the end of a sentence that begins with the job."""
 
     outcome: Outcome
     message: str = ""

@@ -85,7 +85,7 @@ def score(
 
 
 def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
-    """Scores held-out completions and writes their table. Writes an empty one where there are none."""
+    """Scores held-out completions and writes their table. Writes an empty one if there are none."""
     rewards = [reward for reward in pools.rewards if not reward.gpus]
     schema = tables.scores_schema([reward.column for reward in rewards])
     scores = schema.empty_table()

@@ -28,7 +28,7 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
             sends what is missing; without it, it is an error.
 
     Raises:
-        UserError: there is no run, no finished round or no tracker, or a library is missing.
+        UserError: the run, a finished round or the tracker is missing, or a library is missing.
     """
     config = run_files.read(run).config
     names = list(to or config.trackers)

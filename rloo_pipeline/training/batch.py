@@ -43,7 +43,7 @@ class RoundTensors(NamedTuple):
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
-    """Tokens that count against `max_completion_length`, with those of tools and users; None where there are none."""
+    """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
 
 
 class AlgorithmState(NamedTuple):

@@ -1,7 +1,7 @@
 """Reads and writes the files of `deepspeed.offload: nvme`, in place of DeepSpeed's access to disks.
 
 That one does not look at what the system says of a read or a write, and goes on with the content that a buffer happens
-to have: for gradients at an offset that is no multiple of 512 bytes, say, or on a full disk.
+to have: for gradients at an offset that is not a multiple of 512 bytes, say, or on a full disk.
 """
 
 from __future__ import annotations
