@@ -23,9 +23,9 @@ def texts(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    yield statement.value.value
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield text
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
