@@ -68,7 +68,7 @@ def call(reference: str, options: Sequence[Option], arguments: argparse.Namespac
 
     Args:
         reference: `module:function`.
-        options: those that it takes.
+        options: options that it takes.
         arguments: the parsed command line.
         first: arguments before the options.
     """

@@ -69,7 +69,7 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
     Args:
         arguments: the command's arguments.
         section: number of processes, nodes and threads.
-        processes: overrides that of the section.
+        processes: overrides the section's number of processes.
     """
     environment.use_threads(section.threads)
     processes = processes or section.processes

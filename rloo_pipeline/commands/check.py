@@ -44,7 +44,7 @@ def check(arguments: ConfigArguments) -> None:
 
 
 def _all_findings(arguments: ConfigArguments, scratch: Path) -> Iterator[Finding]:
-    """The findings of a run; of an experiment those of each arm with its first seed, each problem once."""
+    """The findings of a run; for an experiment, of each arm with its first seed, with each problem once."""
     runs = read_runs(arguments.file, tuple(arguments.changes))
     shown = set[Finding]()
     for number, (run, config) in enumerate(runs.configs.items()):

@@ -1,4 +1,4 @@
-"""doctor: a node and a configuration → one line per thing that a run needs, and what to do about what is missing."""
+"""doctor: checks a node for a configuration; prints a line per thing that a run needs, with advice if it is missing."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
         force: replace existing files.
 
     Raises:
-        UserError: something is missing or cannot be used, or a file is there already; nothing is written then.
+        UserError: something is missing or unusable, or a file already exists; then nothing is written.
     """
     console = Terminal()
     if folder.exists() and not folder.is_dir():
@@ -84,7 +84,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
 
 
 def _asks(choices: ProjectChoices) -> bool:
-    """True if what is missing is asked for: if model or data is.
+    """True if model or data is missing, so the user is asked.
 
     Raises:
         UserError: it has to ask without a terminal.

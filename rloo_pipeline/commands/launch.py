@@ -1,4 +1,4 @@
-"""Starts a run: `rloo run`, which becomes `snakemake`, and the same from Python, in a child process.
+"""Starts a run: `rloo run` becomes `snakemake`; from Python, `run` does the same in a child process.
 
 Snakemake cannot run its event loop inside that of a notebook, and a notebook should not inherit the settings of the
 engines. So Snakemake is a child process and every stage a child of that; the caller of `run` never holds a GPU.

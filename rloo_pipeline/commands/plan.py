@@ -1,4 +1,4 @@
-"""plan: a configuration → an estimate of what its run needs, printed before anything is queued."""
+"""plan: prints an estimate of a run's needs before anything is queued."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def _difficulty_prompts(config: Config) -> int | None:
 
 
 def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[float]:
-    """Jobs, completion tokens, GB on disk and, where there is a card, GPU-hours of one run.
+    """Jobs, completion tokens, GB on disk and, given a card, GPU-hours of one run.
 
     Args:
         config: the run's configuration.
-        card: the GPU, if there is one.
+        card: the GPU, or None.
         prompts: training prompts that the stage `difficulty` samples.
     """
     shape = model_inputs.shape(config)
@@ -83,12 +83,12 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
-    """Prints jobs, tokens, disk and memory per stage; with a GPU model also what fits, the hours and the GPU-hours.
+    """Prints jobs, tokens, disk and memory per stage; with a GPU model, also if stages fit, hours and GPU-hours.
 
     Args:
         config: the run's configuration.
         gpu: name of a GPU model, such as `h100:80`.
-        wait: minutes that a SLURM job waits in the queue; None where the run is not for SLURM.
+        wait: minutes that a SLURM job waits in the queue; None without SLURM.
 
     Raises:
         UserError: the model is not on this machine, the GPU is unknown, or model or data cannot be used.

@@ -24,12 +24,12 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
 
     Args:
         config: the run's configuration.
-        run: its folder.
+        run: the run's folder.
         round_: a round; by default all.
         shard: a shard; by default all.
 
     Raises:
-        UserError: the rollouts do not exist or have no tools, a file is damaged, or something came out differently.
+        UserError: the rollouts do not exist or have no tools, a file is damaged, or an answer differs.
     """
     if not config.rollout.uses_tools:
         raise UserError(f"{run}: its configuration has neither rollout.tools nor rollout.environment to play again")

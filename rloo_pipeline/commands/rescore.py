@@ -1,4 +1,4 @@
-"""rescore: the rollouts of a finished run → their scores under other rewards, and how the advantages would change.
+"""rescore: scores the rollouts of a finished run with other rewards, and shows how the advantages would change.
 
 Nothing is sampled again: the policies of later rounds are still those that the old rewards trained. The advantages are
 compared without KL and over all completions.

@@ -271,7 +271,7 @@ class Algorithm(Section):
 
     @property
     def upper_epsilon(self) -> float:
-        """Upper clip range of the ratio: `epsilon_high`, or `epsilon` where it is not set."""
+        """Upper clip range of the ratio: `epsilon_high`, or `epsilon` if it is not set."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property

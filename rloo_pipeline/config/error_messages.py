@@ -49,7 +49,7 @@ def checked(section: type[S], raw: Any, origin: str) -> S:
     Args:
         section: its keys.
         raw: the mapping.
-        origin: where it comes from, for the message.
+        origin: source of the mapping, for the message.
 
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.

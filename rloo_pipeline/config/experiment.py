@@ -106,7 +106,7 @@ def _all_keys(changes: JSON) -> list[str]:
 
 
 def _label(key: str, value: Any) -> str:
-    """A value as a part of an arm's name; with its key where the value says little by itself."""
+    """A value as a part of an arm's name; with its key if the value says little by itself."""
     text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
         "-"
     )
@@ -119,7 +119,7 @@ def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
 
     Args:
         raw: as YAML or Snakemake gives it.
-        file: where it was read from, whose name is the default name; None if not known.
+        file: file that it was read from, whose name is the default name; None if unknown.
         origin: the same for messages.
 
     Raises:

@@ -294,7 +294,7 @@ def validate(raw: object, origin: str) -> Config:
 
     Args:
         raw: the mapping, as YAML or Snakemake gives it.
-        origin: where it comes from, for the message.
+        origin: source of the mapping, for the message.
 
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.

@@ -69,7 +69,7 @@ def _task_files(config: Config) -> Iterator[Path]:
 
 
 def source_files(reference: str, file: Path) -> frozenset[Path]:
-    """The file of a user's function and the modules that it imports, directly or indirectly, but those of libraries."""
+    """The file of a user's function and all modules that it imports, directly or not, except libraries."""
     return frozenset(file for file in _closure(*_start(reference, file)) if not file.is_relative_to(PACKAGE))
 
 
@@ -114,7 +114,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether its text is digested instead of its syntax tree: files that are not Python, and all files
+    """Each file, with True if its text is digested instead of its syntax tree: files that are not Python, and all files
     of the user if one of them may read docstrings or source.
     """
     user_files = {file for file in closure if not file.is_relative_to(PACKAGE)}

@@ -68,7 +68,7 @@ class Reward(Section):
         return self.name or self.function.rpartition(":")[2]
 
     def decides(self) -> JSON:
-        """The keys that scores depend on. Keys that only decide whether the stage fails are not among them."""
+        """The keys that scores depend on, without those that only decide if the stage fails."""
         no_effect = {"on_error", "threads", "concurrency"} | ({"timeout"} if self.on_timeout == "fail" else set())
         return self.model_dump(mode="json", exclude=no_effect)
 

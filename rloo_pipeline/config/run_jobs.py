@@ -1,4 +1,4 @@
-"""The jobs of a run by its configuration, without Snakemake: what the rules in workflow/rules/ make of it."""
+"""The jobs of a run, from its configuration and without Snakemake; they match the rules in workflow/rules/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of one Snakemake call: a single run, or those of an experiment with the files that they share.
+"""The runs of one Snakemake call: a single run, or an experiment's runs with the files that they share.
 
 A file is shared where all that decides it is equal: the parameters of its stage (`Config.params`) and the files before
 it. Its folder, results/<experiment>/shared/<group>-<digest>/, is named after both, so neither another arm nor another
@@ -86,7 +86,7 @@ class RunSet:
 
     @cached_property
     def pattern(self) -> str:
-        """Path of a run's folder for a rule; that of an experiment has a wildcard `run`."""
+        """Path of a run's folder for a rule; in an experiment it has a wildcard `run`."""
         return f"{RESULTS}/{{run}}" if self.experiment else f"{RESULTS}/{self.name}"
 
     @cached_property
@@ -174,7 +174,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
 
     Args:
         raw: the mapping, as YAML or Snakemake gives it.
-        file: where it was read from; None if not known.
+        file: file that it was read from; None if unknown.
         origin: the same for messages.
 
     Raises:
@@ -200,7 +200,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
 
 
 def _require_choice(configs: Sequence[Config], origin: str) -> None:
-    """Something to choose from, where there is `select`: several rounds, or several arms."""
+    """Checks that `select` has something to choose from: several rounds or several arms."""
     arms = {config.arm_json for config in configs}
     if configs[0].select and len(arms) == 1 and len(configs[0].candidates) == 1:
         raise UserError(

@@ -173,7 +173,7 @@ class Rollout(Section):
 
     @property
     def tables(self) -> int:
-        """Number of tables of rollouts that a round has: one for each shard, and that of the refill."""
+        """Number of rollout tables in a round: one for each shard, plus the refill's."""
         return self.shards + bool(self.refill)
 
     def lag_of(self, round_: int) -> int:

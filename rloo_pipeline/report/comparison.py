@@ -163,7 +163,7 @@ def incomparable(runs: Sequence[FinishedRun]) -> str | None:
 
 
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:
-    """Final accuracy less that of the first run, with 95% interval and p-value, or the reason why there is none."""
+    """Final accuracy minus the first run's, with 95% interval and p-value; or the reason why there is no difference."""
     if reason := incomparable([first, run]):
         return {"value": None, "ci95": None, "p": None, "reason": reason}
     settings = first.config.evaluation

@@ -87,7 +87,7 @@ def read(folder: Path) -> FinishedExperiment:
 
 
 def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tuple[JSON | None, Sequence[Array]]:
-    """selection.json and the tests of what was chosen; nothing of both where the runs choose nothing or not yet.
+    """selection.json and the tests of the choice; empty if the runs choose nothing, or have not chosen yet.
 
     Raises:
         UserError: a test is missing or damaged, or not of what was chosen.
@@ -138,7 +138,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
 
 
 def without_baseline(summary: JSON) -> str:
-    """A sentence where the baseline has no finished run; nothing where it has one."""
+    """A sentence if the baseline has no finished run; empty otherwise."""
     baseline = summary["baseline"]
     if any(row["arm"] == baseline for row in summary["arms"]):
         return ""

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run, made from its files, at its end or as far as it has come.
+"""report.html: one self-contained page about a run, made from its files at its end or while it is in flight.
 
 Times, costs and machines on it come from logs and benchmarks; all else is the same wherever and whenever it is made.
 """

@@ -12,7 +12,7 @@ from rloo_pipeline.config import Rollout
 
 
 def read_round(folder: Path, settings: Rollout) -> pa.Table:
-    """Joins the tables of a round that are there, one row per completion.
+    """Joins the existing tables of a round, one row per completion.
 
     Args:
         folder: results/<run>/rounds/<round>.

@@ -148,7 +148,7 @@ def _seconds_left(run: RunFiles, pace: float | None, now: float) -> float | None
 
 
 def seconds_left(pace: float, rounds: int, passed: float) -> float:
-    """Seconds until the last round is done. They fall while a round lasts, and no further than to those of the next.
+    """Seconds until the last round is done. They fall during a round, at most to the value for the next round.
 
     Args:
         pace: seconds per round.

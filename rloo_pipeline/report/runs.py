@@ -36,7 +36,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 class Run:
-    """A run, as far as it has come."""
+    """A run, finished or in flight."""
 
     def __init__(self, folder: Path) -> None:
         """Reads the configuration and nothing else.

@@ -23,7 +23,7 @@ COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
 
 
 class Row(NamedTuple):
-    """One round; None where it was not measured."""
+    """One round; None for values that were not measured."""
 
     round: int
     reward: float | None
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
-    """Names and values: the run, its model, data, rounds, where the page will be and Snakemake's log is."""
+    """Names and values: the run, its model, data, rounds, the paths of the page and of Snakemake's log."""
     model, train = config.model, config.dataset.train
     rollout = config.rollout
     rounds = f"{config.rounds} of {rollout.generation_batch_size} completions, {rollout.num_generations} a prompt"
@@ -63,7 +63,7 @@ class Measurements:
     """Measurements of a run so far; each finished job adds to them, so files are read only once."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        """Reads what is there.
+        """Reads the existing files.
 
         Args:
             config: the run's configuration.
@@ -81,7 +81,7 @@ class Measurements:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the rounds to come will take, by those that are done; None before the first is."""
+        """Seconds for the remaining rounds, estimated from finished ones; None before the first is finished."""
         if not self._pace or not self.rounds_left:
             return None
         return run_progress.seconds_left(self._pace, self.rounds_left, time.time() - self._since)

@@ -86,12 +86,12 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_file(self) -> bool:
-        """Snakemake's own log has everything."""
+        """False, since Snakemake's own log has everything."""
         return False
 
     @property
     def has_filter(self) -> bool:
-        """Snakemake's filter is for its options that say what to print."""
+        """False, so that Snakemake filters by its own output options."""
         return False
 
     @property

@@ -133,7 +133,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
 
 
 def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
-    """Log-probs of the tokens of some demonstrations: those that SFT trains on, and the held-out ones."""
+    """Log-probs of the tokens of some demonstrations: first those that SFT trains on, then held-out ones."""
     section = config.warmstart.sft
     if section is None:
         return None, None
